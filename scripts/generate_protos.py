@@ -1,0 +1,84 @@
+"""Regenerates src/shoal/wire/pb from proto/, or with --check says whether it is up to date.
+
+Called by `make proto` and `make check`. The generated code is committed, so that installing needs no compiler;
+the generator's version is pinned in pyproject.toml so that its output is repeatable.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from grpc_tools import protoc
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = ROOT / "proto"
+TARGET = ROOT / "src" / "shoal" / "wire" / "pb"
+PACKAGE = "shoal.wire.pb"
+INIT = '"""Generated from proto/ by `make proto`; never edited."""\n'
+
+# protoc writes imports relative to proto/; ours live inside the package.
+_IMPORT = re.compile(r"^(\s*)(from|import) (persys|shoal\.v1|monolith|tensorflow)(\b)", re.MULTILINE)
+
+
+def generate(target: Path) -> None:
+    """Write the stubs for every file under proto/ into `target`."""
+    files = sorted(str(path.relative_to(SOURCES)) for path in SOURCES.rglob("*.proto"))
+    include = str(Path(protoc.__file__).parent / "_proto")
+    programs = Path(sys.executable).parent
+    arguments = [
+        "protoc",
+        f"--plugin=protoc-gen-mypy={programs / 'protoc-gen-mypy'}",
+        f"--plugin=protoc-gen-mypy_grpc={programs / 'protoc-gen-mypy_grpc'}",
+        f"-I{SOURCES}",
+        f"-I{include}",
+        f"--python_out={target}",
+        f"--grpc_python_out={target}",
+        f"--mypy_out=quiet:{target}",
+        f"--mypy_grpc_out=quiet:{target}",
+        *files,
+    ]
+    if protoc.main(arguments) != 0:
+        raise SystemExit("protoc failed")
+    for path in [*target.rglob("*.py"), *target.rglob("*.pyi")]:
+        text = path.read_text()
+        text = _IMPORT.sub(rf"\1\2 {PACKAGE}.\3\4", text)
+        text = re.sub(r"(?<![\w.])(persys|shoal)\.((?:\w+\.)*v1)\.(\w+_pb2)", rf"{PACKAGE}.\1.\2.\3", text)
+        path.write_text(text)
+    for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
+        (folder / "__init__.py").write_text(INIT)
+    for path in target.rglob("*_pb2_grpc.py"):
+        if "Servicer" not in path.read_text():  # a file without a service needs no stub module
+            path.unlink()
+            path.with_suffix(".pyi").unlink(missing_ok=True)
+
+
+def drifted(fresh: Path) -> list[str]:
+    """The files that differ between a fresh generation and what is committed."""
+    names = {str(p.relative_to(fresh)) for p in fresh.rglob("*.py*") if p.suffix != ".pyc"}
+    kept = {str(p.relative_to(TARGET)) for p in TARGET.rglob("*.py*") if p.suffix != ".pyc"}
+    same = {name for name in names & kept if filecmp.cmp(fresh / name, TARGET / name, shallow=False)}
+    return sorted((names | kept) - same)
+
+
+def main() -> None:
+    """Regenerate, or check."""
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = Path(folder) / "pb"
+        fresh.mkdir()
+        generate(fresh)
+        if "--check" in sys.argv:
+            changed = drifted(fresh)
+            if changed:
+                raise SystemExit(f"generated code is out of date, run `make proto`: {', '.join(changed)}")
+            return
+        shutil.rmtree(TARGET, ignore_errors=True)
+        shutil.copytree(fresh, TARGET)
+
+
+if __name__ == "__main__":
+    main()

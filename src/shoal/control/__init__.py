@@ -1,0 +1,1 @@
+"""The control plane: nodes and leases, workloads and groups, placement and reconciling."""

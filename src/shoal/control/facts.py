@@ -1,0 +1,87 @@
+"""The values that decisions are made from: pure data, shared by the scheduler, the reconciler and their callers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import NodeSpec, NodeState
+from shoal.model.resources import Resources
+from shoal.model.workloads import Rejection, WorkloadSpec
+
+
+class Strategy(enum.Enum):
+    """How nodes are ranked."""
+
+    SPREAD = "spread"  # the emptiest node first
+    BINPACK = "binpack"  # the fullest node that still fits first
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """One node as the scheduler sees it: what it has, what is reserved there, and for whom."""
+
+    spec: NodeSpec
+    state: NodeState
+    reserved: Resources = Resources()
+    ports: frozenset[tuple[int, str]] = frozenset()
+    #: The labels of each workload that is reserved there.
+    tenants: Mapping[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def node_id(self) -> NodeId:
+        """The node's id."""
+        return NodeId(self.spec.node_id)
+
+    @property
+    def free(self) -> Resources:
+        """What is not reserved."""
+        return self.spec.capacity - self.reserved
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementRequest:
+    """A workload that needs a node."""
+
+    workload_id: WorkloadId
+    spec: WorkloadSpec
+    #: Only agents that know generations will do: groups and at-most-one workloads.
+    needs_generations: bool = False
+    #: Nodes that refused it lately, with their words.
+    refused_by: Mapping[NodeId, str] = field(default_factory=dict)
+    #: Stay here if it fits: an update of a workload that runs already.
+    current: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well a node suits, with the parts it is made of."""
+
+    node_id: NodeId
+    total: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementDecision:
+    """Where one workload goes; or, without a node, why nowhere: every node with its reason."""
+
+    workload_id: WorkloadId
+    node_id: NodeId | None
+    rejections: tuple[Rejection, ...] = ()
+    #: The best few, best first; filled only when the caller asked for an explanation.
+    scores: tuple[Score, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPlan:
+    """Decisions on a list of requests, in the order they were asked."""
+
+    decisions: tuple[PlacementDecision, ...]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request found a node."""
+        return all(decision.node_id is not None for decision in self.decisions)

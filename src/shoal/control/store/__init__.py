@@ -1,0 +1,1 @@
+"""Where the control plane remembers: one protocol, SQLite and PostgreSQL behind it."""

@@ -1,0 +1,112 @@
+"""The store's protocol: what the control plane remembers, and the only way to change it.
+
+The control plane keeps its working set in memory and the store keeps the truth. A change is a `Batch`: records with
+the version they were read at, removals, observations and events, applied in one transaction or not at all. A version
+that is no longer the stored one raises `ConflictError` and nothing of the batch is kept. When `commit` returns, the
+batch survives the death of the process and of the machine.
+
+Called by `shoal.control.nodes` and `shoal.control.workloads`; backed by `sqlite.py` and `postgres.py`, which pass one
+conformance suite (`shoal.testing.suites.StoreSuite`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.events import Event
+from shoal.model.nodes import NodeRecord
+from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Changes that happen together or not at all.
+
+    A record is stored if its `version` is the stored one (0: there is none yet), with the version after it. A removal
+    names the version it was decided on.
+    """
+
+    nodes: tuple[NodeRecord, ...] = ()
+    workloads: tuple[WorkloadRecord, ...] = ()
+    groups: tuple[GroupRecord, ...] = ()
+    removed_nodes: Mapping[NodeId, int] = field(default_factory=dict)
+    removed_workloads: Mapping[WorkloadId, int] = field(default_factory=dict)
+    removed_groups: Mapping[GroupId, int] = field(default_factory=dict)
+    #: Last reports, replaced without compare-and-set: the newest accepted one counts. Dropped with their workload.
+    observations: tuple[Observation, ...] = ()
+    forgotten_observations: tuple[WorkloadId, ...] = ()
+    #: When nodes were last heard of, in milliseconds since 1970: for views only, written now and then.
+    beats: Mapping[NodeId, int] = field(default_factory=dict)
+    events: tuple[Event, ...] = ()
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not any(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything that is stored, at one moment."""
+
+    nodes: tuple[NodeRecord, ...] = ()
+    workloads: tuple[WorkloadRecord, ...] = ()
+    groups: tuple[GroupRecord, ...] = ()
+    observations: tuple[Observation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Part of the list of events."""
+
+    events: tuple[Event, ...]
+    #: Pass it as `after` to go on.
+    next: int
+    #: The oldest cursor that is still kept; 0 when there is none.
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class EventQuery:
+    """Which events to read."""
+
+    after: int = 0
+    limit: int = 100
+    subject_kind: str = ""
+    subject_id: str = ""
+    #: The newest `limit` events instead of the first after the cursor; still in order of their cursors.
+    newest: bool = False
+
+
+class Store(Protocol):
+    """Where desired state lives."""
+
+    async def open(self) -> None:
+        """Connect and bring the schema up to date. Raises `UnavailableError` when it cannot be reached."""
+        ...
+
+    async def load(self) -> Snapshot:
+        """Read everything."""
+        ...
+
+    async def commit(self, batch: Batch) -> tuple[Event, ...]:
+        """Apply a batch durably and return its events with their cursors.
+
+        Raises `ConflictError` when a version moved, `UnavailableError` when the store cannot be reached; then
+        nothing of the batch is stored, or (unavailable during the commit itself) that is not known.
+        """
+        ...
+
+    async def events(self, query: EventQuery) -> EventPage:
+        """Read events."""
+        ...
+
+    async def ping(self) -> None:
+        """Raise `UnavailableError` unless a write could be made now."""
+        ...
+
+    async def close(self) -> None:
+        """Let go. Safe to call twice."""
+        ...

@@ -1,0 +1,169 @@
+"""The exception tree. Everything that Shoal raises on purpose is one of these.
+
+    ShoalError
+    ├── InvalidError               a request or a file broke rules; lists every one of them
+    ├── NotFoundError              the named thing does not exist
+    ├── ConflictError              a compare-and-set lost: read again and decide again
+    ├── PreconditionError          the state does not allow it
+    │   ├── StaleGenerationError   an order of an older generation than one already accepted
+    │   ├── SessionSupersededError a newer session holds this node id
+    │   └── MisroutedError         the call was meant for another node
+    ├── ExhaustedError             a bound was reached: memory, disk, queue, message size
+    ├── DeniedError                the caller's role does not allow it
+    ├── UnavailableError           the other side cannot be reached now; try again
+    ├── DeadlineError              it took longer than allowed
+    ├── UnsupportedError           this build or this peer cannot do it
+    └── InternalError              a bug of ours
+
+An error carries facts as fields, survives pickling and crosses the wire (`shoal.wire.status`): the caller of
+an RPC catches the same type that the server raised. `retryable` says whether the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+MAX_SHOWN_VALUE = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One broken rule: which field, what was given, and what it should have been."""
+
+    field: str
+    value: str
+    rule: str
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        return f"{self.field}: {self.rule} (got {self.value})" if self.value else f"{self.field}: {self.rule}"
+
+
+def problem(field: str, value: object, rule: str) -> Problem:
+    """Describe a broken rule, with the value cut to a length that fits a line."""
+    shown = "" if value is None else repr(value)
+    if len(shown) > MAX_SHOWN_VALUE:
+        shown = f"{shown[:MAX_SHOWN_VALUE]}…"
+    return Problem(field=field, value=shown, rule=rule)
+
+
+class ShoalError(Exception):
+    """Root of the tree.
+
+    Attributes:
+        message: what happened, as one line without a trailing period.
+        hint: what the reader can do about it, or an empty string.
+        facts: the values that the sentence was made from.
+    """
+
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, hint: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.facts: dict[str, str] = {name: str(value) for name, value in facts.items()}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.facts)
+
+
+def _rebuild(cls: type[ShoalError], message: str, hint: str, facts: dict[str, str]) -> ShoalError:
+    error = cls.__new__(cls)
+    ShoalError.__init__(error, message, hint=hint, **facts)
+    return error
+
+
+class InvalidError(ShoalError):
+    """Bad input. Nothing was changed. `problems` lists every broken rule, not only the first."""
+
+    problems: tuple[Problem, ...]
+
+    def __init__(self, problems: Iterable[Problem], *, what: str = "", hint: str = "") -> None:
+        self.problems = tuple(problems)
+        sentence = "; ".join(str(each) for each in self.problems)
+        super().__init__(f"{what}: {sentence}" if what else sentence, hint=hint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_invalid, (self.message, self.hint, self.problems)
+
+
+def _rebuild_invalid(message: str, hint: str, problems: tuple[Problem, ...]) -> InvalidError:
+    error = InvalidError(problems, hint=hint)
+    error.message = message
+    error.args = (message,)
+    return error
+
+
+class NotFoundError(ShoalError):
+    """The named thing does not exist. The text always contains "not found": foreign schedulers look for it."""
+
+    def __init__(self, kind: str, name: str, *, hint: str = "") -> None:
+        super().__init__(f"{kind} {name!r} not found", hint=hint, kind=kind, name=name)
+
+
+class ConflictError(ShoalError):
+    """Somebody else changed the same thing first."""
+
+    retryable = True
+
+
+class PreconditionError(ShoalError):
+    """The state of the thing does not allow this."""
+
+
+class StaleGenerationError(PreconditionError):
+    """An order from an older ownership of the workload."""
+
+    def __init__(self, workload_id: str, *, offered: int, highest: int) -> None:
+        super().__init__(
+            f"workload {workload_id!r}: generation {offered} is older than {highest}, which was accepted already",
+            workload_id=workload_id,
+            offered=offered,
+            highest=highest,
+        )
+
+
+class SessionSupersededError(PreconditionError):
+    """Another agent registered under the same node id after this one."""
+
+    def __init__(self, node_id: str) -> None:
+        super().__init__(
+            f"node {node_id!r}: this session was superseded by a newer registration",
+            hint="two agents use one --node-id; stop one of them, or restart this one to take the id back",
+            node_id=node_id,
+        )
+
+
+class MisroutedError(PreconditionError):
+    """A call for one node reached the agent of another."""
+
+
+class ExhaustedError(ShoalError):
+    """A bound was reached."""
+
+
+class DeniedError(ShoalError):
+    """The caller may not do this."""
+
+
+class UnavailableError(ShoalError):
+    """The other side cannot be reached, or cannot serve now."""
+
+    retryable = True
+
+
+class DeadlineError(ShoalError):
+    """It took longer than allowed; whether it happened is not known."""
+
+    retryable = True
+
+
+class UnsupportedError(ShoalError):
+    """This build, this node or this peer cannot do it."""
+
+
+class InternalError(ShoalError):
+    """A bug. This should never happen."""

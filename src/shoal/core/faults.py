@@ -1,0 +1,100 @@
+"""Named fault points: `reach("store.commit")` does nothing unless a test armed that name.
+
+Product code marks the few places where being killed, delayed or failed matters most. In tests within one
+process `shoal.testing.faults` arms a point with a callable. In tests on real processes the environment variable
+`SHOAL_FAULTS` does, as `name=action[@n]` separated by commas: the n-th time (first by default) the point is
+reached, the process kills itself (`kill`), stops itself (`stop`), exits (`exit`) or raises (`raise`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+from shoal.core.errors import InternalError, InvalidError, problem
+
+POINTS: dict[str, str] = {
+    "store.commit.before": "a batch of changes is decided and not yet durable",
+    "store.commit.after": "a batch of changes is durable and not yet acknowledged",
+    "control.apply.accepted": "a wish is durable; the caller has no answer and the agent was not told",
+    "control.place.committed": "a placement is durable; the agent was not told",
+    "control.send.before": "an order is about to leave for an agent",
+    "control.send.after": "an agent has answered; the answer was not yet taken in",
+    "control.delete.before_forget": "an agent confirmed a removal; the record is still there",
+    "agent.register.after": "the control plane accepted the registration",
+    "agent.heartbeat.before": "a heartbeat is about to be sent",
+    "agent.intent.before": "an order was checked and is not yet durable",
+    "agent.intent.after": "an order is durable; nothing has been done about it",
+    "agent.start.before": "a run is about to be started",
+    "agent.start.after": "a run was started; the agent has not noted it",
+    "agent.stop.before": "a run is about to be stopped",
+    "agent.forget.before": "a removed workload is about to be forgotten",
+    "keeper.spawn.after": "the keeper started a child and has not answered yet",
+    "keeper.exit.before": "a child ended and its exit is not yet on disk",
+}
+"""Every point there is, with what is true when it is reached."""
+
+Action = Callable[[str], None]
+
+_armed: dict[str, Action] = {}
+
+
+def reach(name: str) -> None:
+    """Mark that execution is at the named point."""
+    if _armed:
+        action = _armed.get(name)
+        if action is not None:
+            action(name)
+
+
+def arm(name: str, action: Action) -> None:
+    """Run `action` whenever the point is reached."""
+    if name not in POINTS:
+        raise InvalidError([problem("fault point", name, f"must be one of {', '.join(POINTS)}")])
+    _armed[name] = action
+
+
+def disarm_all() -> None:
+    """Forget every armed point."""
+    _armed.clear()
+
+
+def arm_from_environment(value: str | None = None) -> None:
+    """Arm what `SHOAL_FAULTS` asks for. Called once at process start by the composition roots."""
+    text = os.environ.get("SHOAL_FAULTS", "") if value is None else value
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        name, _, rest = entry.partition("=")
+        action, _, count = rest.partition("@")
+        arm(name, _on_nth(_ACTIONS[action], int(count or "1")))
+
+
+def _on_nth(action: Action, count: int) -> Action:
+    seen = 0
+
+    def counting(name: str) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == count:
+            action(name)
+
+    return counting
+
+
+def _kill(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop(_name: str) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _exit(_name: str) -> None:
+    os._exit(70)
+
+
+def _raise(name: str) -> None:
+    raise InternalError(f"fault point {name} was armed to raise", point=name)
+
+
+_ACTIONS: dict[str, Action] = {"kill": _kill, "stop": _stop, "exit": _exit, "raise": _raise}

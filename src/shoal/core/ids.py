@@ -1,0 +1,30 @@
+"""Identifiers as types, and the one rule on how they are written.
+
+Every id that reaches a path, a label, a metric or a database key goes through `IDENTIFIER` first, so no id can
+climb out of a directory or break a log line.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NewType
+
+from shoal.core.shape import Pattern
+
+NodeId = NewType("NodeId", str)
+WorkloadId = NewType("WorkloadId", str)
+GroupId = NewType("GroupId", str)
+
+MAX_ID_LENGTH = 128
+
+IDENTIFIER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
+IDENTIFIER_RULE = (
+    "must be 1 to 128 letters, digits, dots, dashes or underscores, and begin and end with a letter or digit"
+)
+
+Identifier = Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE)]
+
+
+def is_identifier(text: str) -> bool:
+    """Whether `text` may be used as an id."""
+    return IDENTIFIER.fullmatch(text) is not None and ".." not in text

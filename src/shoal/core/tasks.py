@@ -1,0 +1,108 @@
+"""Background work with an owner.
+
+A `TaskScope` owns the tasks started in it: it stops them when it is closed and hands the first unexpected error to
+whoever waits for it. Nothing in Shoal calls `asyncio.create_task` on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class TaskScope:
+    """A set of background tasks with one owner.
+
+    Unlike `asyncio.TaskGroup` it does not bind its life to a block of code: a server opens one when it starts and
+    closes it when it stops. A task that fails ends up in `failed`, which the composition root awaits, so an error
+    never disappears.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._failure: asyncio.Future[None] | None = None
+        self._first_error: BaseException | None = None
+        self._closing = False
+
+    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Run `work` in the background until it ends or the scope is closed."""
+        if self._closing:
+            work.close()
+            raise RuntimeError(f"scope {self.name} is closing")
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.name}/{name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    async def failed(self) -> None:
+        """Wait until a task fails and raise its error. Returns normally when the scope is closed."""
+        if self._first_error is not None:
+            raise self._first_error
+        if self._failure is None:
+            self._failure = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        """Cancel every task and wait for its end. Safe to call twice."""
+        self._closing = True
+        while self._tasks:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_result(None)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            return
+        log.error("task %s failed", task.get_name(), exc_info=error)
+        if self._first_error is None:
+            self._first_error = error
+        if self._failure is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+
+class Signal:
+    """A flag that wakes one loop: many calls of `set` before the loop looks count as one."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake the waiter, now or when it next waits."""
+        self._event.set()
+
+    async def wait(self, timeout: float | None = None) -> bool:
+        """Wait for `set` and clear it. False when the time ran out first."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        return True
+
+
+@contextlib.asynccontextmanager
+async def task_scope(name: str) -> Any:
+    """A `TaskScope` for the length of a block."""
+    scope = TaskScope(name)
+    try:
+        yield scope
+    finally:
+        await scope.close()

@@ -1,0 +1,115 @@
+"""Nodes: what an agent says of its machine, and what the control plane makes of it."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Annotated
+
+from shoal.core.ids import Identifier, NodeId
+from shoal.core.shape import MaxLength, Pattern, Range
+from shoal.model.resources import MAX_DISK_GB, Resources
+
+LABEL_KEY = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?", "must be a label key of at most 128 letters, digits or ._/-"
+    ),
+]
+LABEL_VALUE = Annotated[str, MaxLength(256)]
+
+
+class NodeState(enum.Enum):
+    """How the control plane sees a node."""
+
+    READY = "Ready"  # it beats; work may be placed on it
+    SUSPECT = "Suspect"  # beats are missing; its work is left alone, nothing new goes there
+    NOT_READY = "NotReady"  # its lease ran out; its work moves
+    DRAINING = "Draining"  # a person wants it empty; work leaves one by one
+    DRAINED = "Drained"  # empty, and nothing new goes there
+
+
+class Feature(enum.StrEnum):
+    """What an agent can do beyond the published contract. A foreign agent has none of them."""
+
+    GENERATIONS = "generations"  # refuses orders of an older generation
+    SESSIONS = "sessions"  # sends its session with every beat
+    PUSH = "push"  # beats at once when a status changes, and each beat is a full snapshot
+    LOGS = "logs"  # serves ReadLogs
+    PORTS = "ports"  # chooses named ports
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePool:
+    """A place for disks."""
+
+    name: Annotated[str, MaxLength(128, 1)]
+    type: Annotated[str, MaxLength(64)] = "local"
+    total_gb: Annotated[int, Range(0, MAX_DISK_GB)] = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """What an agent registers with."""
+
+    node_id: Identifier
+    #: host:port at which the control plane reaches the agent; empty when it only calls out.
+    endpoint: Annotated[str, MaxLength(300)]
+    capacity: Resources
+    workload_types: Annotated[tuple[Annotated[str, MaxLength(32, 1)], ...], MaxLength(16)] = ()
+    storage_drivers: Annotated[tuple[Annotated[str, MaxLength(64, 1)], ...], MaxLength(64)] = ()
+    storage_pools: Annotated[tuple[StoragePool, ...], MaxLength(256)] = ()
+    labels: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(256)] = field(default_factory=dict)
+    agent_version: Annotated[str, MaxLength(128)] = ""
+    #: Nodes with an equal one are on one host. Empty when the agent does not say.
+    host_id: Annotated[str, MaxLength(256)] = ""
+    cluster_id: Annotated[str, MaxLength(128)] = ""
+    features: frozenset[str] = frozenset()
+
+    def has(self, feature: Feature) -> bool:
+        """Whether the agent can do it."""
+        return feature.value in self.features
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUsage:
+    """Measured use and the agent's own sum of reservations, from the last heartbeat."""
+
+    cpu_allocated_millicores: int = 0
+    cpu_used_millicores: int = 0
+    memory_allocated_mb: int = 0
+    memory_used_mb: int = 0
+    disk_allocated_gb: int = 0
+    disk_used_gb: int = 0
+    slots_used: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node as the control plane stores it.
+
+    Liveness itself (the time of the last beat) is kept in memory and starts anew with the process, so that a
+    restarted control plane gives every node one full lease; `last_beat` is the last that was written down, for views.
+    """
+
+    spec: NodeSpec
+    #: The session that may beat now. Empty for an agent that knows no sessions.
+    session: str
+    state: NodeState
+    state_reason: str
+    #: Who said so: register, heartbeat, lease, operator.
+    state_by: str
+    state_at: datetime
+    registered_at: datetime
+    last_beat: datetime
+    #: The lease that was promised last; a restart with a shorter one still honours it.
+    lease_seconds: float
+    #: Compare-and-set: 0 before it was first stored.
+    version: int = 0
+
+    @property
+    def node_id(self) -> NodeId:
+        """The node's id."""
+        return NodeId(self.spec.node_id)

@@ -1,0 +1,53 @@
+"""What a node has and what a workload asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from shoal.core.shape import Range
+
+MAX_CPU_MILLICORES = 10_000_000
+MAX_MEMORY_MB = 100_000_000
+MAX_DISK_GB = 10_000_000
+MAX_SLOTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """An amount of each kind. Requests, capacities and what is left of them are all of this type."""
+
+    cpu_millicores: Annotated[int, Range(0, MAX_CPU_MILLICORES)] = 0
+    memory_mb: Annotated[int, Range(0, MAX_MEMORY_MB)] = 0
+    disk_gb: Annotated[int, Range(0, MAX_DISK_GB)] = 0
+    slots: Annotated[int, Range(0, MAX_SLOTS)] = 0
+
+    def __add__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu_millicores + other.cpu_millicores,
+            self.memory_mb + other.memory_mb,
+            self.disk_gb + other.disk_gb,
+            self.slots + other.slots,
+        )
+
+    def __sub__(self, other: Resources) -> Resources:
+        return Resources(
+            self.cpu_millicores - other.cpu_millicores,
+            self.memory_mb - other.memory_mb,
+            self.disk_gb - other.disk_gb,
+            self.slots - other.slots,
+        )
+
+    def covers(self, request: Resources) -> bool:
+        """Whether every amount of `request` is there. An amount of 0 is always covered."""
+        return not self.missing(request)
+
+    def missing(self, request: Resources) -> tuple[tuple[str, int, int], ...]:
+        """(name, needed, available) for each amount of `request` that is not covered."""
+        pairs = (
+            ("cpu", request.cpu_millicores, self.cpu_millicores),
+            ("memory", request.memory_mb, self.memory_mb),
+            ("disk", request.disk_gb, self.disk_gb),
+            ("slots", request.slots, self.slots),
+        )
+        return tuple((name, needed, have) for name, needed, have in pairs if needed > 0 and needed > have)

@@ -1,0 +1,166 @@
+"""The `Runtime` protocol: what an agent asks of whatever runs its workloads.
+
+A *run* is one life of a workload: one process from start to exit, one container. The agent names runs and decides
+when to start and stop them; a runtime only carries that out, remembers each run until it is told to forget it, and
+says what became of it, also when the agent was away meanwhile. Required is small; what only some runtimes can do is a
+protocol of its own (`SupportsLogs`, …). Called by `shoal.agent.executor` and nobody else.
+
+Every backend passes `shoal.testing.suites.RuntimeSuite`.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol, runtime_checkable
+
+from shoal.core.errors import ShoalError
+from shoal.core.ids import WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """What to start. Starting the same run twice is one start."""
+
+    #: Unique per life of a workload; safe as a file name.
+    run_id: str
+    workload_id: WorkloadId
+    spec: ProcessSpec
+    #: What was reserved, and so what it is limited to where the runtime can. 0 means no limit.
+    limits: Resources = Resources()
+    #: Named ports, chosen already.
+    ports: Mapping[str, int] = field(default_factory=dict)
+    #: Added to the spec's environment: who the workload is and where it runs.
+    identity: Mapping[str, str] = field(default_factory=dict)
+    #: Stop it by itself when no deadline was set for this many seconds; None for a workload that may outlive contact.
+    deadline: float | None = None
+
+
+class RunPhase(enum.Enum):
+    """Where a run is."""
+
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a runtime knows of one run."""
+
+    run_id: str
+    workload_id: WorkloadId
+    phase: RunPhase
+    started_at: datetime
+    pid: int = 0
+    exit: Exit | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
+    #: The end of what it printed, once it has ended.
+    last_output: str = ""
+    #: Ended by its deadline, by `stop`, or empty when by itself.
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some bytes that a workload printed."""
+
+    data: bytes
+    stream: str = "stdout"
+
+
+class RunError(ShoalError):
+    """A run could not be started. Carries the reason by the contract's names, and whether trying again can help."""
+
+    def __init__(self, message: str, *, failure: FailureReason, transient: bool = False, hint: str = "") -> None:
+        super().__init__(message, hint=hint, failure=failure.value, transient=transient)
+        self.failure = failure
+        self.transient = transient
+
+
+class Runtime(Protocol):
+    """One way to run workloads."""
+
+    @property
+    def type(self) -> WorkloadType:
+        """The kind of workload it runs."""
+        ...
+
+    async def open(self) -> None:
+        """Make ready, and take up again what an earlier agent left running."""
+        ...
+
+    async def start(self, request: RunRequest) -> RunInfo:
+        """Start a run, or return what is known of it if it was started before. Raises `RunError`."""
+        ...
+
+    async def stop(self, run_id: str) -> RunInfo | None:
+        """End a run by its stop policy and wait for its end. None if there is no such run."""
+        ...
+
+    async def inspect(self, run_id: str) -> RunInfo | None:
+        """What is known of a run; None if nothing is."""
+        ...
+
+    async def list_runs(self) -> tuple[RunInfo, ...]:
+        """Every run that was started and not yet forgotten, running or ended."""
+        ...
+
+    async def forget(self, run_id: str) -> None:
+        """Let go of an ended run. Its logs stay until the workload is forgotten."""
+        ...
+
+    async def forget_workload(self, workload_id: WorkloadId) -> None:
+        """Let go of everything kept for a workload that is gone: logs, directories."""
+        ...
+
+    def watch(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends, including those that ended before the call and are not yet forgotten."""
+        ...
+
+    async def health(self) -> str:
+        """`healthy`, or `unhealthy: ` and why."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything except the runs, which go on."""
+        ...
+
+
+@runtime_checkable
+class SupportsLogs(Protocol):
+    """Runtimes whose workloads print."""
+
+    def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
+        """What the workload printed, oldest first; with `follow`, on and on."""
+        ...
+
+
+@runtime_checkable
+class SupportsUsage(Protocol):
+    """Runtimes that can measure."""
+
+    async def usage(self, run_id: str) -> Usage | None:
+        """What a run uses now. Never blocks for a sampling interval: rates are against the call before."""
+        ...
+
+
+@runtime_checkable
+class SupportsDeadlines(Protocol):
+    """Runtimes whose runs can outlive the agent, and so must be able to end without it."""
+
+    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
+        """Let each run go on for this long from now, and end it then unless extended again."""
+        ...
+
+
+@runtime_checkable
+class SupportsProbes(Protocol):
+    """Runtimes inside whose surroundings a command can be run to probe readiness."""
+
+    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+        """Whether the command exits with 0 in time, run with the workload's user, directory and environment."""
+        ...

@@ -1,0 +1,1 @@
+"""Everything gRPC: generated messages, conversion, status codes, channels and servers."""
