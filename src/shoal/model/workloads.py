@@ -7,7 +7,7 @@ classes read YAML documents (`shoal.model.documents`) and publish the JSON Schem
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated
@@ -400,7 +400,7 @@ class WorkloadSpec:
         return frozenset(self.placement.storage_drivers) | {volume.driver or "local" for volume in managed}
 
 
-def _duplicates(at: str, values: list[str] | list[int], noun: str) -> Iterator[Problem]:
+def _duplicates(at: str, values: Sequence[str | int], noun: str) -> Iterator[Problem]:
     seen: set[str | int] = set()
     for index, value in enumerate(values):
         if value in seen:
