@@ -33,13 +33,10 @@ def generate(target: Path) -> None:
     arguments = [
         "protoc",
         f"--plugin=protoc-gen-mypy={programs / 'protoc-gen-mypy'}",
-        f"--plugin=protoc-gen-mypy_grpc={programs / 'protoc-gen-mypy_grpc'}",
         f"-I{SOURCES}",
         f"-I{include}",
         f"--python_out={target}",
-        f"--grpc_python_out={target}",
         f"--mypy_out=quiet:{target}",
-        f"--mypy_grpc_out=quiet:{target}",
         *files,
     ]
     if protoc.main(arguments) != 0:
@@ -51,10 +48,6 @@ def generate(target: Path) -> None:
         path.write_text(text)
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").write_text(INIT)
-    for path in target.rglob("*_pb2_grpc.py"):
-        if "Servicer" not in path.read_text():  # a file without a service needs no stub module
-            path.unlink()
-            path.with_suffix(".pyi").unlink(missing_ok=True)
 
 
 def drifted(fresh: Path) -> list[str]:

@@ -249,7 +249,7 @@ def _read_dataclass(cls: type, given: Any, at: str, problems: list[Problem]) -> 
     return cls(**values) if len(problems) == before else None
 
 
-def _read_scalar(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:  # noqa: PLR0911 one line a type
+def _read_scalar(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
     if kind is Any or kind is object:
         return given
     if kind is timedelta:

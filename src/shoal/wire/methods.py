@@ -1,0 +1,75 @@
+"""Every RPC there is, as values. A test compares this table with the compiled protos, so none can be forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
+from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.transport import Cardinality, Method
+
+_CONTROL = "persys.control.v1.AgentControl"
+_AGENT = "persys.agent.v1.AgentService"
+
+
+class AgentControl:
+    """The control plane's service."""
+
+    NAME = _CONTROL
+    REGISTER_NODE = Method(_CONTROL, "RegisterNode", control.RegisterNodeRequest, control.RegisterNodeResponse)
+    HEARTBEAT = Method(_CONTROL, "Heartbeat", control.HeartbeatRequest, control.HeartbeatResponse)
+    APPLY_WORKLOAD = Method(_CONTROL, "ApplyWorkload", control.ApplyWorkloadRequest, control.ApplyWorkloadResponse)
+    DELETE_WORKLOAD = Method(_CONTROL, "DeleteWorkload", control.DeleteWorkloadRequest, control.DeleteWorkloadResponse)
+    RETRY_WORKLOAD = Method(_CONTROL, "RetryWorkload", control.RetryWorkloadRequest, control.RetryWorkloadResponse)
+    SUBMIT_AUTOMATION_SUGGESTION = Method(
+        _CONTROL,
+        "SubmitAutomationSuggestion",
+        control.SubmitAutomationSuggestionRequest,
+        control.SubmitAutomationSuggestionResponse,
+    )
+    LIST_NODES = Method(_CONTROL, "ListNodes", control.ListNodesRequest, control.ListNodesResponse)
+    GET_NODE = Method(_CONTROL, "GetNode", control.GetNodeRequest, control.GetNodeResponse)
+    LIST_WORKLOADS = Method(_CONTROL, "ListWorkloads", control.ListWorkloadsRequest, control.ListWorkloadsResponse)
+    GET_WORKLOAD = Method(_CONTROL, "GetWorkload", control.GetWorkloadRequest, control.GetWorkloadResponse)
+    GET_CLUSTER_SUMMARY = Method(
+        _CONTROL, "GetClusterSummary", control.GetClusterSummaryRequest, control.ClusterSummary
+    )
+    CONTROL_STREAM = Method(
+        _CONTROL, "ControlStream", control.ControlMessage, control.ControlMessage, Cardinality.BOTH_STREAM
+    )
+    APPLY_GROUP = Method(_CONTROL, "ApplyGroup", control.ApplyGroupRequest, control.ApplyGroupResponse)
+    DELETE_GROUP = Method(_CONTROL, "DeleteGroup", control.DeleteGroupRequest, control.DeleteGroupResponse)
+    GET_GROUP = Method(_CONTROL, "GetGroup", control.GetGroupRequest, control.GetGroupResponse)
+    LIST_GROUPS = Method(_CONTROL, "ListGroups", control.ListGroupsRequest, control.ListGroupsResponse)
+    SET_DESIRED_STATE = Method(
+        _CONTROL, "SetDesiredState", control.SetDesiredStateRequest, control.SetDesiredStateResponse
+    )
+    REMOVE_NODE = Method(_CONTROL, "RemoveNode", control.RemoveNodeRequest, control.RemoveNodeResponse)
+    PLAN_PLACEMENT = Method(_CONTROL, "PlanPlacement", control.PlanPlacementRequest, control.PlanPlacementResponse)
+    LIST_EVENTS = Method(_CONTROL, "ListEvents", control.ListEventsRequest, control.ListEventsResponse)
+    WATCH_EVENTS = Method(_CONTROL, "WatchEvents", control.WatchEventsRequest, control.Event, Cardinality.SERVER_STREAM)
+    READ_LOGS = Method(_CONTROL, "ReadLogs", control.ReadLogsRequest, control.LogChunk, Cardinality.SERVER_STREAM)
+
+
+class AgentService:
+    """The node agent's service."""
+
+    NAME = _AGENT
+    APPLY_WORKLOAD = Method(_AGENT, "ApplyWorkload", agent.ApplyWorkloadRequest, agent.ApplyWorkloadResponse)
+    DELETE_WORKLOAD = Method(_AGENT, "DeleteWorkload", agent.DeleteWorkloadRequest, agent.DeleteWorkloadResponse)
+    GET_WORKLOAD_STATUS = Method(
+        _AGENT, "GetWorkloadStatus", agent.GetWorkloadStatusRequest, agent.GetWorkloadStatusResponse
+    )
+    LIST_WORKLOADS = Method(_AGENT, "ListWorkloads", agent.ListWorkloadsRequest, agent.ListWorkloadsResponse)
+    HEALTH_CHECK = Method(_AGENT, "HealthCheck", agent.HealthCheckRequest, agent.HealthCheckResponse)
+    LIST_ACTIONS = Method(_AGENT, "ListActions", agent.ListActionsRequest, agent.ListActionsResponse)
+    READ_LOGS = Method(_AGENT, "ReadLogs", agent.ReadLogsRequest, agent.LogChunk, Cardinality.SERVER_STREAM)
+
+
+def methods_of(service: type) -> tuple[Method[Any, Any], ...]:
+    """Every method of one of the classes above, in order."""
+    return tuple(value for value in vars(service).values() if isinstance(value, Method))
+
+
+#: Sent with every call to an agent: the node it is meant for, so that a reused address cannot be mistaken.
+NODE_HEADER = "x-shoal-node"
