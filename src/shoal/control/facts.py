@@ -40,6 +40,37 @@ class NodeFacts:
         """What is not reserved."""
         return self.spec.capacity - self.reserved
 
+    def with_tenant(
+        self,
+        workload_id: WorkloadId,
+        *,
+        request: Resources,
+        ports: frozenset[tuple[int, str]] = frozenset(),
+        labels: Mapping[str, str],
+    ) -> NodeFacts:
+        """The same node with a reservation more."""
+        return NodeFacts(
+            spec=self.spec,
+            state=self.state,
+            reserved=self.reserved + request,
+            ports=self.ports | ports if ports else self.ports,
+            tenants={**self.tenants, workload_id: labels},
+        )
+
+    def without_tenant(
+        self, workload_id: WorkloadId, *, request: Resources, ports: frozenset[tuple[int, str]] = frozenset()
+    ) -> NodeFacts:
+        """The same node with a reservation less. A workload that is not there takes nothing away."""
+        if workload_id not in self.tenants:
+            return self
+        return NodeFacts(
+            spec=self.spec,
+            state=self.state,
+            reserved=self.reserved - request,
+            ports=self.ports - ports,
+            tenants={tenant: labels for tenant, labels in self.tenants.items() if tenant != workload_id},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PlacementRequest:
@@ -53,6 +84,10 @@ class PlacementRequest:
     refused_by: Mapping[NodeId, str] = field(default_factory=dict)
     #: Stay here if it fits: an update of a workload that runs already.
     current: NodeId | None = None
+    #: What is reserved for it on `current` now, as part of that node's facts. It counts as free when the workload
+    #: is weighed there again. None: nothing is known to be its own, so nothing is given back.
+    current_request: Resources | None = None
+    current_ports: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

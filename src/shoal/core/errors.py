@@ -21,11 +21,18 @@ an RPC catches the same type that the server raised. `retryable` says whether th
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 MAX_SHOWN_VALUE = 80
+
+# What was given may be megabytes, or nested a thousand deep: it is never written out in full to be cut afterwards.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 3
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 6
+_SHORT.maxstring = _SHORT.maxother = MAX_SHOWN_VALUE
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,19 @@ class Problem:
 
 def problem(field: str, value: object, rule: str) -> Problem:
     """Describe a broken rule, with the value cut to a length that fits a line."""
-    shown = "" if value is None else repr(value)
+    shown = "" if value is None else _shown(value)
     if len(shown) > MAX_SHOWN_VALUE:
         shown = f"{shown[:MAX_SHOWN_VALUE]}…"
     return Problem(field=field, value=shown, rule=rule)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[: MAX_SHOWN_VALUE + 1])
+    try:
+        return _SHORT.repr(value)
+    except (ValueError, RecursionError):  # such as a whole number of more digits than Python agrees to print
+        return f"<{type(value).__name__}>"
 
 
 class ShoalError(Exception):
@@ -67,13 +83,12 @@ class ShoalError(Exception):
         self.facts: dict[str, str] = {name: str(value) for name, value in facts.items()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.hint, self.facts)
+        # Constructors differ from type to type; what they leave behind does not.
+        return _rebuild, (type(self), self.args), dict(self.__dict__)
 
 
-def _rebuild(cls: type[ShoalError], message: str, hint: str, facts: dict[str, str]) -> ShoalError:
-    error = cls.__new__(cls)
-    ShoalError.__init__(error, message, hint=hint, **facts)
-    return error
+def _rebuild(cls: type[ShoalError], args: tuple[Any, ...]) -> ShoalError:
+    return cls.__new__(cls, *args)
 
 
 class InvalidError(ShoalError):
@@ -85,16 +100,6 @@ class InvalidError(ShoalError):
         self.problems = tuple(problems)
         sentence = "; ".join(str(each) for each in self.problems)
         super().__init__(f"{what}: {sentence}" if what else sentence, hint=hint)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild_invalid, (self.message, self.hint, self.problems)
-
-
-def _rebuild_invalid(message: str, hint: str, problems: tuple[Problem, ...]) -> InvalidError:
-    error = InvalidError(problems, hint=hint)
-    error.message = message
-    error.args = (message,)
-    return error
 
 
 class NotFoundError(ShoalError):

@@ -9,10 +9,11 @@ reached, the process kills itself (`kill`), stops itself (`stop`), exits (`exit`
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 
-from shoal.core.errors import InternalError, InvalidError, problem
+from shoal.core.errors import InternalError, InvalidError, Problem, problem
 
 POINTS: dict[str, str] = {
     "store.commit.before": "a batch of changes is decided and not yet durable",
@@ -63,10 +64,23 @@ def disarm_all() -> None:
 def arm_from_environment(value: str | None = None) -> None:
     """Arm what `SHOAL_FAULTS` asks for. Called once at process start by the composition roots."""
     text = os.environ.get("SHOAL_FAULTS", "") if value is None else value
+    wanted: list[tuple[str, Action]] = []
+    problems: list[Problem] = []
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = entry.partition("=")
         action, _, count = rest.partition("@")
-        arm(name, _on_nth(_ACTIONS[action], int(count or "1")))
+        if name not in POINTS:
+            problems.append(problem("SHOAL_FAULTS", entry, f"the point must be one of {', '.join(POINTS)}"))
+        elif action not in _ACTIONS:
+            problems.append(problem("SHOAL_FAULTS", entry, f"the action must be one of {', '.join(_ACTIONS)}"))
+        elif not re.fullmatch(r"[1-9][0-9]{0,8}", count or "1"):
+            problems.append(problem("SHOAL_FAULTS", entry, "the count after @ must be a whole number from 1"))
+        else:
+            wanted.append((name, _on_nth(_ACTIONS[action], int(count or "1"))))
+    if problems:
+        raise InvalidError(problems)
+    for name, counting in wanted:
+        arm(name, counting)
 
 
 def _on_nth(action: Action, count: int) -> Action:

@@ -27,8 +27,10 @@ class Backoff:
         """Seconds to wait after this many failures in a row, without jitter."""
         if failures <= 0:
             return 0.0
-        exponent = min(failures - 1, 64)
-        return float(min(self.cap, self.first * self.factor**exponent))
+        try:
+            return min(self.cap, self.first * float(self.factor) ** (failures - 1))
+        except OverflowError:  # it has grown past every number, and so past the cap
+            return self.cap
 
     def delay(self, failures: int, entropy: Entropy) -> float:
         """The same with jitter: between (1 - jitter) of the plain delay and all of it."""

@@ -9,6 +9,7 @@ A field's type says what it is and its `Annotated` rules say what is allowed:
 
 `build(Probe, mapping)` reads such a value and reports every broken rule at once, with the path of the field.
 `check(value)` applies the same rules to a value that was made in code. `json_schema(Probe)` publishes them.
+A rule across fields is a method `extra_problems(at)` of the dataclass that yields `Problem`s.
 Called by `shoal.core.config`, by `shoal.model` and by the converters of `shoal.wire`.
 """
 
@@ -22,7 +23,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, Any, Protocol, TypeVar
@@ -31,6 +32,13 @@ from shoal.core import durations
 from shoal.core.errors import InvalidError, Problem, problem
 
 T = TypeVar("T")
+
+#: More problems than this help nobody, and an answer has to fit into a reply.
+MAX_PROBLEMS = 100
+_MAX_SHOWN_KEY = 80
+
+# What a value leaves behind that could not be read; its problem is on the list.
+_BROKEN: Any = object()
 
 
 class Rule(Protocol):
@@ -62,7 +70,8 @@ class Pattern:
     def schema(self) -> dict[str, Any]:
         """JSON Schema keywords."""
         return {
-            "pattern": f"^({self.pattern})?$" if self.allow_empty else f"^{self.pattern}$",
+            "pattern": f"^(?:{self.pattern}){'?' if self.allow_empty else ''}$",
+            "not": {"pattern": r"\.\."},
             "description": self.rule,
         }
 
@@ -122,6 +131,19 @@ class OneOf:
 
 
 @dataclass(frozen=True, slots=True)
+class NumberToo:
+    """A text that may be written as a whole number without quotes, such as a port or its name."""
+
+    def broken(self, value: str) -> str | None:
+        """Never: it widens what is read and forbids nothing."""
+        return None
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema keywords."""
+        return {"type": ["string", "integer"]}
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Any other rule, as a function that returns the rule in words when broken."""
 
@@ -138,14 +160,21 @@ class Check:
 
 
 def build(cls: type[T], mapping: object, *, at: str = "", what: str = "") -> T:
-    """Make a `cls` from a mapping, or raise `InvalidError` with everything that is wrong with it."""
-    problems: list[Problem] = []
-    value = _read(cls, mapping, at, problems)
-    if not problems:
-        _check_into(value, cls, at, problems)
-    if problems:
-        raise InvalidError(problems, what=what)
+    """Make a `cls` from a mapping, or raise `InvalidError` with everything that is wrong with it.
+
+    A null counts as absent: the field takes its default, or is reported as required.
+    """
+    value = read_value(cls, mapping, at=at, what=what)
     return typing.cast("T", value)
+
+
+def read_value(kind: Any, given: object, *, at: str = "", what: str = "") -> Any:
+    """Read a value of any kind that a field may have, rules included. Raises `InvalidError`."""
+    problems: list[Problem] = []
+    value = _read(kind, given, at, problems)
+    if problems:
+        raise InvalidError(_bounded(problems), what=what)
+    return value
 
 
 def check(value: Any, *, at: str = "") -> None:
@@ -159,7 +188,27 @@ def find_problems(value: Any, *, at: str = "") -> list[Problem]:
     """Every broken rule of a dataclass value, deep."""
     problems: list[Problem] = []
     _check_into(value, type(value), at, problems)
-    return problems
+    return _bounded(problems)
+
+
+def field_kinds(cls: type) -> dict[str, Any]:
+    """The declared kind of each field, rules included, in order."""
+    hints = _hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
+
+
+def unknown_field(key: object, known: Iterable[str], *, at: str = "") -> Problem:
+    """A field that does not exist, with the one that was probably meant."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(key)[:_MAX_SHOWN_KEY], names, n=1)
+    meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+    return Problem(field=_path(at, key), value="", rule=f"is not a known field; {meant}")
+
+
+def plain_kind(kind: Any) -> Any:
+    """A field's kind without its rules, and without the None of an optional one."""
+    kind, _rules = _strip(kind)
+    return plain_kind(_inner(kind)) if _is_union(kind) else kind
 
 
 def to_mapping(value: Any) -> Any:
@@ -172,7 +221,9 @@ def to_mapping(value: Any) -> Any:
         return durations.format_duration(value)
     if isinstance(value, Mapping):
         return {key: to_mapping(each) for key, each in value.items()}
-    if isinstance(value, list | tuple | frozenset | set):
+    if isinstance(value, frozenset | set):
+        return sorted(to_mapping(each) for each in value)  # in one order, so that equal values have equal bytes
+    if isinstance(value, list | tuple):
         return [to_mapping(each) for each in value]
     return value
 
@@ -182,71 +233,86 @@ def to_mapping(value: Any) -> Any:
 
 
 def _read(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
-    kind, _rules = _strip(kind)
-    origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
+    kind, rules = _strip(kind)
+    if _is_union(kind):
         if given is None:
             return None
-        inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
-        return _read(inner[0], given, at, problems)
-    if origin in (tuple, list):
-        return _read_sequence(typing.get_args(kind)[0], given, at, problems)
+        return _read(Annotated[_inner(kind), *rules] if rules else _inner(kind), given, at, problems)
+    if isinstance(given, kind if isinstance(kind, type) else ()) and dataclasses.is_dataclass(given):
+        _check_into(given, kind, at, problems)
+        return given
+    before = len(problems)
+    value = _read_plain(kind, rules, given, at, problems)
+    if len(problems) == before:
+        _apply(rules, value, at, problems)
+    return value
+
+
+def _read_plain(kind: Any, rules: tuple[Rule, ...], given: Any, at: str, problems: list[Problem]) -> Any:
+    origin = typing.get_origin(kind)
+    if origin in (tuple, list, frozenset, set):
+        return _read_sequence(kind, rules, given, at, problems)
     if origin in (dict, Mapping):
-        return _read_mapping(typing.get_args(kind)[1], given, at, problems)
+        return _read_mapping(kind, rules, given, at, problems)
     if dataclasses.is_dataclass(kind):
         return _read_dataclass(typing.cast("type", kind), given, at, problems)
+    if kind is str and isinstance(given, int) and not isinstance(given, bool) and NumberToo() in rules:
+        return str(given) if abs(given) < 10**18 else _refuse(at, given, "must be a smaller number", problems)
     return _read_scalar(kind, given, at, problems)
 
 
-def _read_sequence(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
-    if not isinstance(given, list | tuple):
-        problems.append(problem(at, given, "must be a list"))
-        return ()
-    return tuple(_read(kind, each, f"{at}[{index}]", problems) for index, each in enumerate(given))
+def _read_sequence(kind: Any, rules: tuple[Rule, ...], given: Any, at: str, problems: list[Problem]) -> Any:
+    if not isinstance(given, list | tuple | frozenset | set):
+        return _refuse(at, given, "must be a list", problems)
+    if _is_too_long(rules, given, at, problems):
+        return _BROKEN
+    inner = typing.get_args(kind)[0]
+    values = [_read(inner, each, f"{at}[{index}]", problems) for index, each in enumerate(given)]
+    if any(value is _BROKEN for value in values):
+        return _BROKEN
+    return frozenset(values) if typing.get_origin(kind) in (frozenset, set) else tuple(values)
 
 
-def _read_mapping(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
+def _read_mapping(kind: Any, rules: tuple[Rule, ...], given: Any, at: str, problems: list[Problem]) -> Any:
     if not isinstance(given, Mapping):
-        problems.append(problem(at, given, "must be a mapping"))
-        return {}
+        return _refuse(at, given, "must be a mapping", problems)
+    if _is_too_long(rules, given, at, problems):
+        return _BROKEN
+    key_kind, value_kind = typing.get_args(kind)
     result = {}
     for key, each in given.items():
         if not isinstance(key, str):
             problems.append(problem(at, key, "keys must be text; put them in quotes"))
             continue
-        result[key] = _read(kind, each, f"{at}.{key}" if at else key, problems)
+        path = _path(at, key)
+        _check_into(key, key_kind, path, problems)
+        result[key] = _read(value_kind, each, path, problems)
     return result
 
 
 def _read_dataclass(cls: type, given: Any, at: str, problems: list[Problem]) -> Any:
-    if isinstance(given, cls):
-        return given
     if not isinstance(given, Mapping):
-        problems.append(problem(at or cls.__name__, given, "must be a mapping"))
-        return None
-    hints = _hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
+        return _refuse(at or cls.__name__, given, "must be a mapping", problems)
+    kinds = field_kinds(cls)
     values: dict[str, Any] = {}
     before = len(problems)
     for key, each in given.items():
-        path = f"{at}.{key}" if at else str(key)
-        if key not in fields:
-            close = difflib.get_close_matches(str(key), fields, n=1)
-            rule = (
-                f"is not a known field; did you mean {close[0]}?"
-                if close
-                else (f"is not a known field; known are {', '.join(sorted(fields))}")
-            )
-            problems.append(Problem(field=path, value="", rule=rule))
+        if key not in kinds:
+            problems.append(unknown_field(key, kinds, at=at))
+        elif each is not None:
+            values[key] = _read(kinds[key], each, _path(at, key), problems)
+    for field in dataclasses.fields(cls):
+        if field.name in values or not _is_required(field):
             continue
-        if each is None and fields[key].default is not dataclasses.MISSING:
-            continue
-        values[key] = _read(hints[key], each, path, problems)
-    for name, field in fields.items():
-        required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        if required and name not in values and name not in given:
-            problems.append(Problem(field=f"{at}.{name}" if at else name, value="", rule="is required"))
-    return cls(**values) if len(problems) == before else None
+        if _is_union(_strip(kinds[field.name])[0]) and field.name in given:
+            values[field.name] = None
+        else:
+            problems.append(Problem(field=_path(at, field.name), value="", rule="is required"))
+    if len(problems) > before:
+        return _BROKEN
+    value = cls(**values)
+    problems.extend(_extra_problems(value, at))
+    return value
 
 
 def _read_scalar(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
@@ -259,26 +325,55 @@ def _read_scalar(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any
             return kind(given)
         except ValueError:
             words = ", ".join(str(member.value) for member in kind)
-            problems.append(problem(at, given, f"must be one of {words}"))
-            return None
-    if kind is float and isinstance(given, int) and not isinstance(given, bool):
-        return float(given)
+            return _refuse(at, given, f"must be one of {words}", problems)
+    if kind is float and isinstance(given, int | float) and not isinstance(given, bool):
+        return _read_number(given, at, problems)
     if isinstance(given, kind) and not (kind is int and isinstance(given, bool)):
         return given
     names = {str: "text", int: "a whole number", float: "a number", bool: "true or false", bytes: "bytes"}
     hint = "; put it in quotes" if kind is str and isinstance(given, int | float | bool) else ""
-    problems.append(problem(at, given, f"must be {names.get(kind, kind.__name__)}{hint}"))
-    return None
+    return _refuse(at, given, f"must be {names.get(kind, kind.__name__)}{hint}", problems)
 
 
-def _read_duration(given: Any, at: str, problems: list[Problem]) -> timedelta | None:
+def _read_number(given: float, at: str, problems: list[Problem]) -> Any:
+    try:
+        number = float(given)
+    except OverflowError:
+        number = math.inf
+    return number if math.isfinite(number) else _refuse(at, given, "must be a finite number", problems)
+
+
+def _read_duration(given: Any, at: str, problems: list[Problem]) -> Any:
     if isinstance(given, timedelta):
         return given
     try:
         return durations.parse_duration(given if isinstance(given, str) else "")
     except ValueError as error:
-        problems.append(problem(at, given, str(error)))
-        return None
+        return _refuse(at, given, str(error), problems)
+
+
+def _refuse(at: str, given: Any, rule: str, problems: list[Problem]) -> Any:
+    problems.append(problem(at, given, rule))
+    return _BROKEN
+
+
+def _is_too_long(rules: tuple[Rule, ...], given: Any, at: str, problems: list[Problem]) -> bool:
+    """Whether a bound on the number of entries is broken: then no entry is looked at, however many there are."""
+    before = len(problems)
+    _apply(tuple(rule for rule in rules if isinstance(rule, MaxLength)), given, at, problems)
+    return len(problems) > before
+
+
+def _path(at: str, key: object) -> str:
+    shown = str(key)[:_MAX_SHOWN_KEY]
+    return f"{at}.{shown}" if at else shown
+
+
+def _bounded(problems: list[Problem]) -> list[Problem]:
+    if len(problems) <= MAX_PROBLEMS:
+        return problems
+    more = Problem(field="…", value="", rule=f"and {len(problems) - MAX_PROBLEMS} more problems")
+    return [*problems[:MAX_PROBLEMS], more]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -289,31 +384,52 @@ def _check_into(value: Any, kind: Any, at: str, problems: list[Problem]) -> None
     kind, rules = _strip(kind)
     if value is None:
         return
-    for rule in rules:
-        words = rule.broken(value)
-        if words is not None:
-            problems.append(problem(at, value, words))
+    _apply(rules, value, at, problems)
     origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        inner = [arg for arg in typing.get_args(kind) if arg is not type(None)]
-        _check_into(value, inner[0], at, problems)
-    elif origin in (tuple, list):
+    if _is_union(kind):
+        _check_into(value, _inner(kind), at, problems)
+    elif origin in (tuple, list, frozenset, set):
         for index, each in enumerate(value):
             _check_into(each, typing.get_args(kind)[0], f"{at}[{index}]", problems)
     elif origin in (dict, Mapping):
         key_kind, value_kind = typing.get_args(kind)
         for key, each in value.items():
-            path = f"{at}.{key}" if at else str(key)
+            path = _path(at, key)
             _check_into(key, key_kind, path, problems)
             _check_into(each, value_kind, path, problems)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        hints = _hints(type(value))
-        for field in dataclasses.fields(value):
-            path = f"{at}.{field.name}" if at else field.name
-            _check_into(getattr(value, field.name), hints[field.name], path, problems)
-        extra = getattr(value, "extra_problems", None)
-        if extra is not None:
-            problems.extend(extra(at))
+        for name, inner in field_kinds(type(value)).items():
+            _check_into(getattr(value, name), inner, _path(at, name), problems)
+        problems.extend(_extra_problems(value, at))
+
+
+def _apply(rules: tuple[Rule, ...], value: Any, at: str, problems: list[Problem]) -> None:
+    for rule in rules:
+        words = rule.broken(value)
+        if words is not None:
+            problems.append(problem(at, value, words))
+
+
+def _extra_problems(value: Any, at: str) -> list[Problem]:
+    extra = getattr(value, "extra_problems", None)
+    return [] if extra is None else list(extra(at))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Kinds
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _inner(union: Any) -> Any:
+    """What an optional kind is when it is there."""
+    return next(kind for kind in typing.get_args(union) if kind is not type(None))
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 def _strip(kind: Any) -> tuple[Any, tuple[Rule, ...]]:
@@ -336,7 +452,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def json_schema(cls: type, *, title: str = "") -> dict[str, Any]:
-    """The JSON Schema (2020-12) of what `build(cls, …)` accepts."""
+    """The JSON Schema (2020-12) of what `build(cls, …)` accepts, except that a null is left out and not written."""
     body = _schema_of(cls)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title or cls.__name__, **body}
 
@@ -344,11 +460,11 @@ def json_schema(cls: type, *, title: str = "") -> dict[str, Any]:
 def _schema_of(kind: Any) -> dict[str, Any]:
     kind, rules = _strip(kind)
     body = _plain_schema(kind)
+    suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(body.get("type", ""), "Length")
     for rule in rules:
         words = dict(rule.schema())
         most, least = words.pop("x-max", None), words.pop("x-min", 0)
         if most is not None:
-            suffix = {"string": "Length", "array": "Items", "object": "Properties"}[body.get("type", "string")]
             words[f"max{suffix}"] = most
             if least:
                 words[f"min{suffix}"] = least
@@ -358,12 +474,15 @@ def _schema_of(kind: Any) -> dict[str, Any]:
 
 def _plain_schema(kind: Any) -> dict[str, Any]:
     origin = typing.get_origin(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _schema_of(next(arg for arg in typing.get_args(kind) if arg is not type(None)))
-    if origin in (tuple, list):
+    if _is_union(kind):
+        return _schema_of(_inner(kind))
+    if origin in (tuple, list, frozenset, set):
         return {"type": "array", "items": _schema_of(typing.get_args(kind)[0])}
     if origin in (dict, Mapping):
-        return {"type": "object", "additionalProperties": _schema_of(typing.get_args(kind)[1])}
+        key_kind, value_kind = typing.get_args(kind)
+        names = {word: rule for word, rule in _schema_of(key_kind).items() if word != "type"}
+        body = {"type": "object", "additionalProperties": _schema_of(value_kind)}
+        return {**body, "propertyNames": names} if names else body
     if dataclasses.is_dataclass(kind):
         return _dataclass_schema(typing.cast("type", kind))
     if kind is timedelta:
@@ -375,12 +494,10 @@ def _plain_schema(kind: Any) -> dict[str, Any]:
 
 
 def _dataclass_schema(cls: type) -> dict[str, Any]:
-    hints = _hints(cls)
-    fields = [field for field in dataclasses.fields(cls) if field.init]
-    required = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    required = [field.name for field in dataclasses.fields(cls) if _is_required(field)]
     body: dict[str, Any] = {
         "type": "object",
-        "properties": {field.name: _schema_of(hints[field.name]) for field in fields},
+        "properties": {name: _schema_of(kind) for name, kind in field_kinds(cls).items()},
         "additionalProperties": False,
     }
     if required:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -44,15 +44,16 @@ class TaskScope:
         """Wait until a task fails and raise its error. Returns normally when the scope is closed."""
         if self._first_error is not None:
             raise self._first_error
+        if self._closing:
+            return
         if self._failure is None:
             self._failure = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._failure)
 
     async def close(self) -> None:
-        """Cancel every task and wait for its end. Safe to call twice."""
+        """Cancel every task and wait for its end. Safe to call twice, and from one of the tasks itself."""
         self._closing = True
-        while self._tasks:
-            tasks = list(self._tasks)
+        while tasks := self._tasks - {asyncio.current_task()}:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -75,6 +76,7 @@ class TaskScope:
             self._first_error = error
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
+            self._failure.exception()  # it was logged above: whoever waited may be gone by now
 
 
 class Signal:
@@ -99,7 +101,7 @@ class Signal:
 
 
 @contextlib.asynccontextmanager
-async def task_scope(name: str) -> Any:
+async def task_scope(name: str) -> AsyncIterator[TaskScope]:
     """A `TaskScope` for the length of a block."""
     scope = TaskScope(name)
     try:

@@ -16,15 +16,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import Identifier
-from shoal.core.shape import MaxLength, OneOf, build, json_schema
+from shoal.core.shape import MaxLength, OneOf, build, json_schema, unknown_field
 from shoal.model.workloads import WorkloadSpec, WorkloadType
 
+T = TypeVar("T")
+
+MAX_MEMBERS = 4096
+
 _DOCUMENT_FIELDS = ("kind", "id", "revision", "desired_state")
+_GROUP_FIELDS = ("kind", "id", "members")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class GroupDocument:
     """Workloads placed all or none."""
 
     id: Identifier
-    members: Annotated[tuple[WorkloadDocument, ...], MaxLength(4096, 1)] = field(default=())
+    members: Annotated[tuple[WorkloadDocument, ...], MaxLength(MAX_MEMBERS, 1)]
 
 
 Document = WorkloadDocument | GroupDocument
@@ -62,54 +67,54 @@ def read_document(given: object, *, at: str = "") -> Document:
 
 
 def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
+    known = document_fields()
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
-    inner = {key: value for key, value in given.items() if key not in _DOCUMENT_FIELDS}
-    problems: list[Problem] = []
-    spec: WorkloadSpec | None = None
-    try:
-        spec = build(WorkloadSpec, inner, at=at)
-    except InvalidError as error:
-        problems.extend(error.problems)
-    try:
-        placeholder = spec or WorkloadSpec(type=WorkloadType.PROCESS)
-        build(_Envelope, outer, at=at)
-        document = WorkloadDocument(spec=placeholder, **outer)
-    except InvalidError as error:
-        problems.extend(error.problems)
-    if problems:
+    inner = {key: value for key, value in given.items() if key in known and key not in _DOCUMENT_FIELDS}
+    problems = [unknown_field(key, known, at=at) for key in given if key not in known]
+    envelope = _collect(_Envelope, outer, at, problems)
+    spec = _collect(WorkloadSpec, inner, at, problems)
+    if envelope is None or spec is None or problems:
         raise InvalidError(problems)
-    return document
+    return WorkloadDocument(id=envelope.id, spec=spec, revision=envelope.revision, desired_state=envelope.desired_state)
+
+
+def _collect(cls: type[T], given: Mapping[Any, Any], at: str, problems: list[Problem]) -> T | None:
+    try:
+        return build(cls, given, at=at)
+    except InvalidError as error:
+        problems.extend(error.problems)
+        return None
 
 
 def _read_group(given: Mapping[Any, Any], at: str) -> GroupDocument:
-    problems: list[Problem] = []
-    members: list[WorkloadDocument] = []
+    problems = [unknown_field(key, _GROUP_FIELDS, at=at) for key in given if key not in _GROUP_FIELDS]
+    members: dict[str, WorkloadDocument] = {}
     listed = given.get("members")
     prefix = f"{at}." if at else ""
+    envelope = _collect(_GroupEnvelope, {"id": given.get("id")}, at, problems)
     if not isinstance(listed, list) or not listed:
         problems.append(problem(f"{prefix}members", listed, "must be a list with at least one workload"))
         listed = []
+    if len(listed) > MAX_MEMBERS:
+        problems.append(problem(f"{prefix}members", len(listed), f"must have at most {MAX_MEMBERS:,} entries"))
+        listed = []
     for index, each in enumerate(listed):
+        where = f"{prefix}members[{index}]"
+        if isinstance(each, Mapping) and each.get("kind") == "group":
+            problems.append(problem(f"{where}.kind", "group", "groups do not nest"))
+            continue
         try:
-            member = read_document(each, at=f"{prefix}members[{index}]")
-            if isinstance(member, GroupDocument):
-                problems.append(problem(f"{prefix}members[{index}].kind", "group", "groups do not nest"))
-            else:
-                members.append(member)
+            member = read_document(each, at=where)
         except InvalidError as error:
             problems.extend(error.problems)
-    problems.extend(
-        problem(f"{prefix}{key}", None, "is not a known field of a group; known are id, kind, members")
-        for key in given
-        if key not in ("kind", "id", "members")
-    )
-    try:
-        build(_GroupEnvelope, {key: given[key] for key in ("id",) if key in given}, at=at)
-    except InvalidError as error:
-        problems.extend(error.problems)
-    if problems:
+            continue
+        if isinstance(member, WorkloadDocument):
+            if member.id in members:
+                problems.append(problem(f"{where}.id", member.id, "the same id is given twice"))
+            members[member.id] = member
+    if envelope is None or problems:
         raise InvalidError(problems)
-    return GroupDocument(id=given["id"], members=tuple(members))
+    return GroupDocument(id=envelope.id, members=tuple(members.values()))
 
 
 @dataclass(frozen=True, slots=True)

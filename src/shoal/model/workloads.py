@@ -14,7 +14,7 @@ from typing import Annotated
 
 from shoal.core.errors import Problem, problem
 from shoal.core.ids import GroupId, Identifier, NodeId, WorkloadId
-from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range
+from shoal.core.shape import Check, MaxLength, NumberToo, OneOf, Pattern, Range
 from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, Resources
 
@@ -41,15 +41,19 @@ def _is_reasonable(value: timedelta) -> str | None:
     return None if timedelta(0) <= value <= MAX_DURATION else "must be between 0s and 8760h"
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
 def _is_port_or_name(text: str) -> str | None:
-    if not text.isdigit():
-        return None if text and len(text) <= 63 else "must be a port number or the name of one of the workload's ports"
-    return None if 0 < int(text) <= 65535 else "must be between 1 and 65,535"
+    if not 0 < len(text) <= 63:
+        return "must be a port number or the name of one of the workload's ports"
+    return None if not _is_number(text) or 0 < int(text) <= 65535 else "must be between 1 and 65,535"
 
 
 AbsolutePath = Annotated[str, MaxLength(4096), Check(_is_absolute, "an absolute path")]
 Duration = Annotated[timedelta, Check(_is_reasonable)]
-PortReference = Annotated[str, Check(_is_port_or_name, "a port number or a port's name")]
+PortReference = Annotated[str, NumberToo(), Check(_is_port_or_name, "a port number or a port's name")]
 
 
 class WorkloadType(enum.Enum):
@@ -181,14 +185,15 @@ class ProcessSpec:
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
+        prefix = f"{at}." if at else ""
         if self.command and not self.command[0].strip():
-            yield problem(f"{at}.command[0]", self.command[0], "must name a program")
-        yield from _duplicates(f"{at}.ports", [port.name for port in self.ports], "port name")
-        yield from _duplicates(f"{at}.ports", [port.port for port in self.ports if port.port], "port")
+            yield problem(f"{prefix}command[0]", self.command[0], "must name a program")
+        yield from _duplicates(f"{prefix}ports", [port.name for port in self.ports], "port name")
+        yield from _duplicates(f"{prefix}ports", [port.port or None for port in self.ports], "port")
         if self.readiness is not None:
             wanted = self.readiness.tcp_port or (self.readiness.http.port if self.readiness.http else None)
-            if wanted and not wanted.isdigit() and wanted not in {port.name for port in self.ports}:
-                yield problem(f"{at}.readiness", wanted, "must name one of the workload's ports or be a number")
+            if wanted and not _is_number(wanted) and wanted not in {port.name for port in self.ports}:
+                yield problem(f"{prefix}readiness", wanted, "must name one of the workload's ports or be a number")
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +243,8 @@ class ContainerSpec:
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
-        taken = [f"{port.host_port}/{port.protocol or 'tcp'}" for port in self.ports if port.host_port]
-        yield from _duplicates(f"{at}.ports", taken, "host port")
+        taken = [f"{port.host_port}/{port.protocol or 'tcp'}" if port.host_port else None for port in self.ports]
+        yield from _duplicates(f"{at}.ports" if at else "ports", taken, "host port")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +259,11 @@ class ComposeSpec:
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
+        prefix = f"{at}." if at else ""
         if self.source_type == "git" and not self.git_repo:
-            yield problem(f"{at}.git_repo", None, "is required when source_type is git")
+            yield problem(f"{prefix}git_repo", None, "is required when source_type is git")
         if self.source_type == "inline" and not self.inline_yaml.strip():
-            yield problem(f"{at}.inline_yaml", None, "is required when source_type is inline")
+            yield problem(f"{prefix}inline_yaml", None, "is required when source_type is inline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,10 +317,11 @@ class Constraint:
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
+        field = f"{at}.values" if at else "values"
         if self.operator in ("in", "not_in") and not self.values:
-            yield problem(f"{at}.values", None, f"must not be empty for the operator {self.operator}")
+            yield problem(field, None, f"must not be empty for the operator {self.operator}")
         if self.operator in ("exists", "not_exists") and self.values:
-            yield problem(f"{at}.values", list(self.values), f"must be empty for the operator {self.operator}")
+            yield problem(field, list(self.values), f"must be empty for the operator {self.operator}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,10 +372,11 @@ class WorkloadSpec:
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         prefix = f"{at}." if at else ""
-        given = [kind.value for kind in WorkloadType if getattr(self, kind.value) is not None]
-        if given != [self.type.value]:
-            found = f"found {' and '.join(given)}" if given else "found none"
-            yield problem(f"{prefix}{self.type.value}", None, f"is required when type is {self.type.value}; {found}")
+        if getattr(self, self.type.value) is None:
+            yield problem(f"{prefix}{self.type.value}", None, f"is required when type is {self.type.value}")
+        for kind in WorkloadType:
+            if kind is not self.type and getattr(self, kind.value) is not None:
+                yield problem(f"{prefix}{kind.value}", None, f"must not be given when type is {self.type.value}")
 
     @property
     def request(self) -> Resources:
@@ -400,12 +408,31 @@ class WorkloadSpec:
         return frozenset(self.placement.storage_drivers) | {volume.driver or "local" for volume in managed}
 
 
-def _duplicates(at: str, values: Sequence[str | int], noun: str) -> Iterator[Problem]:
+def _duplicates(at: str, values: Sequence[str | int | None], noun: str) -> Iterator[Problem]:
     seen: set[str | int] = set()
     for index, value in enumerate(values):
+        if value is None:
+            continue
         if value in seen:
             yield problem(f"{at}[{index}]", value, f"the same {noun} is given twice")
         seen.add(value)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSpec:
+    """What an agent needs to know to run one workload: the part of a spec that reaches it."""
+
+    type: WorkloadType
+    #: Set for the type `process`; the other kinds have their own.
+    process: ProcessSpec | None = None
+    #: What the control plane reserved, and so what the workload is limited to.
+    request: Resources = Resources()
+    at_most_one: bool = False
+
+    def extra_problems(self, at: str) -> Iterator[Problem]:
+        """Rules across fields."""
+        if self.type is WorkloadType.PROCESS and self.process is None:
+            yield problem(f"{at}.process" if at else "process", None, "is required when type is process")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -439,11 +466,18 @@ class WorkloadRecord:
     generation: int
     created_at: datetime
     updated_at: datetime
-    #: The owner. None while nothing could be placed.
+    #: The owner. None while nothing could be placed. An update that fits nowhere leaves the owner as it was.
     node_id: NodeId | None = None
+    #: The generation that was last placed; below `generation` while a newer one waits for a place.
+    placed_generation: int = 0
     placed_at: datetime | None = None
+    #: What is reserved on the owner: that of the placed generation, which may be an older spec's. Ports as "8080/tcp".
+    reserved: Resources = Resources()
+    reserved_ports: tuple[str, ...] = ()
     group_id: GroupId | None = None
     retry: RetryState = RetryState()
+    #: Grows when the same spec is to be run once more although it has ended or failed.
+    attempt: int = 0
     #: Compare-and-set: 0 before it was first stored.
     version: int = 0
 
@@ -525,6 +559,7 @@ class GroupMemberBefore:
     spec_bytes: bytes | None
     revision_id: str
     desired: DesiredState
+    spec_sha256: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,12 +93,17 @@ class ApplyWorkloadRequest(_message.Message):
     DESIRED_STATE_FIELD_NUMBER: _builtins.int
     SPEC_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     type: Global___WorkloadType.ValueType
     revision_id: _builtins.str
     desired_state: Global___DesiredState.ValueType
     generation: _builtins.int
     """Fencing token. 0 (a foreign scheduler) is taken as "one more than the highest seen"."""
+    attempt: _builtins.int
+    """Grows when the same spec is to be run once more: a run that has ended or failed is started again, one that
+    is alive goes on.
+    """
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec: ...
     def __init__(
@@ -110,10 +115,11 @@ class ApplyWorkloadRequest(_message.Message):
         desired_state: Global___DesiredState.ValueType = ...,
         spec: Global___WorkloadSpec | None = ...,
         generation: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["desired_state", b"desired_state", "generation", b"generation", "id", b"id", "revision_id", b"revision_id", "spec", b"spec", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "desired_state", b"desired_state", "generation", b"generation", "id", b"id", "revision_id", b"revision_id", "spec", b"spec", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,1 @@
+"""Benchmarks: what Shoal promises in numbers, measured."""

@@ -1,0 +1,82 @@
+"""Contact with the control plane, as the agent itself counts it.
+
+A lease is counted from the moment the last acknowledged heartbeat was *sent*, and ends a tenth early. The control plane
+counts the same lease from the moment it received that beat. So the agent always believes in an earlier end than the
+control plane does, whatever their wall clocks say, as long as the clocks run at nearly the same rate. What may exist
+only once lives by this count: it is started only while there is time left, and only on the control plane's word.
+
+Renewed by `shoal.agent.registration`, read by `shoal.agent.actor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from shoal.core.clock import Clock
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import WorkloadId
+
+#: The share of a lease that is given away for clocks that do not run alike, and for the time it takes to stop.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose a workload is, in the control plane's words."""
+
+    node_id: str
+    generation: int
+    #: Whether it is to run.
+    wanted: bool = True
+
+
+Question = Callable[[WorkloadId], Awaitable[Ownership]]
+
+
+class Contact:
+    """The lease, and the way to ask."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent_at: float | None = None
+        self._lease = 0.0
+        self._renewed = asyncio.Event()
+        self._ask: Question | None = None
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the lease ends, on the monotonic clock; None before there was one."""
+        return None if self._sent_at is None else self._sent_at + self._lease * (1.0 - MARGIN)
+
+    def time_left(self) -> float:
+        """Seconds until the lease ends; 0 when it has, or when there was none."""
+        ends_at = self.ends_at
+        return max(0.0, ends_at - self._clock.monotonic()) if ends_at is not None else 0.0
+
+    def has_lapsed(self) -> bool:
+        """Whether there was a lease and it has ended."""
+        return self._sent_at is not None and self.time_left() <= 0
+
+    def renew(self, *, sent_at: float, lease: float) -> None:
+        """A heartbeat sent at `sent_at` was acknowledged."""
+        self._sent_at = sent_at if self._sent_at is None else max(self._sent_at, sent_at)
+        self._lease = lease
+        self._renewed.set()
+
+    def ask_through(self, ask: Question | None) -> None:
+        """How the control plane is asked."""
+        self._ask = ask
+
+    async def wait_for_lease(self) -> None:
+        """Wait until there is time left."""
+        while self.time_left() <= 0:
+            self._renewed.clear()
+            await self._renewed.wait()
+
+    async def ownership(self, workload_id: WorkloadId) -> Ownership:
+        """Ask whose a workload is. Raises what the question was answered with."""
+        if self._ask is None:
+            raise UnavailableError("there is no control plane to ask")
+        return await self._ask(workload_id)

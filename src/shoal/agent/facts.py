@@ -1,0 +1,388 @@
+"""The vocabulary of one workload on this node: what is known of it, what can happen to it, what can be done about it.
+
+Pure values. `shoal.agent.state` makes them into a machine, `shoal.agent.views` into reports, `shoal.agent.intents`
+keeps the durable ones (`Intent`, `Progress`), and `shoal.agent.executor` carries the instructions out.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from shoal.core.ids import WorkloadId
+from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy, WorkloadType
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """What the agent was told, exactly; on disk before anybody is told that it was accepted."""
+
+    workload_id: WorkloadId
+    type: WorkloadType
+    revision_id: str
+    #: RUNNING or STOPPED.
+    desired: DesiredState
+    spec_bytes: bytes
+    spec_sha256: bytes
+    generation: int
+    #: The generation that began this life of the workload. Applied again after a delete, it is a new life.
+    born: int
+    created_at: datetime
+    updated_at: datetime
+    #: Grows when the same spec is to be run once more although it has ended or failed.
+    attempt: int = 0
+    #: It is to be removed.
+    deleting: bool = False
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it should run."""
+        return self.desired is DesiredState.RUNNING and not self.deleting
+
+
+@dataclass(frozen=True, slots=True)
+class RunRules:
+    """The part of a spec that decides about restarts and readiness."""
+
+    restart: RestartPolicy = RestartPolicy()
+    #: Seconds within which a started run must be ready; None when it is ready as soon as it runs.
+    ready_within: float | None = None
+    #: What readiness waits for, in words.
+    probe: str = ""
+    at_most_one: bool = False
+
+
+class Outcome(enum.Enum):
+    """How a workload ended for good, if it did."""
+
+    NONE = "none"
+    COMPLETED = "completed"  # it ran to its end and is not run again unless somebody asks
+    FAILED = "failed"  # it is not tried again unless somebody asks
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What must be remembered of a workload besides its intent."""
+
+    #: The life that all of this is about.
+    born: int
+    #: The present run, or the last; empty before the first.
+    run_id: str = ""
+    run_sha256: bytes = b""
+    #: The attempt of the intent that the run answers.
+    attempt: int = 0
+    started_at: datetime | None = None
+    ports: Mapping[str, int] = field(default_factory=dict)
+    ready: bool = False
+    #: The run has ended, and the fields below say how.
+    ended: bool = False
+    exit: Exit | None = None
+    last_output: str = ""
+    #: It ended because the control plane could not be reached.
+    held: bool = False
+    outcome: Outcome = Outcome.NONE
+    failure: FailureReason = FailureReason.NONE
+    message: str = ""
+    #: Ends in a row of runs that were not healthy before. Decides the delay, and with on-failure when to give up.
+    failures: int = 0
+    #: Starts in a row that did not succeed for a passing reason. They cost no retries.
+    start_failures: int = 0
+    restarts: int = 0
+    next_start_at: datetime | None = None
+    #: The generation whose failure is final: a higher one is a wish to try again.
+    failed_generation: int = 0
+
+
+class Stage(enum.Enum):
+    """Where a workload is on this node; the table in the header says what each means."""
+
+    RESTING = "resting"
+    HELD = "held"
+    WAITING = "waiting"
+    STARTING = "starting"
+    PROBING = "probing"
+    READY = "ready"
+    STOPPING = "stopping"
+    FORGETTING = "forgetting"
+    FORGOTTEN = "forgotten"
+
+
+RUNNING_STAGES = frozenset({Stage.STARTING, Stage.PROBING, Stage.READY, Stage.STOPPING})
+
+MOVES: Mapping[Stage, frozenset[Stage]] = {
+    Stage.RESTING: frozenset({Stage.STARTING, Stage.HELD, Stage.WAITING, Stage.FORGETTING}),
+    Stage.HELD: frozenset({Stage.STARTING, Stage.RESTING, Stage.FORGETTING}),
+    Stage.WAITING: frozenset({Stage.STARTING, Stage.HELD, Stage.RESTING, Stage.FORGETTING}),
+    Stage.STARTING: frozenset({Stage.PROBING, Stage.READY, Stage.RESTING}),
+    Stage.PROBING: frozenset({Stage.READY, Stage.STOPPING, Stage.RESTING}),
+    Stage.READY: frozenset({Stage.STOPPING, Stage.RESTING}),
+    Stage.STOPPING: frozenset({Stage.RESTING}),
+    Stage.FORGETTING: frozenset({Stage.FORGOTTEN}),
+    Stage.FORGOTTEN: frozenset({Stage.RESTING}),
+}
+"""Every move there is. A run that ended passes through RESTING on its way to WAITING, HELD or another start."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadState:
+    """Everything there is to know about one workload on this node. Changed only by `handle`."""
+
+    intent: Intent
+    rules: RunRules
+    progress: Progress
+    #: What the intent's bytes say; None when they cannot be read any more.
+    spec: AgentSpec | None = None
+    stage: Stage = Stage.RESTING
+    #: When the stage was last changed.
+    since: datetime | None = None
+    pid: int = 0
+    #: Why it is in this stage, for people.
+    note: str = ""
+    #: Counts waits, so that a timer of an earlier one is not taken for the present one's.
+    waits: int = 0
+    #: Set while a run is stopped because it failed: why.
+    failing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What an event may use besides itself."""
+
+    now: datetime
+    #: Never used before; taken if a run is begun.
+    run_id: str
+    #: From 0 to 1, for jitter.
+    chance: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """What a runtime says of the run that was under way when the agent went away."""
+
+    run_id: str
+    started_at: datetime
+    pid: int = 0
+    ports: Mapping[str, int] = field(default_factory=dict)
+    #: None while it runs.
+    exit: Exit | None = None
+    last_output: str = ""
+    ended_by: str = ""
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Events: what happened
+
+
+@dataclass(frozen=True, slots=True)
+class IntentChanged:
+    """An order was accepted and stored."""
+
+    intent: Intent
+    rules: RunRules
+    spec: AgentSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """The runtime has started the run."""
+
+    run_id: str
+    started_at: datetime
+    pid: int = 0
+    ports: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """The runtime could not start the run."""
+
+    run_id: str
+    failure: FailureReason
+    message: str
+    transient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """The run was not started because contact with the control plane was lost at the last moment."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunTroubled:
+    """The runtime does not answer: whether the run was started or stopped is not known yet, and is asked again."""
+
+    #: None when it is about the workload and not about a run.
+    run_id: str | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class BecameReady:
+    """The readiness probe succeeded."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadinessTimedOut:
+    """The run was not ready in time."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """The run is over without having been told to stop by this agent."""
+
+    run_id: str
+    exit: Exit
+    last_output: str = ""
+    #: As in `shoal.runtimes.base.RunInfo`.
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunStopped:
+    """The runtime has stopped the run; or found that it had ended by itself (`ended_by` is empty then)."""
+
+    run_id: str
+    exit: Exit | None = None
+    last_output: str = ""
+    ended_by: str = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """The time of a wait has come."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipConfirmed:
+    """The control plane says that this generation is this node's."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipDenied:
+    """The control plane says that it is not, or cannot be asked."""
+
+    generation: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class ContactLost:
+    """The lease has run out by the agent's own count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Everything that was kept for the workload is removed."""
+
+
+Event = (
+    IntentChanged
+    | RunStarted
+    | StartFailed
+    | StartRefused
+    | RunTroubled
+    | BecameReady
+    | ReadinessTimedOut
+    | RunEnded
+    | RunStopped
+    | TimerFired
+    | OwnershipConfirmed
+    | OwnershipDenied
+    | ContactLost
+    | Forgotten
+)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Instructions: what to do, in order, once the new state is stored
+
+
+@dataclass(frozen=True, slots=True)
+class StartRun:
+    """Start it; answer with RunStarted, StartFailed or StartRefused."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRun:
+    """Stop it; answer with RunStopped, however long it takes."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeReadiness:
+    """Probe until ready; answer with BecameReady, or with ReadinessTimedOut after so many seconds."""
+
+    run_id: str
+    within: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Answer with TimerFired after so many seconds."""
+
+    seconds: float
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmOwnership:
+    """Ask the control plane, as soon and as often as needed; answer with OwnershipConfirmed or OwnershipDenied."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetRun:
+    """Let the runtime forget a run whose end is recorded."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetWorkload:
+    """Remove everything kept for it; answer with Forgotten."""
+
+
+Instruction = StartRun | StopRun | ProbeReadiness | Wait | ConfirmOwnership | ForgetRun | ForgetWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The answer to an event."""
+
+    state: WorkloadState
+    instructions: tuple[Instruction, ...] = ()
+
+    def then(self, *instructions: Instruction) -> Step:
+        """The same with more to do."""
+        return replace(self, instructions=(*self.instructions, *instructions))
+
+
+def describe_exit(exit_: Exit) -> str:
+    """How a run ended, in words."""
+    if exit_.unknown:
+        return "ended, and how is not known"
+    if exit_.out_of_memory:
+        return "killed: out of memory"
+    if exit_.signal:
+        try:
+            return f"killed by signal {exit_.signal} ({signal.Signals(exit_.signal).name})"
+        except ValueError:
+            return f"killed by signal {exit_.signal}"
+    return f"exited with code {exit_.code}"

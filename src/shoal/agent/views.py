@@ -1,0 +1,91 @@
+"""What is told of a workload: the status that is reported, and the verdict on the last order. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.agent.facts import Outcome, Stage, WorkloadState
+from shoal.model.workloads import FailureReason, RunState, RunStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of the last order."""
+
+    #: Empty when it was carried out.
+    error: str = ""
+
+
+def verdict_of(state: WorkloadState) -> Verdict | None:
+    """Whether the last order is carried out, or has failed for good; None while neither is true.
+
+    An apply is carried out once the workload runs and is ready, has completed, or is stopped as asked. A workload that
+    waits to be restarted, or for the control plane's word, is not there yet.
+    """
+    if state.intent.deleting:
+        return Verdict() if state.stage is Stage.FORGOTTEN else None
+    current = state.progress.born == state.intent.born and state.progress.run_sha256 == state.intent.spec_sha256
+    if state.stage is Stage.READY:
+        return Verdict() if current else None
+    if state.stage is not Stage.RESTING:
+        return None
+    if state.progress.outcome is Outcome.FAILED:
+        return Verdict(error=state.progress.message or "failed")
+    return Verdict()
+
+
+def status_of(state: WorkloadState) -> RunStatus:
+    """What is reported of a workload."""
+    intent, progress = state.intent, state.progress
+    report, message = _report(state)
+    failing = report is RunState.FAILED or state.stage is Stage.WAITING
+    ended = progress.ended
+    return RunStatus(
+        workload_id=intent.workload_id,
+        state=report,
+        failure=progress.failure if failing else FailureReason.NONE,
+        message=message,
+        last_transition=state.since,
+        generation=intent.generation,
+        revision_id=intent.revision_id,
+        exit=progress.exit if ended else None,
+        ports=progress.ports if not ended else {},
+        restarts=progress.restarts,
+        ready=state.stage is Stage.READY,
+        completed=progress.outcome is Outcome.COMPLETED and not intent.deleting,
+        deleting=intent.deleting,
+        last_output=progress.last_output if ended and progress.outcome is not Outcome.COMPLETED else "",
+        pid=state.pid,
+        started_at=progress.started_at,
+        next_restart_at=progress.next_start_at if state.stage is Stage.WAITING else None,
+        spec_sha256=intent.spec_sha256,
+    )
+
+
+_REPORTED: Mapping[Stage, RunState] = {
+    Stage.HELD: RunState.PENDING,
+    Stage.WAITING: RunState.PENDING,
+    Stage.STARTING: RunState.PENDING,
+    Stage.PROBING: RunState.PENDING,
+    Stage.READY: RunState.RUNNING,
+    Stage.STOPPING: RunState.PENDING,
+    Stage.FORGETTING: RunState.STOPPED,
+    Stage.FORGOTTEN: RunState.STOPPED,
+}
+
+
+def _report(state: WorkloadState) -> tuple[RunState, str]:
+    progress = state.progress
+    if state.stage is Stage.RESTING:
+        if progress.outcome is Outcome.COMPLETED:
+            return RunState.STOPPED, f"completed: {progress.message}"
+        if progress.outcome is Outcome.FAILED:
+            return RunState.FAILED, progress.message
+        return RunState.STOPPED, state.note or "stopped"
+    if state.stage is Stage.READY:
+        return RunState.RUNNING, "running"
+    if state.stage is Stage.WAITING and progress.next_start_at is not None:
+        after = progress.failures or progress.start_failures
+        return RunState.PENDING, f"{state.note}; waiting to be started again (failure {after} in a row)"
+    return _REPORTED[state.stage], state.note

@@ -1,0 +1,287 @@
+"""`shoal demo`: the most complete loop there is, on this machine, in under a minute.
+
+It starts a control plane and three agents as real processes, puts work on them, kills an agent alone and a whole
+machine, tells what happens as it happens, checks that it ends as promised, and leaves no process behind. Every step is
+a plain function over `LocalFleet` and the client; each later capability adds its own act.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.cli import output
+from shoal.cli.output import Cell
+from shoal.cli.tables import Column
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.errors import DeadlineError, ShoalError
+from shoal.core.tasks import task_scope
+from shoal.model.documents import WorkloadDocument, read_document
+
+if TYPE_CHECKING:
+    from shoal.cli.fleet import LocalFleet
+    from shoal.client import ControlPlane
+    from shoal.model.events import Event
+    from shoal.model.views import WorkloadView
+
+LEASE = timedelta(seconds=3)
+HEARTBEAT = timedelta(milliseconds=500)
+PATIENCE = 30.0
+
+_TICKER = "import time\nn = 0\nwhile True:\n    n += 1\n    print('tick', n, flush=True)\n    time.sleep(0.5)\n"
+_BATCH = "print(sum(range(10**6)))"
+
+_TABLE = (
+    Column("WORKLOAD"),
+    Column("STATE"),
+    Column("NODE"),
+    Column("PID", right=True),
+    Column("GENERATION", right=True),
+    Column("REVISION"),
+)
+
+
+@dataclass(slots=True)
+class Report:
+    """What was seen: one line a promise."""
+
+    lines: list[tuple[bool, str]] = field(default_factory=list)
+
+    def note(self, kept: bool, promise: str) -> None:
+        """A promise, and whether it was kept."""
+        self.lines.append((kept, promise))
+
+    @property
+    def good(self) -> bool:
+        """Whether everything was as promised."""
+        return bool(self.lines) and all(kept for kept, _ in self.lines)
+
+
+def run_demo() -> int:
+    """Run the demo and return its exit code."""
+    try:
+        return asyncio.run(_demo())
+    except ShoalError as error:
+        output.fail(error)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+async def _demo() -> int:
+    from shoal.cli.fleet import LocalFleet
+
+    clock = SystemClock()
+    began = clock.monotonic()
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="shoal-demo-") as folder:
+        output.words("Starting a control plane and three agents on this machine …")
+        fleet = LocalFleet(
+            Path(folder), agents=3, slots=4, cpu="2", memory="2048MB", lease=LEASE, heartbeat_interval=HEARTBEAT
+        )
+        async with fleet, fleet.client() as control, _narration(control):
+            await _act_apply(control, clock, report)
+            await _act_kill_agent(fleet, control, clock, report)
+            await _act_kill_machine(fleet, control, clock, report)
+            await _act_delete(control, clock, report)
+            pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
+    report.note(not any(map(_is_alive, pids)), "nothing was left running")
+    _summarise(report, clock.monotonic() - began)
+    return 0 if report.good else 1
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Acts
+
+
+async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> None:
+    _title("Act 1: apply a web server, three tickers and a batch job")
+    documents = [_web(), *(_ticker(number) for number in (1, 2, 3)), _batch()]
+    began = clock.monotonic()
+    for document in documents:
+        await control.apply(document)
+    for document in documents:
+        wanted = "Completed" if document.id == "batch" else "Running"
+        await _wait(control, clock, document.id, lambda view, wanted=wanted: view.status == wanted)
+    seconds = clock.monotonic() - began
+    await _show(control)
+    views = await control.list_workloads()
+    report.note(len({view.assigned_node_id for view in views}) == 3, f"work spread over three nodes in {seconds:.1f} s")
+
+
+async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
+    victim = (await control.get_workload("ticker-1")).assigned_node_id
+    _title(f"Act 2: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
+    before = await _pids(control, victim)
+    await fleet.kill_agent(victim)
+    await clock.sleep(0.5)
+    report.note(bool(before) and all(map(_is_alive, before.values())), f"work on {victim} outlived its agent")
+    output.words(f"processes of {victim} still alive: {', '.join(f'{name} ({pid})' for name, pid in before.items())}")
+    await fleet.start_agent(victim)
+    for name, pid in before.items():
+        await _wait(control, clock, name, lambda view, pid=pid: view.status == "Running" and _pid(view) == pid)
+    await _show(control)
+    after = await _pids(control, victim)
+    report.note(after == before, "the new agent adopted it: same processes, no restart")
+
+
+async def _act_kill_machine(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
+    victim = (await control.get_workload("ticker-2")).assigned_node_id
+    _title(f"Act 3: {victim} dies as a machine would: agent, keeper and every process at once")
+    doomed = await _pids(control, victim)
+    began = clock.monotonic()
+    await fleet.kill_machine(victim)
+    for name in doomed:
+        await _wait(control, clock, name, lambda view: view.status == "Running" and view.assigned_node_id != victim)
+    seconds = clock.monotonic() - began
+    await _show(control)
+    report.note(True, f"{len(doomed)} workloads of {victim} run elsewhere {seconds:.1f} s after its death (lease 3 s)")
+    batch = await control.get_workload("batch")
+    report.note(batch.status == "Completed", "the finished batch job was not run again")
+    await fleet.start_agent(victim)
+    await _until(clock, f"{victim} is back", lambda: _node_is_ready(control, victim))
+    report.note(True, f"{victim} came back and is Ready")
+
+
+async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> None:
+    _title("Act 4: delete everything")
+    began = clock.monotonic()
+    views = await control.list_workloads()
+    for view in views:
+        await control.delete(view.workload_id)
+
+    async def gone() -> bool:
+        return not await control.list_workloads()
+
+    await _until(clock, "every workload is gone", gone)
+    report.note(True, f"{len(views)} workloads deleted and confirmed in {clock.monotonic() - began:.1f} s")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Workloads
+
+
+def _web() -> WorkloadDocument:
+    script = "exec python3 -m http.server --bind 127.0.0.1 $SHOAL_PORT_HTTP"
+    return _process(
+        "web",
+        ["/bin/sh", "-c", script],
+        ports=[{"name": "http"}],
+        readiness={"http": {"port": "http", "path": "/"}, "deadline": "20s"},
+    )
+
+
+def _ticker(number: int) -> WorkloadDocument:
+    return _process(f"ticker-{number}", [sys.executable, "-c", _TICKER])
+
+
+def _batch() -> WorkloadDocument:
+    return _process("batch", [sys.executable, "-c", _BATCH], restart={"policy": "no"})
+
+
+def _process(name: str, command: list[str], **process: object) -> WorkloadDocument:
+    document = read_document(
+        {
+            "id": name,
+            "revision": "v1",
+            "type": "process",
+            "resources": {"cpu_millicores": 200, "memory_mb": 128},
+            "process": {"command": command, **process},
+        }
+    )
+    assert isinstance(document, WorkloadDocument)  # noqa: S101 it has no kind, so it is a workload
+    return document
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Looking
+
+
+@contextlib.asynccontextmanager
+async def _narration(control: ControlPlane) -> AsyncIterator[None]:
+    """Tell every event as it happens, for the length of a block."""
+    async with task_scope("demo") as scope:
+        scope.start(_tell(control), name="events")
+        yield
+
+
+async def _tell(control: ControlPlane) -> None:
+    with contextlib.suppress(ShoalError):
+        async for event in control.watch_events():
+            _tell_one(event)
+
+
+def _tell_one(event: Event) -> None:
+    cause = f"  (because {event.cause})" if event.cause else ""
+    output.words(f"  {output.local_time(event.time)}  {event.subject_id:<10} {event.kind}: {event.message}{cause}")
+
+
+async def _show(control: ControlPlane) -> None:
+    rows: list[list[str | Cell]] = [
+        [
+            view.workload_id,
+            output.state(view.status),
+            view.assigned_node_id,
+            str(_pid(view) or ""),
+            str(view.generation),
+            view.revision_id,
+        ]
+        for view in await control.list_workloads()
+    ]
+    output.table(_TABLE, rows)
+
+
+def _title(text: str) -> None:
+    output.words("")
+    output.words(text, style="bold")
+
+
+def _pid(view: WorkloadView) -> int:
+    return view.run.pid if view.run is not None else 0
+
+
+async def _pids(control: ControlPlane, node_id: str) -> dict[str, int]:
+    """The processes of what runs on a node."""
+    views = await control.list_workloads(node_id=node_id)
+    return {view.workload_id: _pid(view) for view in views if view.status == "Running"}
+
+
+async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
+    return (await control.get_node(node_id)).status == "Ready"
+
+
+async def _wait(control: ControlPlane, clock: Clock, workload_id: str, holds: Callable[[WorkloadView], bool]) -> None:
+    async def done() -> bool:
+        return holds(await control.get_workload(workload_id))
+
+    await _until(clock, f"{workload_id} is as expected", done)
+
+
+async def _until(clock: Clock, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    deadline = clock.monotonic() + PATIENCE
+    while not await holds():
+        if clock.monotonic() > deadline:
+            raise DeadlineError(f"waited {PATIENCE:.0f} s in vain until {what}")
+        await clock.sleep(0.1)
+
+
+def _is_alive(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _summarise(report: Report, seconds: float) -> None:
+    _title("Summary")
+    for kept, promise in report.lines:
+        output.words(f"  {'ok  ' if kept else 'FAIL'}  {promise}", style="" if kept else "red")
+    output.words(f"  {seconds:.1f} s in all")

@@ -1,0 +1,130 @@
+"""`shoal`: the one program. Builds the command tree, and turns errors into one line and an exit code.
+
+Importing this module loads no heavy package: commands import what they need when they run, so that help, completion
+and mistakes are answered at once. Called by the console script and by `python -m shoal`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from shoal.cli import (
+    agent,
+    apply,
+    control,
+    events,
+    groups,
+    logs,
+    nodes,
+    output,
+    schema,
+    session,
+    status,
+    top,
+    up,
+    workloads,
+)
+from shoal.core.errors import InternalError, ShoalError
+
+INTERRUPTED = 130
+"""What a shell reports of a program that Ctrl-C ended."""
+
+app = typer.Typer(
+    name="shoal",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        schema.version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit"
+        ),
+    ] = False,
+) -> None:
+    """Run workloads on a fleet of node agents.
+
+    Start here: `shoal up` runs a control plane and three agents on this machine, `shoal apply -f spec.yaml` puts
+    workloads on them, `shoal status` shows how they are.
+
+    Exit codes: 0 done, 1 error, 2 bad usage or a bad spec, 3 accepted but no node has room, 4 timed out.
+    """
+
+
+def demo() -> int:
+    """Watch a fleet lose an agent and a whole machine, and put itself right; takes less than a minute."""
+    from shoal.cli.demo import run_demo
+
+    return run_demo()
+
+
+up.register(app)
+app.command("demo")(demo)
+apply.register(app)
+status.register(app)
+top.register(app)
+app.add_typer(workloads.app)
+app.add_typer(groups.app)
+app.add_typer(nodes.app)
+logs.register(app)
+events.register(app)
+control.register(app)
+agent.register(app)
+schema.register(app)
+
+
+def main() -> None:
+    """The program."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: Sequence[str], *, around: session.Surroundings | None = None) -> int:
+    """Run one command line and return its exit code."""
+    token = session.surroundings.set(around or session.Surroundings())
+    try:
+        outcome = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
+    except ShoalError as error:
+        output.fail(error)
+        return session.exit_code_of(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  whatever else it is, the person gets one line
+        return _fail_otherwise(error)
+    finally:
+        session.surroundings.reset(token)
+    return outcome if isinstance(outcome, int) else 0
+
+
+def _fail_otherwise(error: Exception) -> int:
+    if not hasattr(error, "format_message"):
+        if os.environ.get("SHOAL_DEBUG"):
+            raise error
+        bug = InternalError(
+            f"a bug: {type(error).__name__}: {error}", hint="SHOAL_DEBUG=1 shows where; please report it"
+        )
+        output.fail(bug)
+        return 1
+    # Typer's own: a flag, a value or a command that does not exist.
+    sentence = error.format_message().strip().rstrip(".")
+    context = getattr(error, "ctx", None)
+    if sentence:  # else the help was asked for by giving nothing, and has been printed
+        path = context.command_path if context is not None else "shoal"
+        output.fail(ShoalError(sentence[:1].lower() + sentence[1:], hint=f"`{path} --help` shows what can be given"))
+    return int(getattr(error, "exit_code", 2))

@@ -1,0 +1,130 @@
+"""Options that several commands share, so that one word means one thing everywhere.
+
+Called by the command modules. `client_command` registers a command that talks to a control plane: it adds `--control`
+and the security options, opens the client and closes it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from shoal.cli import completion, session
+from shoal.core import durations
+
+F = TypeVar("F", bound=Callable[..., Awaitable[int | None]])
+
+CONNECTION = "Connection"
+
+
+def duration(text: str | timedelta) -> timedelta:
+    """Read a duration given as an option."""
+    if isinstance(text, timedelta):
+        return text
+    try:
+        return durations.parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error} (got {text!r})") from None
+
+
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON to stdout instead of a table")]
+Detach = Annotated[bool, typer.Option("--detach", metavar="", help="Do not wait: return as soon as the wish is stored")]
+Timeout = Annotated[
+    timedelta,
+    typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait, such as 500ms, 10s or 5m"),
+]
+OptionalTimeout = Annotated[
+    timedelta | None,
+    typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait, such as 500ms, 10s or 5m"),
+]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's id", autocompletion=completion.complete_nodes)
+]
+WorkloadName = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", help="The workload's id", autocompletion=completion.complete_workloads)
+]
+WorkloadNames = Annotated[
+    list[str], typer.Argument(metavar="WORKLOAD…", help="Ids", autocompletion=completion.complete_workloads)
+]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group's id", autocompletion=completion.complete_groups)
+]
+
+_CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "addresses": (
+        Annotated[
+            str,
+            typer.Option(
+                "--control",
+                envvar="SHOAL_CONTROL",
+                metavar="HOST:PORT[,…]",
+                help="Where the control plane listens; several are tried in turn",
+                rich_help_panel=CONNECTION,
+            ),
+        ],
+        session.DEFAULT_CONTROL,
+    ),
+    "insecure": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--insecure",
+                metavar="",
+                envvar="SHOAL_INSECURE",
+                help="Talk without encryption; taken for granted when the control plane is on this machine",
+                rich_help_panel=CONNECTION,
+            ),
+        ],
+        False,
+    ),
+    **{
+        name: (
+            Annotated[
+                str | None,
+                typer.Option(
+                    f"--{name}", envvar=f"SHOAL_{name.upper()}", metavar="PATH", help=text, rich_help_panel=CONNECTION
+                ),
+            ],
+            None,
+        )
+        for name, text in (
+            ("ca", "Certificate of the authority that signed the control plane's"),
+            ("cert", "Certificate to show"),
+            ("key", "Its private key"),
+        )
+    },
+}
+
+
+def client_command(app: typer.Typer, name: str) -> Callable[[F], F]:
+    """Register `async def command(control, …)` under a name. What it returns is the exit code; None is 0."""
+
+    def register(function: F) -> F:
+        # The client itself is named only for the type checker: importing it here would load the whole wire.
+        hints = typing.get_type_hints(function, localns={"ControlPlane": object}, include_extras=True)
+        own = [
+            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in list(inspect.signature(function).parameters.values())[1:]
+        ]
+        shared = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in _CONNECTION_OPTIONS.items()
+        ]
+
+        def command(**given: Any) -> int | None:
+            access = session.Access(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
+            return session.call(access, lambda control: function(control, **given))
+
+        command.__name__ = function.__name__
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
+        app.command(name)(command)
+        return function
+
+    return register

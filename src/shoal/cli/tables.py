@@ -1,0 +1,102 @@
+"""How a table fits a width: pure, so that what a person sees can be tested as text.
+
+Ids are never cut. When a table is too wide, columns of prose are shortened first, then whole columns are left out, the
+least important first; what is left out is still in `--json`. Called by `shoal.cli.output`.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAP = 2
+_ELLIPSIS = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column and what may happen to it when there is no room."""
+
+    title: str
+    #: Columns with the highest rank are left out first; 0 is never left out.
+    rank: int = 0
+    #: Prose may be cut down to this many cells; 0 means that it is never cut.
+    least: int = 0
+    right: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns that stay, by index, and their widths."""
+
+    columns: tuple[int, ...]
+    widths: tuple[int, ...]
+
+
+def clean(text: str) -> str:
+    """One printable line: whatever a workload or a peer put into a message, it cannot move the cursor."""
+    if text.isprintable():
+        return text
+    spaced = (" " if character.isspace() else character for character in text)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in spaced).strip()
+
+
+def cells(text: str) -> int:
+    """How many cells of a terminal the text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(_cells_of(character) for character in text)
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most `width` cells, with an ellipsis where something is missing."""
+    if cells(text) <= width:
+        return text
+    kept, used = "", 0
+    for character in text:
+        size = _cells_of(character)
+        if used + size > width - 1:
+            break
+        kept, used = kept + character, used + size
+    return kept.rstrip() + _ELLIPSIS
+
+
+def pad(text: str, width: int, *, right: bool = False) -> str:
+    """The text filled up with spaces to `width` cells."""
+    fill = " " * max(0, width - cells(text))
+    return fill + text if right else text + fill
+
+
+def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout:
+    """Choose which columns to show and how wide each is."""
+    natural = [max([cells(column.title), *(cells(row[index]) for row in rows)]) for index, column in enumerate(columns)]
+    kept = list(range(len(columns)))
+    while True:
+        smallest = sum(_least(columns[i], natural[i]) for i in kept) + GAP * (len(kept) - 1)
+        droppable = [i for i in kept if columns[i].rank > 0]
+        if smallest <= width or not droppable:
+            return Layout(tuple(kept), _shrink([columns[i] for i in kept], [natural[i] for i in kept], width))
+        kept.remove(max(droppable, key=lambda i: (columns[i].rank, i)))
+
+
+def _least(column: Column, natural: int) -> int:
+    return min(natural, max(column.least, cells(column.title))) if column.least else natural
+
+
+def _shrink(columns: Sequence[Column], natural: Sequence[int], width: int) -> tuple[int, ...]:
+    widths = list(natural)
+    excess = sum(widths) + GAP * (len(widths) - 1) - width
+    while excess > 0:
+        shrinkable = [i for i, column in enumerate(columns) if widths[i] > _least(column, natural[i])]
+        if not shrinkable:
+            break
+        widths[max(shrinkable, key=lambda i: widths[i])] -= 1
+        excess -= 1
+    return tuple(widths)
+
+
+def _cells_of(character: str) -> int:
+    if unicodedata.combining(character):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,0 +1,219 @@
+"""`shoal up`: a whole fleet on this machine, until Ctrl-C.
+
+Called by people; calls `shoal.cli.fleet`. What is kept lies in one folder, so that the next `shoal up` there goes on
+with the same workloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import re
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli import daemon, output, session
+from shoal.cli.output import ProgressRow
+from shoal.cli.tables import clean
+from shoal.core.errors import ShoalError
+from shoal.core.tasks import task_scope
+
+if TYPE_CHECKING:
+    from shoal.cli.fleet import LocalFleet
+
+DEFAULT_DIR = ".shoal"
+USUAL_PORTS = (8085, 8084)
+
+_LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\s+(?P<rest>.*)")
+_AT_ONCE = 64 * 1024
+_LOOK_EVERY = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("up")(up)
+
+
+def up(
+    *,
+    agents: Annotated[int, typer.Option("--agents", min=1, max=64, metavar="N", help="How many agents")] = 3,
+    cpu: Annotated[
+        float | None, typer.Option("--cpu", metavar="CORES", help="Cores of each agent; else the machine is divided")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each agent, such as 512M or 2G")
+    ] = None,
+    slots: Annotated[int | None, typer.Option("--slots", min=0, metavar="N", help="Slots of each agent")] = None,
+    data_dir: Annotated[
+        str, typer.Option("--data-dir", metavar="PATH", help="Where everything is kept between two runs")
+    ] = DEFAULT_DIR,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option("--grpc-port", min=0, max=65535, metavar="PORT", help="[8085 if it is free, else any]"),
+    ] = None,
+    http_port: Annotated[
+        int | None,
+        typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="[8084 if it is free, else any]"),
+    ] = None,
+) -> int:
+    """Run a control plane and some agents on this machine, until Ctrl-C.
+
+    Ctrl-C stops the workloads, then the agents, then the control plane; a second one does not wait. The next `shoal up`
+    in the same folder goes on with what there was. Nothing is encrypted, and only this machine can connect.
+    """
+    from shoal.cli.fleet import LocalFleet
+
+    share = divide_machine(agents)
+    fleet = LocalFleet(
+        data_dir,
+        agents=agents,
+        cpu=cpu if cpu is not None else share.cores,
+        memory=memory if memory is not None else f"{share.memory_mb}M",
+        slots=slots,
+        grpc_port=_port(grpc_port, USUAL_PORTS[0]),
+        http_port=_port(http_port, USUAL_PORTS[1]),
+    )
+    result: int = session.surroundings.get(session.Surroundings()).run(_run(fleet))
+    return result
+
+
+async def _run(fleet: LocalFleet) -> int:
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    with daemon.stopping_on_signals(stop, second=hurry.set):
+        try:
+            if await _unless(stop, _start(fleet)):
+                return await _watch(fleet, stop)
+            return 0
+        finally:
+            output.words("stopping; Ctrl-C again does not wait for workloads to end")
+            # What stops is never cancelled half-way by the one who waits: it is hurried, and then waited for.
+            if not await _unless(hurry, fleet.stop()):
+                await fleet.kill()
+            output.words("stopped")
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work, but cancel it when the event is set. Returns whether it was done."""
+    async with task_scope("up") as scope:
+        doing = scope.start(work, name="work")
+        waiting = scope.start(event.wait(), name="event")
+        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            return False
+        await doing
+        return True
+
+
+async def _start(fleet: LocalFleet) -> None:
+    rows = {name: ProgressRow(name, "Starting") for name in ("control", *fleet.names)}
+    with output.progress() as display:
+
+        def show(name: str, state: str, detail: str = "", *, done: bool = False) -> None:
+            rows[name] = ProgressRow(name, state, detail, done)
+            display.show(list(rows.values()))
+
+        async def start_agent(name: str) -> None:
+            await fleet.start_agent(name)
+            show(name, "Pending", "waiting for its node to be Ready")
+
+        show("control", "Starting")
+        await fleet.start_control()
+        show("control", "Ready", f"at {fleet.control_address}", done=True)
+        await asyncio.gather(*(start_agent(name) for name in fleet.names))
+        await fleet.wait_ready()
+        for name in fleet.names:
+            show(name, "Ready", done=True)
+
+
+async def _watch(fleet: LocalFleet, stop: asyncio.Event) -> int:
+    """Say how to use the fleet, then show what matters until it is to stop or one of its processes dies."""
+    _say_how(fleet)
+    async with task_scope("up") as scope:
+        scope.start(_show_events(fleet), name="events")
+        scope.start(_show_lines(fleet), name="lines")
+        died = scope.start(fleet.wait_exit(), name="exits")
+        told = scope.start(stop.wait(), name="stop")
+        await asyncio.wait({died, told}, return_when=asyncio.FIRST_COMPLETED)
+        if told.done():
+            return 0
+        ended = died.result()
+    output.fail_with(
+        f"{ended}, so everything is stopped",
+        output=ended.tail,
+        hint=f"its log is {fleet.log_of(ended.name)}; start again with `shoal up`",
+    )
+    return 1
+
+
+def _say_how(fleet: LocalFleet) -> None:
+    output.words(f"control plane at {fleet.control_address}, metrics and health at http://{fleet.http_address}")
+    output.words(f"agents {', '.join(fleet.names)}; state and logs in {fleet.base_dir}")
+    output.words("")
+    output.words("in another terminal:")
+    if fleet.control_address != session.DEFAULT_CONTROL:
+        output.words(f"    export SHOAL_CONTROL={fleet.control_address}")
+    output.words("    shoal status")
+    output.words("    shoal apply -f spec.yaml")
+    output.words("")
+    output.words("Ctrl-C stops everything; what happens is shown below")
+
+
+async def _show_events(fleet: LocalFleet) -> None:
+    from shoal.cli.events import line_of
+
+    with contextlib.suppress(ShoalError):
+        async with fleet.client() as control:
+            async for event in control.watch_events(patience=math.inf):
+                output.words(line_of(event))
+
+
+async def _show_lines(fleet: LocalFleet) -> None:
+    tails = {name: LoudLines(fleet.log_of(name)) for name in ("control", *fleet.names)}
+    clock = session.clock()
+    while True:
+        await clock.sleep(_LOOK_EVERY)
+        for name, tail in tails.items():
+            for line in tail.read():
+                output.words(f"{name}: {line}", style="yellow")
+
+
+class LoudLines:
+    """The warnings and errors that a process adds to its log, from now on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._at = path.stat().st_size if path.exists() else 0
+        self._rest = b""
+
+    def read(self) -> list[str]:
+        """What came since the last call. A log that grows faster than it is read is shown with gaps."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                if size < self._at:  # it was cut
+                    self._at, self._rest = 0, b""
+                if size - self._at > _AT_ONCE:
+                    self._at, self._rest = size - _AT_ONCE, b""
+                file.seek(self._at)
+                new = file.read(_AT_ONCE)
+        except OSError:
+            return []
+        self._at += len(new)
+        *lines, self._rest = (self._rest + new).split(b"\n")
+        self._rest = self._rest[-_AT_ONCE:]
+        found = (_LOUD.match(line.decode(errors="replace")) for line in lines)
+        return [clean(f"{match[1].lower()}: {match['rest']}") for match in found if match is not None]
+
+
+# ---------------------------------------------------------------------------------------------------------
+
+
+def _port(asked: int | None, usual: int) -> int:
+    if asked is not None:
+        return asked
+    return usual if is_free(usual) else 0

@@ -1,0 +1,503 @@
+"""The client of the control plane: one coroutine for each RPC, values instead of protos, errors as they were raised.
+
+    async with ControlPlane(["127.0.0.1:8085"], GrpcTransport()) as control:
+        await control.apply(document)
+        await control.wait_for("web", lambda view: view is not None and view.status == "Running", timeout=30)
+
+With several addresses a call that can be repeated without harm goes to the next one when the first cannot be reached;
+one that cannot (it compares and sets, or its second time would be an error) is made once, at an address that has just
+answered. Waiting follows the control plane's events and looks again from time to time, so it is quick when events flow
+and still right when they do not. Called by `shoal.cli`, `shoal.jobs` and tests; agents register and beat through
+`shoal.agent.registration`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
+
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.durations import format_duration
+from shoal.core.errors import (
+    DeadlineError,
+    ExhaustedError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    Problem,
+    ShoalError,
+    UnavailableError,
+    UnsupportedError,
+    problem,
+)
+from shoal.core.retry import Backoff
+from shoal.core.tasks import Signal, TaskScope
+from shoal.model.documents import GroupDocument, WorkloadDocument
+from shoal.model.events import Event
+from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacement, WorkloadView
+from shoal.model.workloads import DesiredState, FailureReason
+from shoal.wire import convert
+from shoal.wire.methods import AgentControl
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+LOOK_EVERY = 2.0
+"""Seconds after which a wait looks again although no event came: an event can be lost, a look cannot."""
+
+_LIST_FROM = 8
+"""From this many workloads on, one list of all costs less than a call for each."""
+
+_RECONNECT = Backoff(first=0.2, cap=2.0)
+
+Condition = Callable[[WorkloadView | None], bool]
+"""Given the workload as it is now, or None when there is none; says whether the wait is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOutcome:
+    """What became of a wish for one workload."""
+
+    workload_id: str
+    revision_id: str
+    generation: int
+    #: created | updated | unchanged; empty from a control plane that does not say.
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What became of a wish for a group."""
+
+    group_id: str
+    generation: int
+    #: created | updated | unchanged
+    outcome: str
+    members: tuple[WorkloadView, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementPreview:
+    """What applying would do, although nothing was stored."""
+
+    placements: tuple[PlannedPlacement, ...]
+    placeable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Some events in order, and where to go on."""
+
+    events: tuple[Event, ...]
+    #: The cursor to pass as `after` for what comes next.
+    next: int
+    #: The oldest cursor that is still kept.
+    oldest: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Some bytes that a workload printed."""
+
+    data: bytes
+    #: stdout | stderr
+    stream: str
+
+
+class ControlPlane:
+    """A client of one control plane, which may have several addresses.
+
+    Args:
+        addresses: host:port of each; tried in turn.
+        transport: how they are reached.
+        clock: tells and waits time.
+        timeout: seconds that one call may take.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        transport: Transport,
+        *,
+        clock: Clock | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+    ) -> None:
+        if not addresses:
+            raise InvalidError([problem("addresses", None, "must have at least one address")])
+        self.addresses = tuple(addresses)
+        self._transport = transport
+        self._clock: Clock = clock or SystemClock()
+        self._timeout = timeout
+        self._channels: dict[str, Channel] = {}
+        #: The address that answered last is asked first.
+        self._first = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Workloads
+
+    async def apply(self, document: WorkloadDocument, *, expected_revision: str = "") -> ApplyOutcome:
+        """Store a wish. Raises `InvalidError` or another reason why not; nothing was changed then."""
+        request = pb.ApplyWorkloadRequest(
+            workload_id=document.id,
+            spec=convert.workload_spec_to_proto(document.spec),
+            revision_id=document.revision,
+            desired_state=document.desired_state,
+            expected_revision=expected_revision,
+        )
+        answer = await self._call(AgentControl.APPLY_WORKLOAD, request, once=bool(expected_revision))
+        if not answer.success:
+            raise _apply_error(document.id, answer)
+        return ApplyOutcome(document.id, answer.revision_id, answer.generation, answer.outcome)
+
+    async def delete(self, workload_id: str) -> None:
+        """Store the wish to remove a workload. It is gone once `get_workload` does not find it any more."""
+        answer = await self._call(AgentControl.DELETE_WORKLOAD, pb.DeleteWorkloadRequest(workload_id=workload_id))
+        if not answer.success:
+            raise _refusal("workload", workload_id, answer.error_message or "the deletion was refused")
+
+    async def retry(self, workload_id: str) -> None:
+        """Start a failed workload again at once."""
+        answer = await self._call(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id=workload_id))
+        if not answer.accepted:
+            raise PreconditionError(
+                f"workload {workload_id!r}: there is nothing to retry",
+                hint=f"`shoal workload get {workload_id}` shows its state",
+                workload_id=workload_id,
+            )
+
+    async def set_desired_state(self, workload_id: str, desired: DesiredState) -> WorkloadView:
+        """Start or stop a workload without a change of its spec."""
+        request = pb.SetDesiredStateRequest(workload_id=workload_id, desired_state=desired.value)
+        answer = await self._call(AgentControl.SET_DESIRED_STATE, request)
+        return convert.workload_view_from_proto(answer.workload)
+
+    async def list_workloads(
+        self, *, node_id: str = "", status: str = "", group_id: str = ""
+    ) -> tuple[WorkloadView, ...]:
+        """The workloads, narrowed by what is given."""
+        request = pb.ListWorkloadsRequest(node_id=node_id, status=status, group_id=group_id)
+        answer = await self._call(AgentControl.LIST_WORKLOADS, request)
+        return tuple(convert.workload_view_from_proto(view) for view in answer.workloads)
+
+    async def get_workload(self, workload_id: str) -> WorkloadView:
+        """One workload. Raises `NotFoundError`."""
+        answer = await self._call(AgentControl.GET_WORKLOAD, pb.GetWorkloadRequest(workload_id=workload_id))
+        return convert.workload_view_from_proto(answer.workload)
+
+    async def plan(self, documents: Sequence[WorkloadDocument], *, together: bool = False) -> PlacementPreview:
+        """Where workloads would go now, and why. With `together`, all or none, as a group."""
+        request = pb.PlanPlacementRequest(members=_members(documents), together=together)
+        answer = await self._call(AgentControl.PLAN_PLACEMENT, request)
+        return PlacementPreview(
+            tuple(convert.planned_placement_from_proto(each) for each in answer.placements), answer.placeable
+        )
+
+    def logs(self, workload_id: str, *, tail: int = 0, follow: bool = False) -> AsyncGenerator[LogPiece, None]:
+        """What a workload printed, oldest first; the last `tail` lines, or all that is kept when 0."""
+        return self._logs(pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail, follow=follow))
+
+    # -----------------------------------------------------------------------------------------------------
+    # Groups
+
+    async def apply_group(self, document: GroupDocument, *, expected_generation: int | None = None) -> GroupOutcome:
+        """Store a wish for a whole set of workloads, all or none."""
+        request = pb.ApplyGroupRequest(
+            group_id=document.id, members=_members(document.members), expected_generation=expected_generation
+        )
+        answer = await self._call(AgentControl.APPLY_GROUP, request, once=expected_generation is not None)
+        members = tuple(convert.workload_view_from_proto(view) for view in answer.members)
+        return GroupOutcome(document.id, answer.generation, answer.outcome, members)
+
+    async def delete_group(self, group_id: str, *, expected_generation: int | None = None) -> int:
+        """Store the wish to remove a group and its members. Returns the group's generation."""
+        request = pb.DeleteGroupRequest(group_id=group_id, expected_generation=expected_generation)
+        answer = await self._call(AgentControl.DELETE_GROUP, request, once=expected_generation is not None)
+        return answer.generation
+
+    async def list_groups(self) -> tuple[GroupView, ...]:
+        """Every group."""
+        answer = await self._call(AgentControl.LIST_GROUPS, pb.ListGroupsRequest())
+        return tuple(convert.group_view_from_proto(view) for view in answer.groups)
+
+    async def get_group(self, group_id: str) -> GroupView:
+        """One group. Raises `NotFoundError`."""
+        answer = await self._call(AgentControl.GET_GROUP, pb.GetGroupRequest(group_id=group_id))
+        return convert.group_view_from_proto(answer.group)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Nodes and the whole
+
+    async def list_nodes(self, *, status: str = "") -> tuple[NodeView, ...]:
+        """The nodes, or those in one state."""
+        answer = await self._call(AgentControl.LIST_NODES, pb.ListNodesRequest(status=status))
+        return tuple(convert.node_view_from_proto(view) for view in answer.nodes)
+
+    async def get_node(self, node_id: str) -> NodeView:
+        """One node. Raises `NotFoundError`."""
+        answer = await self._call(AgentControl.GET_NODE, pb.GetNodeRequest(node_id=node_id))
+        return convert.node_view_from_proto(answer.node)
+
+    async def remove_node(self, node_id: str) -> None:
+        """Forget a node that is gone. Raises `PreconditionError` while it still beats."""
+        await self._call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id=node_id), once=True)
+
+    async def summary(self) -> ClusterSummary:
+        """The fleet in numbers."""
+        answer = await self._call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
+        return convert.cluster_summary_from_proto(answer)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Events
+
+    async def list_events(
+        self, *, after: int = 0, limit: int = 100, subject_kind: str = "", subject_id: str = "", newest: bool = False
+    ) -> EventPage:
+        """Events after a cursor, or the newest ones."""
+        request = pb.ListEventsRequest(
+            after=after, limit=limit, subject_kind=subject_kind, subject_id=subject_id, newest=newest
+        )
+        answer = await self._call(AgentControl.LIST_EVENTS, request)
+        return EventPage(tuple(convert.event_from_proto(each) for each in answer.events), answer.next, answer.oldest)
+
+    async def watch_events(
+        self, *, after: int | None = None, subject_kind: str = "", subject_id: str = "", patience: float = 60.0
+    ) -> AsyncGenerator[Event, None]:
+        """Events as they happen, from a cursor or from now on.
+
+        When the control plane goes away, the watch is taken up again where it was as soon as it is back; after
+        `patience` seconds without it, `UnavailableError` is raised.
+        """
+        if after is None:
+            after = (await self.list_events(limit=1, newest=True)).next
+        failures, lost_at = 0, 0.0
+        while True:
+            request = pb.WatchEventsRequest(after=after, subject_kind=subject_kind, subject_id=subject_id)
+            try:
+                async with contextlib.aclosing(self._stream(AgentControl.WATCH_EVENTS, request)) as stream:
+                    async for each in stream:
+                        failures, after = 0, each.cursor
+                        yield convert.event_from_proto(each)
+            except UnavailableError:
+                lost_at = lost_at if failures else self._clock.monotonic()
+                if self._clock.monotonic() - lost_at >= patience:
+                    raise
+            # A stream that ends without an error, because the server stopped, is taken up again too.
+            failures += 1
+            await self._clock.sleep(_RECONNECT.plain_delay(failures))
+
+    # -----------------------------------------------------------------------------------------------------
+    # Waiting
+
+    async def wait_for(
+        self, workload_id: str, condition: Condition, *, timeout: float | None = None
+    ) -> WorkloadView | None:
+        """Wait until the condition holds. Returns the workload as it was then; raises `DeadlineError`."""
+        last: WorkloadView | None = None
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                contextlib.aclosing(self.follow([workload_id])) as changes,
+            ):
+                async for views in changes:
+                    last = views[workload_id]
+                    if condition(last):
+                        return last
+        except TimeoutError:
+            seen = f"it is {last.status}" if last is not None else "there is no such workload"
+            raise DeadlineError(
+                f"workload {workload_id!r} did not get there within {format_duration(timeout or 0.0)}: {seen}",
+                workload_id=workload_id,
+            ) from None
+        return last  # pragma: no cover - following never ends by itself
+
+    async def follow(self, workload_ids: Iterable[str]) -> AsyncGenerator[Mapping[str, WorkloadView | None], None]:
+        """Some workloads as they are now, and all of them again whenever one has changed. None: there is none.
+
+        The first look raises when the control plane cannot be reached; after it, an absence is waited out.
+        """
+        wanted = dict.fromkeys(workload_ids)
+        touched = set(wanted)
+        wake = Signal()
+        # The cursor is read before the first look, so that no change can fall between the two.
+        cursor = await self._cursor()
+        views: dict[str, WorkloadView | None] = {}
+        scope = TaskScope("follow")
+        if cursor is not None:
+            scope.start(self._listen(cursor, wanted, touched, wake), name="events")
+        try:
+            while True:
+                # Emptied before the look: a change during it must be looked at again.
+                names = set(touched)
+                touched.clear()
+                looked = await self._look(names, first=not views)
+                touched.update(names - looked.keys())
+                if any(name not in views or views[name] != view for name, view in looked.items()):
+                    views.update(looked)
+                    yield dict(views)
+                if not await wake.wait(LOOK_EVERY if cursor is not None else LOOK_EVERY / 4):
+                    touched.update(wanted)
+        finally:
+            await scope.close()
+
+    async def _look(self, names: set[str], *, first: bool) -> dict[str, WorkloadView | None]:
+        """What could be seen of the named workloads; less than all when the control plane went away meanwhile."""
+        found: dict[str, WorkloadView | None] = {}
+        try:
+            if len(names) > _LIST_FROM:
+                known = {view.workload_id: view for view in await self.list_workloads()}
+                return {name: known.get(name) for name in names}
+            for name in names:
+                found[name] = await self._find_workload(name)
+        except (UnavailableError, DeadlineError):
+            if first:
+                raise
+        return found
+
+    async def _find_workload(self, workload_id: str) -> WorkloadView | None:
+        try:
+            return await self.get_workload(workload_id)
+        except NotFoundError:
+            return None
+
+    async def _cursor(self) -> int | None:
+        try:
+            return (await self.list_events(limit=1, newest=True)).next
+        except UnsupportedError:
+            return None
+
+    async def _listen(self, cursor: int, wanted: Mapping[str, None], touched: set[str], wake: Signal) -> None:
+        """Note which of the wanted workloads an event was about. Without events the regular look is all there is."""
+        single = next(iter(wanted)) if len(wanted) == 1 else ""
+        kind = "workload" if single else ""
+        with contextlib.suppress(ShoalError):
+            async for event in self.watch_events(after=cursor, subject_kind=kind, subject_id=single):
+                if event.subject_kind == "workload" and event.subject_id in wanted:
+                    touched.add(event.subject_id)
+                    wake.set()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Calling
+
+    async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, *, once: bool = False) -> ResponseT:
+        if once and len(self.addresses) > 1:
+            # Whether a call that failed had an effect cannot be known: find an address that lives, then call there.
+            await self.summary()
+            return await self._channel(self._first).call(method, request, timeout=self._timeout)
+        last: UnavailableError | None = None
+        for index in self._order():
+            try:
+                answer = await self._channel(index).call(method, request, timeout=self._timeout)
+            except UnavailableError as error:
+                last = error
+            else:
+                self._first = index
+                return answer
+        raise self._unreachable(last) from last
+
+    async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
+        last: UnavailableError | None = None
+        for index in self._order():
+            begun = False
+            try:
+                async with contextlib.aclosing(_closable(self._channel(index).stream(method, request))) as stream:
+                    async for each in stream:
+                        begun, self._first = True, index
+                        yield each
+            except UnavailableError as error:
+                if begun:
+                    raise
+                last = error
+            else:
+                return
+        raise self._unreachable(last) from last
+
+    async def _logs(self, request: pb.ReadLogsRequest) -> AsyncGenerator[LogPiece, None]:
+        async with contextlib.aclosing(self._stream(AgentControl.READ_LOGS, request)) as stream:
+            async for chunk in stream:
+                yield LogPiece(chunk.data, chunk.stream or "stdout")
+
+    def _order(self) -> list[int]:
+        return [*range(self._first, len(self.addresses)), *range(self._first)]
+
+    def _channel(self, index: int) -> Channel:
+        address = self.addresses[index]
+        if address not in self._channels:
+            self._channels[address] = self._transport.connect(address)
+        return self._channels[address]
+
+    def _unreachable(self, last: UnavailableError | None) -> UnavailableError:
+        where = ", ".join(self.addresses)
+        why = f": {last.message}" if last is not None and len(self.addresses) == 1 else ""
+        return UnavailableError(
+            f"the control plane at {where} cannot be reached{why}",
+            hint=(last.hint if last is not None else "")
+            or "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",
+            addresses=where,
+        )
+
+
+async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:
+    """The same stream, and certain to have `aclose`."""
+    try:
+        async for each in stream:
+            yield each
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _members(documents: Iterable[WorkloadDocument]) -> list[pb.GroupMember]:
+    return [
+        pb.GroupMember(
+            workload_id=document.id,
+            spec=convert.workload_spec_to_proto(document.spec),
+            revision_id=document.revision,
+            desired_state=document.desired_state,
+        )
+        for document in documents
+    ]
+
+
+def _apply_error(workload_id: str, answer: pb.ApplyWorkloadResponse) -> ShoalError:
+    reason = pb.FailureReason.Name(answer.failure_reason) if answer.failure_reason in pb.FailureReason.values() else ""
+    message = answer.error_message or "the wish was refused without a reason"
+    if answer.problems:
+        return InvalidError(
+            [Problem(each.field, each.value, each.rule) for each in answer.problems], what=f"workload {workload_id!r}"
+        )
+    if reason == FailureReason.INVALID_SPEC.value:
+        return InvalidError([Problem(f"workload {workload_id}", "", message)])
+    if reason == FailureReason.INSUFFICIENT_RESOURCES.value:
+        return ExhaustedError(_about("workload", workload_id, message), workload_id=workload_id)
+    return _refusal("workload", workload_id, message)
+
+
+def _refusal(kind: str, name: str, message: str) -> ShoalError:
+    """What a plain sentence stands for. A control plane of ours raises the error itself; this is for foreign ones."""
+    if "not found" in message.lower():
+        return NotFoundError(kind, name)
+    return PreconditionError(_about(kind, name, message), **{f"{kind}_id": name})
+
+
+def _about(kind: str, name: str, message: str) -> str:
+    return message if name in message else f"{kind} {name!r}: {message}"

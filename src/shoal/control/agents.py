@@ -1,0 +1,137 @@
+"""Calls from the control plane to agents: one kept channel per endpoint, a bounded number of calls per node.
+
+A node that answers slowly or not at all uses up its own share and nobody else's. Called by `shoal.control.dispatch`
+(orders) and `shoal.control.service` (logs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import NodeRecord
+from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
+from shoal.wire import convert
+from shoal.wire.methods import NODE_HEADER, AgentService
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.transport import Channel, Transport
+
+CALLS_PER_NODE = 16
+ORDER_TIMEOUT = 5.0
+FOREIGN_ORDER_TIMEOUT = 45.0
+
+
+class Agents:
+    """The control plane's side of `persys.agent.v1`."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._channels: dict[NodeId, Channel] = {}
+        self._shares: dict[NodeId, asyncio.Semaphore] = {}
+
+    async def apply(self, node: NodeRecord, record: WorkloadRecord) -> RunStatus | None:
+        """Tell an agent about the newest generation. Returns its status, or raises what it refused with."""
+        stopped = record.desired is DesiredState.STOPPED
+        request = pb.ApplyWorkloadRequest(
+            id=record.workload_id,
+            type=convert.workload_type_to_agent(record.spec.type),
+            revision_id=record.revision_id,
+            desired_state=pb.DESIRED_STATE_STOPPED if stopped else pb.DESIRED_STATE_RUNNING,
+            spec=convert.agent_spec_from_control(record.spec, record.workload_id),
+            generation=record.generation,
+            attempt=record.attempt,
+        )
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=_header(node)
+            )
+        if not answer.applied and not answer.skipped:
+            raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
+        return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
+
+    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> None:
+        """Tell an agent to remove its copy, if it is of this generation or an older one."""
+        request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=_header(node)
+            )
+        if not answer.success and "not found" not in answer.message:
+            raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
+
+    async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
+        """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""
+        request = pb.GetWorkloadStatusRequest(id=workload_id)
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=_header(node)
+            )
+        return convert.run_status_from_agent(answer.status)
+
+    async def deletion_is_done(self, node: NodeRecord, workload_id: WorkloadId) -> bool:
+        """Whether an agent that answers before it acts has finished removing a workload.
+
+        Its status is no proof, for a poll that overlaps a removal may bring the record back; its list of actions is.
+        """
+        request = pb.ListActionsRequest(
+            workload_id=workload_id, action_type="delete_workload", limit=1, newest_first=True
+        )
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.LIST_ACTIONS, request, timeout=ORDER_TIMEOUT, metadata=_header(node)
+            )
+        if not answer.actions:
+            return False
+        newest = answer.actions[0]
+        return newest.status == "completed" or (newest.status == "failed" and "not found" in newest.error)
+
+    async def read_logs(
+        self, node: NodeRecord, workload_id: str, *, tail_lines: int, follow: bool
+    ) -> AsyncIterator[pb.LogChunk]:
+        """What a workload printed. Not counted against the node's share: followers stay long."""
+        request = pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail_lines, follow=follow)
+        channel = await self._channel(node)
+        async for chunk in channel.stream(AgentService.READ_LOGS, request, metadata=_header(node)):
+            yield chunk
+
+    async def forget(self, node_id: NodeId) -> None:
+        """Let go of a node that was removed."""
+        self._shares.pop(node_id, None)
+        channel = self._channels.pop(node_id, None)
+        if channel is not None:
+            await channel.close()
+
+    async def close(self) -> None:
+        """Let go of every channel."""
+        channels, self._channels = list(self._channels.values()), {}
+        for channel in channels:
+            await channel.close()
+
+    @asynccontextmanager
+    async def _share(self, node: NodeRecord) -> AsyncIterator[Channel]:
+        share = self._shares.setdefault(node.node_id, asyncio.Semaphore(CALLS_PER_NODE))
+        async with share:
+            yield await self._channel(node)
+
+    async def _channel(self, node: NodeRecord) -> Channel:
+        if not node.spec.endpoint:
+            raise UnavailableError(f"node {node.node_id!r} registered without an endpoint", node_id=node.node_id)
+        channel = self._channels.get(node.node_id)
+        if channel is not None and channel.address == node.spec.endpoint:
+            return channel
+        fresh = self._channels[node.node_id] = self._transport.connect(node.spec.endpoint)
+        if channel is not None:  # the agent came back at another address; nothing more is expected from the old one
+            await channel.close()
+        return fresh
+
+
+def _header(node: NodeRecord) -> dict[str, str]:
+    return {NODE_HEADER: node.node_id}
+
+
+def _patience(node: NodeRecord) -> float:
+    """Our agents answer once an order is on disk; a foreign one may work first when its queue is full."""
+    return ORDER_TIMEOUT if node.spec.features else FOREIGN_ORDER_TIMEOUT

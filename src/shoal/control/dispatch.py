@@ -1,0 +1,573 @@
+"""Carries out the reconciler's steps: one small task per workload that has something to do, many at once.
+
+`enqueue` is called for every write, heartbeat and timer that may change what is to be done about a workload. Its
+steps run one after another, so orders about one workload never overtake each other, and those of different workloads
+run side by side, so one slow agent holds up nobody else. What an agent was told lives in memory only: after a restart
+it is read off the reports, and an order that was sent before is recognised by the agent by its generation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from shoal.control.agents import Agents
+from shoal.control.fleet import Fleet, Ledger, group_event, workload_event
+from shoal.control.placer import Placer, Unplaced
+from shoal.control.reconciler import (
+    FOREIGN_POLL_SECONDS,
+    ConfirmWithForeignAgent,
+    Facts,
+    Forget,
+    Order,
+    OrderKind,
+    Owner,
+    Place,
+    SendApply,
+    SendDelete,
+    Step,
+    Wait,
+    is_current,
+    reconcile,
+)
+from shoal.control.reports import ReportVerdict, judge_report
+from shoal.control.store.base import Batch
+from shoal.core import faults
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import NotFoundError, ShoalError, StaleGenerationError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.retry import Backoff
+from shoal.core.tasks import TaskScope
+from shoal.model.events import Event
+from shoal.model.nodes import NodeRecord
+from shoal.model.workloads import DesiredState, Observation, Rejection, RunState, RunStatus, WorkloadRecord
+
+log = logging.getLogger(__name__)
+
+MAX_CONCURRENT = 256
+ORDER_BACKOFF = Backoff(first=0.2, cap=5.0)
+#: The same order is not repeated sooner than this.
+SAME_ORDER_SECONDS = 1.0
+#: A node that refused a workload is not asked again for this long, unless nothing else fits.
+REFUSAL_SECONDS = 30.0
+#: An unplaceable workload is tried again after this long even if nothing was seen to change.
+PENDING_RETRY_SECONDS = 15.0
+#: However much changes, everything that waits for room is tried at most this often.
+CAPACITY_SETTLE_SECONDS = 0.05
+
+
+class Liveness(Protocol):
+    """What `shoal.control.nodes` knows about contact with nodes."""
+
+    def surely_stopped(self, node_id: NodeId) -> bool:
+        """Whether an at-most-one copy on a lost node must have stopped by now."""
+        ...
+
+
+class GroupUndo(Protocol):
+    """What `shoal.control.groups` does when a member cannot be placed, and when one was accepted."""
+
+    async def member_unplaceable(self, record: WorkloadRecord, rejections: tuple[Rejection, ...]) -> bool:
+        """Undo the change under way. False when there is none: the member then waits like any workload."""
+        ...
+
+    async def member_accepted(self, record: WorkloadRecord) -> None:
+        """Note that an agent has taken a member."""
+        ...
+
+
+class Dispatch:
+    """Drives every workload towards its wish."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        placer: Placer,
+        agents: Agents,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        scope: TaskScope,
+        on_step: Callable[[str, bool], None] | None = None,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet: Fleet = ledger.fleet
+        self._placer = placer
+        self._agents = agents
+        self._clock = clock
+        self._entropy = entropy
+        self._scope = scope
+        self._on_step = on_step or (lambda _action, _success: None)
+        self._limit = asyncio.Semaphore(MAX_CONCURRENT)
+        self._driving: set[WorkloadId] = set()
+        self._again: set[WorkloadId] = set()
+        self._timers: dict[WorkloadId, asyncio.TimerHandle] = {}
+        self._orders: dict[WorkloadId, Order] = {}
+        self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
+        self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
+        self._place_not_before: dict[WorkloadId, float] = {}
+        self._capacity_timer: asyncio.TimerHandle | None = None
+        self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
+        self.trouble: dict[WorkloadId, str] = {}
+        self.liveness: Liveness
+        self.groups: GroupUndo
+
+    # -----------------------------------------------------------------------------------------------------
+    # What others tell
+
+    def enqueue(self, workload_id: WorkloadId) -> None:
+        """Look at a workload soon."""
+        timer = self._timers.pop(workload_id, None)
+        if timer is not None:
+            timer.cancel()
+        if workload_id in self._driving:
+            self._again.add(workload_id)
+            return
+        self._driving.add(workload_id)
+        self._scope.start(self._drive(workload_id), name=f"workload/{workload_id}")
+
+    def enqueue_all(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """Look at many."""
+        for workload_id in workload_ids:
+            self.enqueue(workload_id)
+
+    def capacity_changed(self) -> None:
+        """Something was freed or became ready: whatever waits for room is tried again, soon and together."""
+        if self._place_not_before and self._capacity_timer is None:
+            loop = asyncio.get_running_loop()
+            self._capacity_timer = loop.call_later(CAPACITY_SETTLE_SECONDS, self._try_pending)
+
+    def superseded(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
+        """A node holds a copy that lost its ownership: remove that copy there."""
+        self._superseded[workload_id][node_id] = generation
+        self.enqueue(workload_id)
+
+    def listed(self, node: NodeRecord, present: frozenset[WorkloadId]) -> None:
+        """A full list of what a node has arrived: draw conclusions about what it does not have."""
+        for workload_id in self._fleet.owned_by(node.node_id) - present:
+            record = self._fleet.workloads[workload_id]
+            order = self._orders.get(workload_id)
+            if order is None and record.desired is not DesiredState.DELETED and is_current(self._facts(record)):
+                # An earlier process told it and saw it there: two lists without it, and it is told again.
+                order = Order(OrderKind.APPLY, node.node_id, record.generation, accepted=True)
+            if order is not None and order.node_id == node.node_id and order.accepted:
+                gone = order.kind is OrderKind.DELETE and bool(node.spec.features)
+                self._orders[workload_id] = dataclasses.replace(
+                    order, absent_beats=order.absent_beats + 1, gone=order.gone or gone
+                )
+            self.enqueue(workload_id)
+
+    def contact_renewed(self, node_id: NodeId) -> None:
+        """A node registered anew or came back: what it was told before may be lost, so it is told again at once."""
+        for workload_id in self._fleet.owned_by(node_id):
+            order = self._orders.get(workload_id)
+            if order is not None and not order.accepted:
+                self._orders[workload_id] = dataclasses.replace(order, not_before=0.0)
+            self.enqueue(workload_id)
+        self.capacity_changed()
+
+    def reset_backoff(self, workload_id: WorkloadId) -> None:
+        """A person asked for it: no waiting."""
+        self._orders.pop(workload_id, None)
+        self._refusals.pop(workload_id, None)
+        self._place_not_before.pop(workload_id, None)
+        self.enqueue(workload_id)
+
+    def has_accepted(self, record: WorkloadRecord) -> bool:
+        """Whether its owner is known to have the newest generation."""
+        order = self._orders.get(record.workload_id)
+        told = order is not None and order.accepted and order.generation == record.generation
+        return told or is_current(self._facts(record))
+
+    async def observe(self, node_id: NodeId, statuses: Iterable[RunStatus]) -> Mapping[WorkloadId, ReportVerdict]:
+        """Take in reports of a node: store what is news, and look at what it concerns."""
+        verdicts: dict[WorkloadId, ReportVerdict] = {}
+        news: list[Observation] = []
+        at = self._clock.wall()
+        for status in statuses:
+            record = self._fleet.workloads.get(status.workload_id)
+            known = self._fleet.observations.get(status.workload_id)
+            verdict = verdicts[status.workload_id] = judge_report(record, known, node_id, status)
+            if verdict is ReportVerdict.NEWS:
+                news.append(Observation(node_id, status, at))
+            elif verdict is ReportVerdict.KNOWN and known is not None and status.usage is not None:
+                self._fleet.measured(status.workload_id, status.usage)
+            elif verdict is ReportVerdict.SUPERSEDED:
+                self.superseded(status.workload_id, node_id, status.generation)
+        if news:
+            events = tuple(event for each in news if (event := self._state_event(each)) is not None)
+            await self._ledger.commit(Batch(observations=tuple(news), events=events))
+            self.enqueue_all(each.status.workload_id for each in news)
+            self.capacity_changed()
+        return verdicts
+
+    # -----------------------------------------------------------------------------------------------------
+    # Driving one workload
+
+    async def _drive(self, workload_id: WorkloadId) -> None:
+        try:
+            async with self._limit:
+                await self._remove_superseded(workload_id)
+                await self._converge(workload_id)
+        except ShoalError as error:
+            # The store is away, or two writers met too often: nothing is lost, the wish is durable. Look again.
+            log.warning("workload %s: %s", workload_id, error)
+            self._look_again_in(workload_id, 1.0)
+        finally:
+            self._driving.discard(workload_id)
+            if workload_id in self._again:
+                self._again.discard(workload_id)
+                self.enqueue(workload_id)
+
+    async def _converge(self, workload_id: WorkloadId) -> None:
+        while True:
+            record = self._fleet.workloads.get(workload_id)
+            if record is None:
+                self._drop(workload_id)
+                return
+            self._again.discard(workload_id)
+            step = reconcile(self._facts(record))
+            if isinstance(step, Wait):
+                self._look_again_in(workload_id, step.seconds)
+                return
+            if not await self._carry_out(record, step):
+                return
+
+    async def _carry_out(self, record: WorkloadRecord, step: Step) -> bool:
+        """Do it. True when the facts have changed and the next step is to be decided at once."""
+        match step:
+            case Place():
+                return await self._place(record, step)
+            case SendApply():
+                return await self._send_apply(record)
+            case SendDelete():
+                return await self._send_delete(record)
+            case ConfirmWithForeignAgent():
+                return await self._confirm(record)
+            case Forget():
+                await self._forget(record, step.reason)
+                return False
+            case _:
+                return record.workload_id in self._again
+
+    def _facts(self, record: WorkloadRecord) -> Facts:
+        owner = None
+        if record.node_id is not None and record.node_id in self._fleet.nodes:
+            node = self._fleet.nodes[record.node_id]
+            owner = Owner(node, surely_stopped=self.liveness.surely_stopped(record.node_id))
+        return Facts(
+            record=record,
+            owner=owner,
+            observation=self._fleet.observations.get(record.workload_id),
+            order=self._orders.get(record.workload_id),
+            now=self._clock.monotonic(),
+            place_not_before=self._place_not_before.get(record.workload_id, 0.0),
+        )
+
+    async def _place(self, record: WorkloadRecord, step: Place) -> bool:
+        away_from = record.node_id if step.away_from_owner else None
+        refused = self._standing_refusals(record.workload_id)
+        unplaced = await self._placer.place(
+            record.workload_id, reason=step.reason, away_from=away_from, refused_by=refused
+        )
+        self._on_step("Place", unplaced is None)
+        if unplaced is None:
+            self._pending_no_more(record.workload_id)
+            return True
+        await self._note_unplaced(record, unplaced)
+        return False
+
+    async def _note_unplaced(self, record: WorkloadRecord, unplaced: Unplaced) -> None:
+        workload_id = record.workload_id
+        is_news = workload_id not in self.rejections
+        self.rejections[workload_id] = unplaced.rejections
+        self._place_not_before[workload_id] = self._clock.monotonic() + PENDING_RETRY_SECONDS
+        self._look_again_in(workload_id, PENDING_RETRY_SECONDS)
+        if record.group_id is not None and await self.groups.member_unplaceable(record, unplaced.rejections):
+            return
+        if is_news:
+            event = workload_event(
+                record,
+                "WorkloadUnplaceable",
+                describe_rejections(unplaced.rejections),
+                at=self._clock.wall(),
+                source="scheduler",
+            )
+            await self._ledger.commit(Batch(events=(event,)))
+
+    def _pending_no_more(self, workload_id: WorkloadId) -> None:
+        self.rejections.pop(workload_id, None)
+        self._place_not_before.pop(workload_id, None)
+
+    async def _send_apply(self, record: WorkloadRecord) -> bool:
+        node = self._fleet.nodes[_owner_of(record)]
+        order = self._begin(record, OrderKind.APPLY)
+        try:
+            faults.reach("control.send.before")
+            status = await self._agents.apply(node, record)
+            faults.reach("control.send.after")
+        except StaleGenerationError as error:
+            self._on_step("SendApply", False)
+            return await self._overtake(record, int(error.facts.get("highest", record.generation)))
+        except ShoalError as error:
+            self._on_step("SendApply", False)
+            if error.retryable:
+                self._retry_later(order, record.workload_id, error)
+                return True
+            return await self._refused(record, node, error)
+        self._on_step("SendApply", True)
+        # Should its agent drop it again at once, it is not told again in a tight circle.
+        self._orders[record.workload_id] = dataclasses.replace(
+            order, accepted=True, failures=0, not_before=self._clock.monotonic() + SAME_ORDER_SECONDS
+        )
+        self._refusals.pop(record.workload_id, None)
+        self.trouble.pop(record.workload_id, None)
+        if status is not None:
+            await self.observe(node.node_id, [status])
+        if record.group_id is not None:
+            await self.groups.member_accepted(record)
+        return True
+
+    async def _send_delete(self, record: WorkloadRecord) -> bool:
+        node = self._fleet.nodes[_owner_of(record)]
+        order = self._begin(record, OrderKind.DELETE)
+        try:
+            faults.reach("control.send.before")
+            await self._agents.delete(node, record.workload_id, record.generation)
+            faults.reach("control.send.after")
+        except StaleGenerationError as error:
+            self._on_step("SendDelete", False)
+            return await self._overtake(record, int(error.facts.get("highest", record.generation)))
+        except NotFoundError:
+            self._orders[record.workload_id] = dataclasses.replace(order, accepted=True, gone=True)
+            return True
+        except ShoalError as error:
+            self._on_step("SendDelete", False)
+            self._retry_later(order, record.workload_id, error)
+            return True
+        self._on_step("SendDelete", True)
+        self._orders[record.workload_id] = dataclasses.replace(order, accepted=True, failures=0)
+        return True
+
+    def _begin(self, record: WorkloadRecord, kind: OrderKind) -> Order:
+        known = self._orders.get(record.workload_id)
+        node_id = _owner_of(record)
+        same = (
+            known is not None
+            and known.kind is kind
+            and known.generation == record.generation
+            and known.node_id == node_id
+        )
+        order = Order(kind, node_id, record.generation, failures=known.failures if same and known else 0)
+        self._orders[record.workload_id] = order
+        return order
+
+    def _retry_later(self, order: Order, workload_id: WorkloadId, error: ShoalError) -> None:
+        failures = order.failures + 1
+        delay = ORDER_BACKOFF.delay(failures, self._entropy)
+        self.trouble[workload_id] = f"node {order.node_id}: {error.message}"
+        self._orders[workload_id] = dataclasses.replace(
+            order, failures=failures, not_before=self._clock.monotonic() + delay
+        )
+
+    async def _overtake(self, record: WorkloadRecord, highest: int) -> bool:
+        """The agent has seen a higher generation, as after a restore of an older database: go above it."""
+
+        def decide() -> Batch | None:
+            current = self._fleet.workloads.get(record.workload_id)
+            if current is None or current.generation > highest:
+                return None
+            raised = dataclasses.replace(current, generation=highest + 1, updated_at=self._clock.wall())
+            if current.placed_generation == current.generation:
+                raised = dataclasses.replace(raised, placed_generation=highest + 1)
+            event = workload_event(
+                raised,
+                "GenerationRaised",
+                f"above {highest}, which its agent had accepted already",
+                at=self._clock.wall(),
+                source="reconciler",
+            )
+            return Batch(workloads=(raised,), events=(event,))
+
+        await self._ledger.change(decide)
+        return True
+
+    async def _refused(self, record: WorkloadRecord, node: NodeRecord, error: ShoalError) -> bool:
+        """An agent will not take it: try the others, and without one of them let it wait or undo its group's change."""
+        workload_id = record.workload_id
+        self.trouble[workload_id] = f"node {node.node_id}: {error.message}"
+        if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record):
+            self._retry_later(self._orders[workload_id], workload_id, error)
+            return True
+        self._refusals[workload_id][node.node_id] = (error.message, self._clock.monotonic() + REFUSAL_SECONDS)
+        unplaced = await self._placer.place(
+            workload_id,
+            reason=f"node {node.node_id} refused it: {error.message}",
+            refused_by=self._standing_refusals(workload_id),
+        )
+        if unplaced is None:
+            self._pending_no_more(workload_id)
+            return True
+        await self._give_up_place(record)
+        await self._note_unplaced(record, unplaced)
+        return False
+
+    def _older_copy_lives(self, record: WorkloadRecord) -> bool:
+        """Whether an earlier generation still runs there: it is not given up for an update that was refused."""
+        observation = self._fleet.observations.get(record.workload_id)
+        if observation is None or observation.node_id != record.node_id:
+            return False
+        older = 0 < observation.status.generation < record.generation
+        return older and observation.status.state in (RunState.RUNNING, RunState.PENDING)
+
+    async def _give_up_place(self, record: WorkloadRecord) -> None:
+        def decide() -> Batch | None:
+            current = self._fleet.workloads.get(record.workload_id)
+            if current is None or current.generation != record.generation or current.node_id != record.node_id:
+                return None
+            return Batch(workloads=(dataclasses.replace(current, node_id=None, placed_generation=0),))
+
+        await self._ledger.change(decide)
+
+    async def _confirm(self, record: WorkloadRecord) -> bool:
+        node = self._fleet.nodes[_owner_of(record)]
+        workload_id = record.workload_id
+        order = self._orders.get(workload_id)
+        try:
+            if order is not None and order.kind is OrderKind.DELETE:
+                if await self._agents.deletion_is_done(node, workload_id):
+                    self._orders[workload_id] = dataclasses.replace(order, gone=True)
+                    return True
+            else:
+                await self.observe(node.node_id, [await self._agents.status(node, workload_id)])
+        except ShoalError as error:
+            log.debug("workload %s on foreign node %s: %s", workload_id, node.node_id, error)
+        self._look_again_in(workload_id, FOREIGN_POLL_SECONDS)
+        return False
+
+    async def _forget(self, record: WorkloadRecord, reason: str) -> None:
+        faults.reach("control.delete.before_forget")
+
+        def decide() -> Batch | None:
+            current = self._fleet.workloads.get(record.workload_id)
+            if current is None or current.desired is not DesiredState.DELETED:
+                return None
+            event = workload_event(
+                current, "WorkloadDeleted", reason, at=self._clock.wall(), source="reconciler", cause="deletion wished"
+            )
+            batch = Batch(removed_workloads={current.workload_id: current.version}, events=(event,))
+            group = self._fleet.groups.get(current.group_id) if current.group_id is not None else None
+            if group is None or group.desired is not DesiredState.DELETED:
+                return batch
+            # The group changes with each member that goes, so that two that go at once cannot overlook each other.
+            left = tuple(each for each in group.members if each != current.workload_id)
+            if any(each in self._fleet.workloads for each in left):
+                return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
+            ended = group_event(
+                group, "GroupDeleted", "all members are gone", at=self._clock.wall(), source="reconciler"
+            )
+            return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
+
+        if await self._ledger.change(decide) is not None:
+            self._drop(record.workload_id)
+            self.capacity_changed()
+
+    async def _remove_superseded(self, workload_id: WorkloadId) -> None:
+        copies = self._superseded.pop(workload_id, None) or {}
+        for node_id, generation in copies.items():
+            record = self._fleet.workloads.get(workload_id)
+            node = self._fleet.nodes.get(node_id)
+            if record is None or node is None or record.node_id in (None, node_id):
+                continue
+            if record.placed_generation <= generation:
+                continue
+            try:
+                await self._agents.delete(node, workload_id, generation)
+            except ShoalError as error:  # the next heartbeat reports the copy again
+                log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
+                continue
+            log.info("removed the copy of %s with generation %d on node %s", workload_id, generation, node_id)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Small parts
+
+    def _state_event(self, observation: Observation) -> Event | None:
+        record = self._fleet.workloads[observation.status.workload_id]
+        known = self._fleet.observations.get(observation.status.workload_id)
+        status = observation.status
+        unchanged = (
+            known is not None
+            and known.node_id == observation.node_id
+            and known.status.state is status.state
+            and known.status.generation == status.generation
+            and known.status.completed == status.completed
+            and known.status.restarts == status.restarts
+        )
+        if unchanged:
+            return None
+        kind = "WorkloadCompleted" if status.completed else f"Workload{status.state.value}"
+        return workload_event(record, kind, status.message, at=observation.observed_at, source="agent")
+
+    def _standing_refusals(self, workload_id: WorkloadId) -> dict[NodeId, str]:
+        now = self._clock.monotonic()
+        standing = {
+            node_id: (words, until)
+            for node_id, (words, until) in self._refusals.get(workload_id, {}).items()
+            if until > now
+        }
+        if standing:
+            self._refusals[workload_id] = standing
+        else:
+            self._refusals.pop(workload_id, None)
+        return {node_id: words for node_id, (words, _until) in standing.items()}
+
+    def _look_again_in(self, workload_id: WorkloadId, seconds: float) -> None:
+        timer = self._timers.pop(workload_id, None)
+        if timer is not None:
+            timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timers[workload_id] = loop.call_later(seconds, self._timer_fired, workload_id)
+
+    def _timer_fired(self, workload_id: WorkloadId) -> None:
+        self._timers.pop(workload_id, None)
+        self.enqueue(workload_id)
+
+    def _try_pending(self) -> None:
+        self._capacity_timer = None
+        waiting = list(self._place_not_before)
+        self._place_not_before.clear()
+        self.enqueue_all(waiting)
+
+    def _drop(self, workload_id: WorkloadId) -> None:
+        for kept in (self._orders, self._refusals, self._place_not_before, self.rejections, self.trouble):
+            kept.pop(workload_id, None)
+        timer = self._timers.pop(workload_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    def close(self) -> None:
+        """Stop every timer; the tasks end with their scope."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        if self._capacity_timer is not None:
+            self._capacity_timer.cancel()
+
+
+def _owner_of(record: WorkloadRecord) -> NodeId:
+    assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
+    return record.node_id
+
+
+def describe_rejections(rejections: tuple[Rejection, ...]) -> str:
+    """Every node with its reason, in one line."""
+    if not rejections:
+        return "no suitable node available (no node has registered)"
+    reasons = "; ".join(f"{each.node_id}: {each.message}" for each in rejections[:20])
+    more = f"; and {len(rejections) - 20} more" if len(rejections) > 20 else ""
+    return f"no suitable node available ({reasons}{more})"

@@ -1,0 +1,268 @@
+"""The working set: everything that is stored, in memory, indexed for decisions.
+
+The store holds the truth; this holds a copy that changes only when a batch was committed, so a reader never sees
+what may still be lost. `Ledger.commit` is the one way to change both. Called by every module of the control plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from shoal.control.facts import NodeFacts
+from shoal.control.store.base import Batch, Store
+from shoal.core.errors import ConflictError, NotFoundError
+from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.events import Event
+from shoal.model.nodes import NodeRecord
+from shoal.model.resources import Resources
+from shoal.model.workloads import DesiredState, GroupRecord, Observation, RunState, Usage, WorkloadRecord
+
+log = logging.getLogger(__name__)
+
+CONFLICT_RETRIES = 20
+
+
+def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
+    """Whether what was reserved for a workload on its node is still taken.
+
+    It is given back when the owner confirms that the newest generation does not run and will not: stopped as wished,
+    completed, or failed for good.
+    """
+    if record.node_id is None:
+        return False
+    if record.desired is DesiredState.DELETED or observation is None or observation.node_id != record.node_id:
+        return True
+    status = observation.status
+    if status.generation and status.generation < record.generation:
+        return True
+    ended = status.state is RunState.STOPPED and (record.desired is DesiredState.STOPPED or status.completed)
+    return not (ended or status.state is RunState.FAILED)
+
+
+class Fleet:
+    """Nodes, workloads, groups and last reports, with what is reserved where."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[NodeId, NodeRecord] = {}
+        self.workloads: dict[WorkloadId, WorkloadRecord] = {}
+        self.groups: dict[GroupId, GroupRecord] = {}
+        self.observations: dict[WorkloadId, Observation] = {}
+        self._owned: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
+        self._facts: dict[NodeId, NodeFacts] = {}
+
+    def owned_by(self, node_id: NodeId) -> frozenset[WorkloadId]:
+        """The workloads that a node owns."""
+        return frozenset(self._owned.get(node_id, ()))
+
+    def node(self, node_id: str) -> NodeRecord:
+        """A node, or NotFoundError."""
+        record = self.nodes.get(NodeId(node_id))
+        if record is None:
+            raise NotFoundError("node", node_id)
+        return record
+
+    def workload(self, workload_id: str) -> WorkloadRecord:
+        """A workload, or NotFoundError."""
+        record = self.workloads.get(WorkloadId(workload_id))
+        if record is None or self.is_buried(record):
+            raise NotFoundError("workload", workload_id)
+        return record
+
+    def group(self, group_id: str) -> GroupRecord:
+        """A group, or NotFoundError."""
+        record = self.groups.get(GroupId(group_id))
+        if record is None:
+            raise NotFoundError("group", group_id)
+        return record
+
+    def is_buried(self, record: WorkloadRecord) -> bool:
+        """Whether it is deleted as far as people are concerned: its node is lost, and only a tombstone is left."""
+        if record.desired is not DesiredState.DELETED or record.node_id is None:
+            return False
+        owner = self.nodes.get(record.node_id)
+        return owner is not None and owner.state.value == "NotReady"
+
+    def facts(self) -> dict[NodeId, NodeFacts]:
+        """Every node as the scheduler sees it."""
+        for node_id in self.nodes:
+            if node_id not in self._facts:
+                self._facts[node_id] = self._make_facts(node_id)
+        return self._facts
+
+    def facts_of(self, node_id: NodeId) -> NodeFacts:
+        """One node as the scheduler sees it."""
+        found = self._facts.get(node_id)
+        if found is None:
+            found = self._facts[node_id] = self._make_facts(node_id)
+        return found
+
+    def take(self, batch: Batch) -> None:
+        """Take over a batch that the store has committed."""
+        for node in batch.nodes:
+            self.nodes[node.node_id] = dataclasses.replace(node, version=node.version + 1)
+            self._facts.pop(node.node_id, None)
+        for workload in batch.workloads:
+            self._put_workload(dataclasses.replace(workload, version=workload.version + 1))
+        for group in batch.groups:
+            self.groups[group.group_id] = dataclasses.replace(group, version=group.version + 1)
+        for observation in batch.observations:
+            self._put_observation(observation)
+        for workload_id in (*batch.forgotten_observations, *batch.removed_workloads):
+            self._drop_observation(workload_id)
+        for workload_id in batch.removed_workloads:
+            self._remove_workload(workload_id)
+        for node_id in batch.removed_nodes:
+            self.nodes.pop(node_id, None)
+            self._facts.pop(node_id, None)
+        for group_id in batch.removed_groups:
+            self.groups.pop(group_id, None)
+
+    def measured(self, workload_id: WorkloadId, usage: Usage) -> None:
+        """Take in a measurement. It is not stored: the next heartbeat brings a newer one."""
+        known = self.observations[workload_id]
+        self.observations[workload_id] = dataclasses.replace(
+            known, status=dataclasses.replace(known.status, usage=usage)
+        )
+
+    def load(
+        self,
+        nodes: Iterable[NodeRecord],
+        workloads: Iterable[WorkloadRecord],
+        groups: Iterable[GroupRecord],
+        observations: Iterable[Observation],
+    ) -> None:
+        """Take over what was stored before."""
+        self.nodes = {node.node_id: node for node in nodes}
+        self.groups = {group.group_id: group for group in groups}
+        for workload in workloads:
+            self._put_workload(workload)
+        for observation in observations:
+            self._put_observation(observation)
+
+    def _make_facts(self, node_id: NodeId) -> NodeFacts:
+        node = self.nodes[node_id]
+        reserved = Resources()
+        ports: set[tuple[int, str]] = set()
+        tenants: dict[WorkloadId, Mapping[str, str]] = {}
+        for workload_id in self._owned.get(node_id, ()):
+            record = self.workloads[workload_id]
+            if not holds_reservation(record, self.observations.get(workload_id)):
+                continue
+            reserved += record.reserved
+            ports.update(parse_port(port) for port in record.reserved_ports)
+            tenants[workload_id] = record.spec.labels
+        return NodeFacts(spec=node.spec, state=node.state, reserved=reserved, ports=frozenset(ports), tenants=tenants)
+
+    def _put_workload(self, record: WorkloadRecord) -> None:
+        before = self.workloads.get(record.workload_id)
+        if before is not None and before.node_id is not None and before.node_id != record.node_id:
+            self._owned[before.node_id].discard(record.workload_id)
+            self._facts.pop(before.node_id, None)
+        self.workloads[record.workload_id] = record
+        if record.node_id is not None:
+            self._owned[record.node_id].add(record.workload_id)
+            self._facts.pop(record.node_id, None)
+
+    def _remove_workload(self, workload_id: WorkloadId) -> None:
+        record = self.workloads.pop(workload_id, None)
+        if record is not None and record.node_id is not None:
+            self._owned[record.node_id].discard(workload_id)
+            self._facts.pop(record.node_id, None)
+
+    def _put_observation(self, observation: Observation) -> None:
+        self.observations[observation.status.workload_id] = observation
+        self._facts.pop(observation.node_id, None)
+
+    def _drop_observation(self, workload_id: WorkloadId) -> None:
+        observation = self.observations.pop(workload_id, None)
+        if observation is not None:
+            self._facts.pop(observation.node_id, None)
+
+
+def parse_port(text: str) -> tuple[int, str]:
+    """`8080/tcp` as a pair."""
+    number, _, protocol = text.partition("/")
+    return int(number), protocol
+
+
+def format_ports(ports: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    """Pairs as `8080/tcp`, in order."""
+    return tuple(f"{number}/{protocol}" for number, protocol in sorted(ports))
+
+
+EventListener = Callable[[tuple[Event, ...]], None]
+
+
+class Ledger:
+    """Commits batches to the store and, once they are durable, to the working set."""
+
+    def __init__(self, store: Store, fleet: Fleet) -> None:
+        self.store = store
+        self.fleet = fleet
+        self._listeners: list[EventListener] = []
+
+    def on_events(self, listener: EventListener) -> None:
+        """Call `listener` with the events of each committed batch."""
+        self._listeners.append(listener)
+
+    async def load(self) -> None:
+        """Fill the working set from the store."""
+        stored = await self.store.load()
+        self.fleet.load(stored.nodes, stored.workloads, stored.groups, stored.observations)
+
+    async def commit(self, batch: Batch) -> None:
+        """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store."""
+        if batch.is_empty():
+            return
+        await asyncio.shield(self._commit(batch))
+
+    async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
+        """Decide on the present state and commit; decide again when somebody else was faster.
+
+        `decide` returns None when there is nothing to change, or raises to refuse.
+        """
+        for _ in range(CONFLICT_RETRIES):
+            batch = decide()
+            if batch is None:
+                return None
+            try:
+                await self.commit(batch)
+            except ConflictError:
+                await asyncio.sleep(0)
+                continue
+            return batch
+        raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
+
+    async def _commit(self, batch: Batch) -> None:
+        events = await self.store.commit(batch)
+        self.fleet.take(batch)
+        for listener in self._listeners:
+            listener(events)
+
+
+def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str = "") -> Event:
+    """An event about a node."""
+    return Event(at, "node", node_id, kind, message, source, cause)
+
+
+def workload_event(
+    record: WorkloadRecord, kind: str, message: str, *, at: datetime, source: str, cause: str = ""
+) -> Event:
+    """An event about a workload, with what identifies its state."""
+    facts = {"revision": record.revision_id, "generation": str(record.generation)}
+    if record.node_id is not None:
+        facts["node"] = record.node_id
+    if record.group_id is not None:
+        facts["group"] = record.group_id
+    return Event(at, "workload", record.workload_id, kind, message, source, cause, facts)
+
+
+def group_event(record: GroupRecord, kind: str, message: str, *, at: datetime, source: str, cause: str = "") -> Event:
+    """An event about a group."""
+    facts = {"generation": str(record.generation), "members": str(len(record.members))}
+    return Event(at, "group", record.group_id, kind, message, source, cause, facts)

@@ -1,0 +1,192 @@
+"""The serial point of placement: decides on whole batches, reserves and commits them before it decides again.
+
+The scheduler is pure and sees one picture of the fleet; two placements decided on the same picture could both take the
+last free slot. So all placements pass through here, one batch at a time: everything that waits is placed together,
+committed in one transaction, and only then is the next batch decided on the new picture.
+
+Called by `shoal.control.dispatch` for single workloads and by `shoal.control.groups` for changes of a group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from shoal.control.facts import PlacementDecision, PlacementRequest, Strategy
+from shoal.control.fleet import Fleet, Ledger, format_ports, holds_reservation, parse_port, workload_event
+from shoal.control.scheduler import place
+from shoal.control.store.base import Batch
+from shoal.core import faults
+from shoal.core.clock import Clock
+from shoal.core.errors import ConflictError, ShoalError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.tasks import Signal
+from shoal.model.events import Event
+from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
+
+MAX_BATCH = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """A workload that fits nowhere now."""
+
+    rejections: tuple[Rejection, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    workload_id: WorkloadId
+    reason: str
+    away_from: NodeId | None
+    refused_by: Mapping[NodeId, str]
+    done: asyncio.Future[Unplaced | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+def request_for(
+    fleet: Fleet,
+    record: WorkloadRecord,
+    *,
+    away_from: NodeId | None = None,
+    refused_by: Mapping[NodeId, str] | None = None,
+) -> PlacementRequest:
+    """What the scheduler has to know about a workload that needs a place."""
+    refused = dict(refused_by or {})
+    if away_from is not None:
+        refused.setdefault(away_from, "its lease ran out")
+    current = record.node_id if record.node_id in fleet.nodes and record.node_id != away_from else None
+    held = current is not None and holds_reservation(record, fleet.observations.get(record.workload_id))
+    return PlacementRequest(
+        workload_id=record.workload_id,
+        spec=record.spec,
+        needs_generations=record.group_id is not None or record.spec.at_most_one,
+        refused_by=refused,
+        current=current,
+        current_request=record.reserved if held else None,
+        current_ports=frozenset(parse_port(port) for port in record.reserved_ports) if held else frozenset(),
+    )
+
+
+def placed_on(record: WorkloadRecord, node_id: NodeId, *, at: datetime) -> WorkloadRecord:
+    """The record with its newest generation placed.
+
+    A change of owner is a new ownership, so it gets a generation of its own; staying only takes up the newest one.
+    """
+    moved = record.node_id is not None and record.node_id != node_id
+    generation = record.generation + 1 if moved and record.placed_generation == record.generation else record.generation
+    return dataclasses.replace(
+        record,
+        node_id=node_id,
+        generation=generation,
+        placed_generation=generation,
+        placed_at=at,
+        updated_at=at,
+        reserved=record.spec.request,
+        reserved_ports=format_ports(record.spec.host_ports),
+    )
+
+
+def placement_event(before: WorkloadRecord, after: WorkloadRecord, *, at: datetime, cause: str) -> Event | None:
+    """What to tell about a placement. Staying where it is is no news."""
+    if before.node_id == after.node_id:
+        return None
+    kind = "WorkloadPlaced" if before.node_id is None else "WorkloadMoved"
+    message = f"on node {after.node_id}" + (f", away from {before.node_id}" if before.node_id else "")
+    return workload_event(after, kind, message, at=at, source="scheduler", cause=cause)
+
+
+class Placer:
+    """Places workloads, batch by batch."""
+
+    def __init__(self, ledger: Ledger, *, clock: Clock, strategy: Strategy) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self.strategy = strategy
+        self._waiting: list[_Waiting] = []
+        self._wake = Signal()
+        self._serial = asyncio.Lock()
+
+    async def place(
+        self,
+        workload_id: WorkloadId,
+        *,
+        reason: str,
+        away_from: NodeId | None = None,
+        refused_by: Mapping[NodeId, str] | None = None,
+    ) -> Unplaced | None:
+        """Place one workload durably. None when it has its place, or no longer needs one."""
+        entry = _Waiting(workload_id, reason, away_from, refused_by or {})
+        self._waiting.append(entry)
+        self._wake.set()
+        return await entry.done
+
+    @contextlib.asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Nothing else is placed for the length of the block: for changes that place many workloads at once."""
+        async with self._serial:
+            yield
+
+    async def run(self) -> None:
+        """Place what waits, for ever. Owned by the control plane's task scope."""
+        while True:
+            await self._wake.wait()
+            while self._waiting:
+                batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                async with self._serial:
+                    await self._place_batch(batch)
+
+    async def _place_batch(self, entries: list[_Waiting]) -> None:
+        try:
+            await self._decide_and_commit(entries)
+        except ConflictError:
+            # Somebody changed one of the records meanwhile: their own reconciling asks again if it still has to.
+            for entry in entries:
+                if not entry.done.done():
+                    entry.done.set_result(None)
+        except ShoalError as error:
+            for entry in entries:
+                if not entry.done.done():
+                    entry.done.set_exception(error)
+
+    async def _decide_and_commit(self, entries: list[_Waiting]) -> None:
+        fleet, at = self._ledger.fleet, self._clock.wall()
+        asked = {entry.workload_id: entry for entry in entries}
+        requests = [request for entry in asked.values() if (request := self._request(entry)) is not None]
+        plan = place(requests, fleet.facts(), strategy=self.strategy)
+        records, events, unplaced = [], [], {}
+        for decision in plan.decisions:
+            if decision.node_id is None:
+                unplaced[decision.workload_id] = Unplaced(decision.rejections)
+                continue
+            record = fleet.workloads[decision.workload_id]
+            placed = placed_on(record, decision.node_id, at=at)
+            records.append(placed)
+            event = placement_event(record, placed, at=at, cause=asked[decision.workload_id].reason)
+            if event is not None:
+                events.append(event)
+        await self._ledger.commit(Batch(workloads=tuple(records), events=tuple(events)))
+        if records:
+            faults.reach("control.place.committed")
+        for entry in entries:
+            if not entry.done.done():
+                entry.done.set_result(unplaced.get(entry.workload_id))
+
+    def _request(self, entry: _Waiting) -> PlacementRequest | None:
+        """None when it no longer needs a place: deleted, stopped, or placed by somebody else meanwhile."""
+        fleet = self._ledger.fleet
+        record = fleet.workloads.get(entry.workload_id)
+        if record is None or record.desired is not DesiredState.RUNNING:
+            return None
+        settled = record.node_id in fleet.nodes and record.placed_generation == record.generation
+        if settled and record.node_id != entry.away_from and record.node_id not in entry.refused_by:
+            return None
+        return request_for(fleet, record, away_from=entry.away_from, refused_by=entry.refused_by)
+
+
+def first_unplaced(decisions: tuple[PlacementDecision, ...]) -> PlacementDecision | None:
+    """The first decision that found no node."""
+    return next((decision for decision in decisions if decision.node_id is None), None)

@@ -1,0 +1,312 @@
+"""Lanes: where the calls that may block are made, one after the other, away from the event loop.
+
+A `ThreadLane` is one thread with a bounded queue. Orders (the batches of `commit`) that pile up while the thread is
+busy are handed to it together, so that they share one transaction; a job is any other call and runs alone. A lane
+watches itself: whoever has waited longer than its patience is answered with `UnavailableError`, and whatever the thread
+hangs in is cut off. An `InlineLane` does the same work on the spot, for a database in memory, which never blocks: so
+tests on virtual time see no thread.
+
+Called by `shoal.control.store.database`; knows nothing of databases.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from shoal.core.errors import ExhaustedError, UnavailableError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Order = TypeVar("Order")
+Answer = TypeVar("Answer")
+Order_contra = TypeVar("Order_contra", contravariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+MAX_WAITING = 10_000
+"""Orders and jobs that may wait in one lane; more than this is a store that cannot keep up."""
+
+MAX_TOGETHER = 1000
+"""Orders that are handed over together: enough to share a commit, few enough to bound the time that one takes."""
+
+PATIENCE = 15.0
+"""Seconds until a caller is told that the store does not answer."""
+
+Perform = Callable[[Sequence[Order]], Sequence[Answer | Exception]]
+
+
+class Lane(Protocol[Order_contra, Answer_co]):
+    """Where work is done in order."""
+
+    def start(self) -> None:
+        """Begin. Called on the event loop that will submit."""
+        ...
+
+    async def submit(self, order: Order_contra) -> Answer_co:
+        """Hand over an order and wait for its answer. A caller that is cancelled does not take its order back."""
+        ...
+
+    async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
+        """Run a job alone and wait for what it returns."""
+        ...
+
+    async def stop(self) -> bool:
+        """Finish what was accepted, then end. False when the thread hangs and had to be left behind."""
+        ...
+
+
+class InlineLane(Generic[Order, Answer]):
+    """Does the work within the call."""
+
+    def __init__(self, perform: Perform[Order, Answer], *, farewell: Callable[[], None]) -> None:
+        self._perform = perform
+        self._farewell = farewell
+        self._open = False
+
+    def start(self) -> None:
+        """Begin."""
+        self._open = True
+
+    async def submit(self, order: Order) -> Answer:
+        """Do it now; other tasks get their turn first, as they would with a thread."""
+        await asyncio.sleep(0)
+        self._check_open()
+        answer = self._perform([order])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
+        """Do it now."""
+        self._check_open()
+        return job()
+
+    async def stop(self) -> bool:
+        """End."""
+        if self._open:
+            self._open = False
+            self._farewell()
+        return True
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise _closed()
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """Something that waits for the thread."""
+
+    work: Any
+    is_job: bool
+    future: asyncio.Future[Any]
+    #: When its caller loses patience, by the loop's clock.
+    until: float
+    taken: bool = False
+
+
+class ThreadLane(Generic[Order, Answer]):
+    """One thread and its queue.
+
+    Args:
+        name: of the thread.
+        perform: answers orders that were taken together, one answer or error for each.
+        farewell: the last thing that the thread does.
+        cut_off: called on the event loop when the thread hangs, to make whatever it waits for fail.
+        patience: seconds that a caller waits at most.
+        max_waiting: orders and jobs that may wait.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        perform: Perform[Order, Answer],
+        *,
+        farewell: Callable[[], None],
+        cut_off: Callable[[], None],
+        patience: float = PATIENCE,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
+        self._name = name
+        self._perform = perform
+        self._farewell = farewell
+        self._cut_off = cut_off
+        self._patience = patience
+        self._max_waiting = max_waiting
+        # Shared with the thread, under the condition's lock.
+        self._wake = threading.Condition(threading.Lock())
+        self._queue: deque[_Entry] = deque()
+        self._closing = True
+        # Of the event loop alone.
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Future[None] | None = None
+        self._unanswered: dict[_Entry, None] = {}
+        self._watch: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._loop = asyncio.get_running_loop()
+        self._ended = self._loop.create_future()
+        self._closing = False
+        # A daemon: what was acknowledged is stored, so a process may end without waiting for the rest.
+        threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True).start()
+
+    async def submit(self, order: Order) -> Answer:
+        """Queue an order and wait for its answer."""
+        answer: Answer = await self._enqueue(order, is_job=False, patience=self._patience)
+        return answer
+
+    async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
+        """Queue a job and wait for what it returns."""
+        answer: T = await self._enqueue(job, is_job=True, patience=patience or self._patience)
+        return answer
+
+    async def stop(self) -> bool:
+        """Let the thread finish its queue and end."""
+        ended = self._ended
+        if ended is None:
+            return True
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if not await _done_within(ended, self._patience):
+            self._cut_off()
+            if not await _done_within(ended, self._patience):
+                log.error("%s does not end; it is left behind", self._name)
+                return False
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+        self._ended = None
+        return True
+
+    # -----------------------------------------------------------------------------------------------------
+    # On the event loop
+
+    def _enqueue(self, work: Any, *, is_job: bool, patience: float) -> asyncio.Future[Any]:
+        loop = self._loop
+        if self._closing or loop is None:
+            raise _closed()
+        if len(self._queue) >= self._max_waiting:
+            raise ExhaustedError(
+                f"{len(self._queue):,} changes wait for the store already",
+                hint="the database cannot keep up; try again later",
+                waiting=len(self._queue),
+            )
+        entry = _Entry(work, is_job, loop.create_future(), loop.time() + patience)
+        self._unanswered[entry] = None
+        with self._wake:
+            self._queue.append(entry)
+            self._wake.notify()
+        if self._watch is None or self._watch.when() > entry.until:
+            self._look_at(entry.until)
+        return entry.future
+
+    def _answer(self, entries: Sequence[_Entry], answers: Sequence[Any]) -> None:
+        for entry, answer in zip(entries, answers, strict=True):
+            self._unanswered.pop(entry, None)
+            if entry.future.done():
+                continue
+            if isinstance(answer, Exception):
+                entry.future.set_exception(answer)
+            else:
+                entry.future.set_result(answer)
+
+    def _look(self) -> None:
+        """Answer those who have waited too long, and cut off what they wait for."""
+        now = asyncio.get_running_loop().time()
+        late = [entry for entry in self._unanswered if entry.until <= now]
+        with self._wake:
+            dropped = {entry for entry in late if not entry.taken}
+            if dropped:
+                self._queue = deque(entry for entry in self._queue if entry not in dropped)
+        for entry in late:
+            del self._unanswered[entry]
+            if not entry.future.done():
+                entry.future.set_exception(_late(known=entry in dropped or entry.is_job))
+        if late:
+            log.warning("%s does not answer; %d callers were told", self._name, len(late))
+            self._cut_off()
+        self._watch = None
+        if self._unanswered:
+            self._look_at(min(entry.until for entry in self._unanswered))
+
+    def _look_at(self, moment: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.get_running_loop().call_at(moment, self._look)
+
+    # -----------------------------------------------------------------------------------------------------
+    # On the thread
+
+    def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        while entries := self._take():
+            if entries[0].is_job:
+                answers: Sequence[Any] = [_run(entries[0].work)]
+            else:
+                answers = self._perform_safely([entry.work for entry in entries])
+            if not _tell(loop, self._answer, entries, answers):
+                break
+        _run(self._farewell)
+        _tell(loop, self._end)
+
+    def _take(self) -> list[_Entry]:
+        with self._wake:
+            while not self._queue and not self._closing:
+                self._wake.wait()
+            taken: list[_Entry] = []
+            while self._queue and len(taken) < MAX_TOGETHER:
+                if taken and (self._queue[0].is_job or taken[0].is_job):
+                    break
+                entry = self._queue.popleft()
+                entry.taken = True
+                taken.append(entry)
+            return taken
+
+    def _perform_safely(self, orders: list[Order]) -> Sequence[Answer | Exception]:
+        try:
+            return self._perform(orders)
+        except Exception as error:  # noqa: BLE001 the thread must go on, and its callers must hear of it
+            return [error] + [copy.copy(error) for _ in orders[1:]]
+
+    def _end(self) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+
+def _run(job: Callable[[], Any]) -> Any:
+    try:
+        return job()
+    except Exception as error:  # noqa: BLE001 it is the answer
+        return error
+
+
+def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:
+    """Call on the loop. False when there is no loop any more, and so nobody who waits."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)
+        return True
+    return False
+
+
+async def _done_within(future: asyncio.Future[None], seconds: float) -> bool:
+    done, _pending = await asyncio.wait([future], timeout=seconds)
+    return bool(done)
+
+
+def _closed() -> UnavailableError:
+    return UnavailableError("the store is closed")
+
+
+def _late(*, known: bool) -> UnavailableError:
+    if known:
+        return UnavailableError("the store does not answer; nothing was changed", outcome="none")
+    return UnavailableError("the store does not answer; whether the change was stored is not known", outcome="unknown")

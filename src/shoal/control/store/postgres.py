@@ -1,0 +1,189 @@
+"""The store on PostgreSQL: everything in the schema `shoal` of one database, which others may use too.
+
+A connection that breaks is dropped and made anew with the next batch. A commit whose answer was lost is reported as
+such: the caller must read again to learn what became of it. The password is never part of a message.
+
+Called by `shoal.control.store.select`; needs the `postgres` extra.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url, text
+from sqlalchemy.pool import NullPool
+
+from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
+from shoal.control.store.lane import PATIENCE
+from shoal.control.store.rows import SpecDecoder
+from shoal.core.errors import (
+    ExhaustedError,
+    InternalError,
+    InvalidError,
+    ShoalError,
+    UnavailableError,
+    UnsupportedError,
+    problem,
+)
+
+SCHEMA = "shoal"
+
+CONNECT_SECONDS = 5
+
+SCHEMES = ("postgresql", "postgres")
+
+_SCHEMA_LOCK = 0x73686F616C  # "shoal": who changes the schema holds this advisory lock
+
+_FULL = {"53100", "53200"}  # disk full, out of memory
+
+# A server set to answer before the log is on disk would lose acknowledged writes; stricter settings are kept.
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+
+class PostgresStore(SqlStore):
+    """A store in a PostgreSQL database; see `SqlStore` for the other arguments.
+
+    Args:
+        url: `postgresql://user:password@host:port/database`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        decode_spec: SpecDecoder,
+        max_events: int = MAX_EVENTS,
+        guard: TransactionGuard | None = None,
+        patience: float = PATIENCE,
+    ) -> None:
+        super().__init__(
+            _PostgresDatabase(url), decode_spec=decode_spec, max_events=max_events, guard=guard, patience=patience
+        )
+
+
+class _PostgresDatabase:
+    dialect = "postgresql"
+    schema: str | None = SCHEMA
+    inline = False
+
+    def __init__(self, url: str) -> None:
+        parsed = _parse(url)
+        self._secrets = tuple(_secrets(parsed))
+        self.where = f"PostgreSQL {parsed.host or 'local'}:{parsed.port or 5432}/{parsed.database or ''}"
+        self._engine = _engine(parsed)
+
+    def claim(self) -> None:
+        """Nothing to take: several control planes may use one database."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+    def connect(self, *, writing: bool) -> Connection:
+        """A new connection. A reader sees one moment throughout a transaction."""
+        connection = self._engine.connect()
+        if writing:
+            return connection
+        return connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+    def lock_schema(self, connection: Connection) -> None:
+        """Make the schema if there is none, and work in it until the transaction ends."""
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
+        # Asked first: a user who may not make schemas can still use one that was made for them.
+        found = connection.execute(text("SELECT 1 FROM pg_namespace WHERE nspname = :name"), {"name": SCHEMA})
+        if found.first() is None:
+            connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
+        connection.exec_driver_sql(f"SET LOCAL search_path TO {SCHEMA}")
+
+    def disconnect(self, connection: Connection, *, writing: bool) -> None:
+        """Close."""
+        connection.close()
+
+    def cut_off(self, connection: Connection) -> None:
+        """Shut the socket down: a server that is stopped or out of reach never answers by itself."""
+        raw: Any = connection.connection.dbapi_connection
+        if raw is not None and not raw.closed:
+            with socket.socket(fileno=os.dup(raw.pgconn.socket)) as wire:
+                wire.shutdown(socket.SHUT_RDWR)
+
+    def explain(self, error: Exception, *, committing: bool) -> ShoalError:
+        """What an error of PostgreSQL or of the way to it means."""
+        cause = error.orig if isinstance(error, exc.DBAPIError) else error
+        state: str | None = getattr(cause, "sqlstate", None)
+        sentence = self._clean(str(cause))
+        if state in _FULL:
+            return ExhaustedError(
+                f"{self.where} has no room; nothing was stored: {sentence}",
+                hint="make room; the store goes on by itself",
+                sqlstate=state,
+            )
+        if not isinstance(error, exc.DBAPIError) and not _is_of_driver(cause):
+            return InternalError(f"{self.where}: {type(error).__name__}: {sentence}")
+        if committing and state is None:
+            return UnavailableError(
+                f"{self.where}: the connection broke during the commit; whether it was stored is not known: {sentence}",
+                outcome="unknown",
+            )
+        return UnavailableError(f"{self.where}: {sentence}", sqlstate=state or "")
+
+    def _clean(self, sentence: str) -> str:
+        line = " ".join(sentence.split())
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return line
+
+
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+        if parsed.drivername not in SCHEMES:
+            raise ValueError(parsed.drivername)
+    except (exc.ArgumentError, ValueError):
+        # Not even the parser's words: they may quote the password.
+        raise InvalidError(
+            [problem("--database", None, "must look like postgresql://user:password@host:port/database")]
+        ) from None
+    return parsed
+
+
+def _secrets(url: URL) -> Iterator[str]:
+    given = [url.password, url.query.get("password")]
+    for each in given:
+        if isinstance(each, str) and each:
+            yield each
+            if quote(each, safe="") != each:
+                yield quote(each, safe="")
+
+
+def _engine(url: URL) -> Engine:
+    try:
+        import psycopg  # noqa: F401
+    except ImportError as error:
+        raise UnsupportedError(
+            "a PostgreSQL database needs a driver that is not installed", hint="pip install 'shoal[postgres]'"
+        ) from error
+    arguments: dict[str, Any] = {
+        name: value
+        for name, value in (("connect_timeout", CONNECT_SECONDS), ("application_name", "shoal"))
+        if name not in url.query
+    }
+    engine = create_engine(
+        url.set(drivername="postgresql+psycopg"), poolclass=NullPool, hide_parameters=True, connect_args=arguments
+    )
+    event.listen(engine, "connect", _set_up_connection)
+    return engine
+
+
+def _set_up_connection(raw: Any, _record: Any) -> None:
+    with raw.cursor() as cursor:
+        cursor.execute(_DURABLE)
+    raw.commit()
+
+
+def _is_of_driver(error: object) -> bool:
+    import psycopg
+
+    return isinstance(error, psycopg.Error)

@@ -1,0 +1,223 @@
+"""Records as rows and rows as records: what is a column, what lies in the document, what a batch does to which table.
+
+A field that queries or compare-and-set need has a column; the rest is one document (`codec.py`). No field is stored
+twice, except the state in `observations` and the subject of an event, which only serve to find rows. Pure: no
+connection comes here. Called by `shoal.control.store.sql` and `shoal.control.store.database`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shoal.control.store.base import Batch
+from shoal.control.store.codec import FORMAT, DocumentCodec
+from shoal.core.errors import InternalError
+from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.events import Event
+from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
+
+SpecDecoder = Callable[[bytes], WorkloadSpec]
+"""Reads the exact bytes of an accepted spec. The store keeps the bytes alone; the control plane knows their form."""
+
+Row = dict[str, Any]
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+_NODE = DocumentCodec(NodeRecord, columns=("state", "last_beat", "version"))
+_WORKLOAD = DocumentCodec(
+    WorkloadRecord,
+    columns=("workload_id", "spec", "spec_bytes", "desired", "generation", "node_id", "group_id", "version"),
+)
+_GROUP = DocumentCodec(GroupRecord, columns=("group_id", "desired", "generation", "version"))
+_OBSERVATION = DocumentCodec(Observation, columns=("node_id",))
+_EVENT = DocumentCodec(Event, columns=("cursor",))
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one or several batches do, as rows by the name of the step in `sql.Statements.steps`."""
+
+    rows: dict[str, list[Row]] = field(default_factory=dict)
+    #: Everything that is touched, as (table, id): batches without a common one may be applied in one go.
+    keys: set[tuple[str, str]] = field(default_factory=set)
+    events: tuple[Event, ...] = ()
+    event_rows: tuple[Row, ...] = ()
+
+    def add(self, step: str, row: Row) -> None:
+        """Note one row for a step."""
+        rows = self.rows.get(step)
+        if rows is None:
+            self.rows[step] = [row]
+        else:
+            rows.append(row)
+
+
+def merge(several: Iterable[Changes]) -> dict[str, list[Row]]:
+    """The rows of several batches by step, in the order of the batches."""
+    rows: dict[str, list[Row]] = {}
+    for changes in several:
+        for step, more in changes.rows.items():
+            mine = rows.get(step)
+            if mine is None:
+                rows[step] = list(more)
+            else:
+                mine.extend(more)
+    return rows
+
+
+def prepare(batch: Batch) -> Changes:
+    """The rows of a batch."""
+    changes = Changes()
+    for node in batch.nodes:
+        _put(changes, "nodes", node.spec.node_id, node.version, _node_row(node))
+    for workload in batch.workloads:
+        _put(changes, "workloads", workload.workload_id, workload.version, _workload_row(workload))
+    for group in batch.groups:
+        _put(changes, "groups", group.group_id, group.version, _group_row(group))
+    for table, removed in (
+        ("nodes", batch.removed_nodes),
+        ("workloads", batch.removed_workloads),
+        ("groups", batch.removed_groups),
+    ):
+        for key, expected in removed.items():
+            changes.keys.add((table, key))
+            changes.add(f"{table}.remove", {"key": key, "expected": expected})
+    for workload_id in (*batch.removed_workloads, *batch.forgotten_observations):
+        changes.keys.add(("workloads", workload_id))
+        changes.add("observations.forget", {"key": workload_id})
+    for observation in batch.observations:
+        changes.keys.add(("workloads", observation.status.workload_id))
+        changes.add("observations.put", _observation_row(observation))
+    for node_id, moment in batch.beats.items():
+        changes.keys.add(("nodes", node_id))
+        changes.add("nodes.beat", {"key": node_id, "last_beat": moment * 1000})
+    if batch.events:
+        changes.events = batch.events
+        changes.event_rows = tuple(map(_event_row, batch.events))
+    return changes
+
+
+def _put(changes: Changes, table: str, key: str, version: int, row: Row) -> None:
+    changes.keys.add((table, key))
+    row["version"] = version + 1
+    row["format"] = FORMAT
+    if version:
+        row["key"], row["expected"] = key, version
+        changes.add(f"{table}.update", row)
+    else:
+        row["id"] = key
+        changes.add(f"{table}.insert", row)
+
+
+def _node_row(record: NodeRecord) -> Row:
+    return {
+        "state": record.state.value,
+        "last_beat": _microseconds(record.last_beat),
+        "document": _NODE.encode(record),
+    }
+
+
+def _workload_row(record: WorkloadRecord) -> Row:
+    return {
+        "generation": record.generation,
+        "node_id": record.node_id,
+        "group_id": record.group_id,
+        "desired": record.desired.value,
+        "spec": record.spec_bytes,
+        "document": _WORKLOAD.encode(record),
+    }
+
+
+def _group_row(record: GroupRecord) -> Row:
+    return {
+        "generation": record.generation,
+        "desired": record.desired.value,
+        "document": _GROUP.encode(record),
+    }
+
+
+def _observation_row(observation: Observation) -> Row:
+    return {
+        "key": observation.status.workload_id,
+        "new_node_id": observation.node_id,
+        "new_state": observation.status.state.value,
+        "new_format": FORMAT,
+        "new_document": _OBSERVATION.encode(observation),
+    }
+
+
+def _event_row(event: Event) -> Row:
+    return {
+        "subject_kind": searchable(event.subject_kind),
+        "subject_id": searchable(event.subject_id),
+        "format": FORMAT,
+        "document": _EVENT.encode(event),
+    }
+
+
+def searchable(text: str) -> str:
+    """A text as a column can hold it: events may name what somebody tried to use as an id."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "?")
+
+
+def node_from_row(row: Any) -> NodeRecord:
+    """A stored node."""
+    return _NODE.decode(
+        row.document,
+        written_as=row.format,
+        state=NodeState(row.state),
+        last_beat=_EPOCH + timedelta(microseconds=row.last_beat),
+        version=row.version,
+    )
+
+
+def workload_from_row(row: Any, decode_spec: SpecDecoder) -> WorkloadRecord:
+    """A stored workload, its spec rebuilt from the exact bytes."""
+    spec_bytes = bytes(row.spec)
+    return _WORKLOAD.decode(
+        row.document,
+        written_as=row.format,
+        workload_id=WorkloadId(row.id),
+        spec=decode_spec(spec_bytes),
+        spec_bytes=spec_bytes,
+        desired=DesiredState(row.desired),
+        generation=row.generation,
+        node_id=None if row.node_id is None else NodeId(row.node_id),
+        group_id=None if row.group_id is None else GroupId(row.group_id),
+        version=row.version,
+    )
+
+
+def group_from_row(row: Any) -> GroupRecord:
+    """A stored group."""
+    return _GROUP.decode(
+        row.document,
+        written_as=row.format,
+        group_id=GroupId(row.id),
+        desired=DesiredState(row.desired),
+        generation=row.generation,
+        version=row.version,
+    )
+
+
+def observation_from_row(row: Any) -> Observation:
+    """A stored observation."""
+    return _OBSERVATION.decode(row.document, written_as=row.format, node_id=NodeId(row.node_id))
+
+
+def event_from_row(row: Any) -> Event:
+    """A stored event."""
+    return _EVENT.decode(row.document, written_as=row.format, cursor=row.cursor)
+
+
+def _microseconds(moment: datetime) -> int:
+    if moment.tzinfo is None:
+        raise InternalError("a moment without a time zone cannot be stored", moment=moment)
+    return (moment - _EPOCH) // _MICROSECOND

@@ -1,0 +1,232 @@
+"""Puts views together from the working set. Pure but for reading it; called by `shoal.control.service`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import timedelta
+
+from shoal.control.dispatch import Dispatch, describe_rejections
+from shoal.control.fleet import Fleet
+from shoal.control.nodes import Nodes
+from shoal.core.clock import Clock
+from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
+from shoal.model.workloads import (
+    DesiredState,
+    FailureReason,
+    GroupRecord,
+    Observation,
+    RunState,
+    WorkloadRecord,
+)
+
+SHOWN_SESSION = 6
+
+
+def workload_status(record: WorkloadRecord, observation: Observation | None, owner: NodeRecord | None) -> str:
+    """The one word for how a workload stands."""
+    if record.desired is DesiredState.DELETED:
+        return "Deleting"
+    current = is_about_newest(record, observation)
+    state = observation.status.state if observation is not None and current else None
+    if record.desired is DesiredState.STOPPED:
+        quiet = record.node_id is None or owner is None or state is RunState.STOPPED
+        return "Stopped" if quiet else "Stopping"
+    if current and observation is not None and observation.status.completed:
+        return "Completed"
+    if record.node_id is None or owner is None:
+        return "Pending"
+    if state is RunState.FAILED:
+        return "Failed"
+    if owner.state is NodeState.NOT_READY:
+        return "Unknown"
+    if state is None:
+        return "Scheduled" if observation is None or observation.node_id != record.node_id else "Updating"
+    return "Pending" if state is RunState.STOPPED else state.value
+
+
+def is_about_newest(record: WorkloadRecord, observation: Observation | None) -> bool:
+    """Whether a report is about the newest generation, or from an agent that knows none."""
+    if observation is None or observation.node_id != record.node_id:
+        return False
+    return observation.status.generation in (0, record.generation)
+
+
+def group_status(group: GroupRecord, statuses: list[str]) -> str:
+    """The one word for how a group stands."""
+    if group.desired is DesiredState.DELETED:
+        return "Deleting"
+    kinds = set(statuses)
+    for word in ("Failed", "Unknown"):
+        if word in kinds:
+            return "Failed" if word == "Failed" else "Degraded"
+    for word in ("Running", "Completed", "Stopped"):
+        if kinds == {word}:
+            return word
+    return "Running" if kinds <= {"Running", "Completed"} else "Pending"
+
+
+class Views:
+    """Reads the working set for people."""
+
+    def __init__(self, fleet: Fleet, nodes: Nodes, dispatch: Dispatch, *, clock: Clock, cluster_id: str) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._dispatch = dispatch
+        self._clock = clock
+        self._cluster_id = cluster_id
+
+    def workload(self, record: WorkloadRecord, *, with_spec: bool = True) -> WorkloadView:
+        """One workload."""
+        observation = self._fleet.observations.get(record.workload_id)
+        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        status = workload_status(record, observation, owner)
+        mine = observation is not None and observation.node_id == record.node_id
+        run = observation.status if observation is not None and mine else None
+        newest = run if is_about_newest(record, observation) else None
+        rejections = self._dispatch.rejections.get(record.workload_id, ())
+        reason = self._reason(record, status, observation if newest is not None else None, owner)
+        return WorkloadView(
+            workload_id=record.workload_id,
+            type=record.spec.type.value,
+            desired_state=record.desired.value,
+            status=status,
+            assigned_node_id=record.node_id or "",
+            revision_id=record.revision_id,
+            observed_revision_id=run.revision_id if run is not None else "",
+            generation=record.generation,
+            group_id=record.group_id or "",
+            retry_attempts=record.retry.attempts,
+            retry_max_attempts=record.retry.max_attempts,
+            retry_next_at=record.retry.next_at,
+            failure_reason=reason.code if status == "Failed" and reason is not None else "",
+            created_at=record.created_at,
+            last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
+            reason=reason,
+            usage=run.usage if run is not None else None,
+            run=run,
+            rejections=rejections,
+            spec=record.spec if with_spec else None,
+            spec_sha256=record.spec_sha256,
+        )
+
+    def _reason(
+        self, record: WorkloadRecord, status: str, observation: Observation | None, owner: NodeRecord | None
+    ) -> Reason | None:
+        rejections = self._dispatch.rejections.get(record.workload_id)
+        if rejections is not None and record.placed_generation < record.generation:
+            code = FailureReason.INSUFFICIENT_RESOURCES.value
+            return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
+        if status == "Unknown" and owner is not None:
+            return Reason("NODE_LOST", f"node {owner.node_id}: {owner.state_reason}", owner.state_at, retryable=True)
+        trouble = self._dispatch.trouble.get(record.workload_id)
+        if trouble is not None and observation is None:
+            return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
+        if observation is None:
+            return None
+        run = observation.status
+        if not run.message and run.failure is FailureReason.NONE:
+            return None
+        code = run.failure.value if run.failure is not FailureReason.NONE else ""
+        return Reason(
+            code,
+            run.message,
+            run.last_transition,
+            next_retry_at=run.next_restart_at,
+            retryable=run.state is not RunState.FAILED,
+        )
+
+    def workloads(self, *, node_id: str = "", status: str = "", group_id: str = "") -> list[WorkloadView]:
+        """Every workload that matches, by id."""
+        wanted = status.lower()
+        views = []
+        for workload_id in sorted(self._fleet.workloads):
+            record = self._fleet.workloads[workload_id]
+            if self._fleet.is_buried(record) or (node_id and record.node_id != node_id):
+                continue
+            if group_id and record.group_id != group_id:
+                continue
+            view = self.workload(record, with_spec=False)
+            if not wanted or view.status.lower() == wanted:
+                views.append(view)
+        return views
+
+    def node(self, record: NodeRecord) -> NodeView:
+        """One node."""
+        facts = self._fleet.facts_of(record.node_id)
+        contact = self._nodes.contact(record.node_id)
+        expires = None
+        if contact is not None:
+            left = contact.lease.ends_at - self._clock.monotonic()
+            expires = self._clock.wall() + timedelta(seconds=left)
+        return NodeView(
+            node_id=record.node_id,
+            status=record.state.value,
+            status_reason=record.state_reason,
+            status_updated_by=record.state_by,
+            status_updated_at=record.state_at,
+            last_heartbeat=contact.last_beat if contact and contact.last_beat else record.last_beat,
+            lease_expires_at=expires,
+            grpc_endpoint=record.spec.endpoint,
+            total=record.spec.capacity,
+            available=facts.free,
+            supported_workload_types=record.spec.workload_types,
+            storage_drivers=record.spec.storage_drivers,
+            labels=record.spec.labels,
+            host_id=record.spec.host_id,
+            session=record.session[:SHOWN_SESSION],
+            agent_version=record.spec.agent_version,
+            features=tuple(sorted(record.spec.features)),
+            clock_skew_ms=contact.skew_ms if contact else 0,
+            usage=contact.usage if contact else None,
+            workload_count=len(facts.tenants),
+            orphans=contact.orphans if contact else (),
+            cluster_id=record.spec.cluster_id or self._cluster_id,
+        )
+
+    def nodes(self, *, status: str = "") -> list[NodeView]:
+        """Every node that matches, by id."""
+        wanted = status.lower()
+        views = (self.node(self._fleet.nodes[node_id]) for node_id in sorted(self._fleet.nodes))
+        return [view for view in views if not wanted or view.status.lower() == wanted]
+
+    def group(self, record: GroupRecord) -> GroupView:
+        """One group with its members."""
+        members = tuple(
+            self.workload(self._fleet.workloads[each]) for each in record.members if each in self._fleet.workloads
+        )
+        status = group_status(record, [member.status for member in members])
+        return GroupView(record.group_id, record.generation, status, record.message, members)
+
+    def groups(self) -> list[GroupView]:
+        """Every group, by id."""
+        return [self.group(self._fleet.groups[group_id]) for group_id in sorted(self._fleet.groups)]
+
+    def summary(self) -> ClusterSummary:
+        """The fleet in numbers. Every workload is counted exactly once."""
+        nodes = Counter(node.state for node in self._fleet.nodes.values())
+        words: Counter[str] = Counter()
+        for record in self._fleet.workloads.values():
+            owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+            buried = self._fleet.is_buried(record)
+            observation = self._fleet.observations.get(record.workload_id)
+            words["Deleted" if buried else workload_status(record, observation, owner)] += 1
+        waiting = sum(words[word] for word in ("Pending", "Scheduled", "Updating"))
+        return ClusterSummary(
+            total_nodes=sum(nodes.values()),
+            ready_nodes=nodes[NodeState.READY],
+            not_ready_nodes=nodes[NodeState.NOT_READY],
+            suspect_nodes=nodes[NodeState.SUSPECT],
+            total_workloads=sum(words.values()),
+            running_workloads=words["Running"],
+            pending_workloads=waiting,
+            failed_workloads=words["Failed"],
+            deleted_workloads=words["Deleted"],
+            stopped_workloads=words["Stopped"] + words["Stopping"],
+            completed_workloads=words["Completed"],
+            deleting_workloads=words["Deleting"],
+            lost_workloads=words["Unknown"],
+            groups=len(self._fleet.groups),
+            cluster_id=self._cluster_id,
+            generated_at=self._clock.wall(),
+        )

@@ -1,0 +1,168 @@
+"""What /proc says about processes. Used by the keeper (light) and by the agent's meter.
+
+A pid alone names nothing: pids are used again. A process is known by (boot id, pid, start time).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+RUN_ID = "SHOAL_RUN_ID"
+WORKLOAD_ID = "SHOAL_WORKLOAD_ID"
+KEEPER_ID = "SHOAL_KEEPER"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """The few fields of /proc/<pid>/stat that are used."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    #: User and system time of the process and of the children it has waited for, in clock ticks.
+    cpu_ticks: int
+    #: Clock ticks after boot.
+    start_time: int
+    resident_pages: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs: a zombie does not."""
+        return self.state not in "ZXx"
+
+
+def parse_stat(text: str) -> ProcessStat:
+    """Read one line of /proc/<pid>/stat. The program's name may hold blanks and parentheses."""
+    head, _, tail = text.rpartition(")")
+    fields = tail.split()
+    return ProcessStat(
+        pid=int(head.partition(" ")[0]),
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        cpu_ticks=sum(int(each) for each in fields[11:15]),
+        start_time=int(fields[19]),
+        resident_pages=int(fields[21]),
+    )
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """What is known of a process; None when it is gone."""
+    try:
+        return parse_stat((PROC / str(pid) / "stat").read_text(errors="replace"))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def read_environ(pid: int) -> tuple[bytes, ...]:
+    """The environment a process was started with; empty when it is gone or not ours to see."""
+    try:
+        return tuple(filter(None, (PROC / str(pid) / "environ").read_bytes().split(b"\0")))
+    except OSError:
+        return ()
+
+
+def boot_id() -> str:
+    """This boot of the machine."""
+    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def is_running(pid: int, start_time: int) -> bool:
+    """Whether this very process still runs (in this boot)."""
+    stat = read_stat(pid)
+    return stat is not None and stat.start_time == start_time and stat.alive
+
+
+def all_stats() -> Iterator[ProcessStat]:
+    """Every process there is."""
+    for name in os.listdir(PROC):  # noqa: PTH208 - thousands of Path objects a scan would cost more than the scan
+        if name.isdigit():
+            stat = read_stat(int(name))
+            if stat is not None:
+                yield stat
+
+
+class Census:
+    """One look at every living process, for finding those of a keeper's runs."""
+
+    def __init__(self, keeper_id: str) -> None:
+        self._stats = {stat.pid: stat for stat in all_stats()}
+        self._by_run: dict[str, list[ProcessStat]] = {}
+        mark = f"{KEEPER_ID}={keeper_id}".encode()
+        prefix = f"{RUN_ID}=".encode()
+        for stat in self._stats.values():
+            environ = read_environ(stat.pid) if stat.alive else ()
+            if mark in environ:
+                for each in environ:
+                    if each.startswith(prefix):
+                        self._by_run.setdefault(each[len(prefix) :].decode(errors="replace"), []).append(stat)
+
+    @property
+    def runs(self) -> frozenset[str]:
+        """The runs that have a living process."""
+        return frozenset(self._by_run)
+
+    @property
+    def marked(self) -> tuple[ProcessStat, ...]:
+        """Every living process that carries the keeper's mark."""
+        return tuple(stat for stats in self._by_run.values() for stat in stats)
+
+    def of_run(self, run_id: str) -> list[ProcessStat]:
+        """The living processes that carry the mark of a run in their environment."""
+        return self._by_run.get(run_id, [])
+
+    def of_session(self, session: int, *, below: int) -> list[ProcessStat]:
+        """The living processes of a session that descend from the process `below`.
+
+        The second condition keeps a stranger out that was given the number of a session whose members have all gone.
+        """
+        return [
+            stat
+            for stat in self._stats.values()
+            if stat.alive and stat.session == session and below in self._ancestors(stat.pid)
+        ]
+
+    def _ancestors(self, pid: int) -> Iterator[int]:
+        seen: set[int] = set()
+        while pid in self._stats and pid not in seen:
+            seen.add(pid)
+            pid = self._stats[pid].parent
+            yield pid
+
+
+def kill_process(pid: int, start_time: int, number: int) -> bool:
+    """Send a signal to exactly this process. False when it is gone."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # a kernel or a sandbox without pidfds: the check alone has to do
+        if not is_running(pid, start_time):
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return True
+    try:
+        if not is_running(pid, start_time):
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(handle)
+
+
+def kill_all(stats: Iterable[ProcessStat], number: int) -> int:
+    """Send a signal to each of them; how many were still there."""
+    return sum(kill_process(stat.pid, stat.start_time, number) for stat in stats)

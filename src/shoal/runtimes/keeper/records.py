@@ -1,0 +1,136 @@
+"""Run records: what is on disk about each run, so that it outlives agent and keeper.
+
+A record is written before its process runs anything of the workload's, and again with the exit before anybody is told.
+It holds no environment and no command, because both may hold secrets. The functions at the end are for those who
+look at a data directory from outside: the demo, the test kit, `shoal status` on a machine whose agent is down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper.files import KeeperFiles, write_whole
+
+RECORD_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRecord:
+    """How a process ended. `unknown` when no keeper of its own was there to see it."""
+
+    code: int = 0
+    signal: int = 0
+    unknown: bool = False
+    ended_at_ms: int = 0
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """One run, as far as it concerns the keeper."""
+
+    run_id: str
+    workload_id: str
+    boot_id: str
+    pid: int
+    #: In clock ticks after boot, as /proc says it: together with boot id and pid it names the process.
+    start_time: int
+    started_at_ms: int
+    ports: Mapping[str, int] = field(default_factory=dict)
+    user: str = ""
+    working_dir: str = ""
+    stop_signal: int = 15
+    grace: float = 10.0
+    #: It has a deadline, and dies with the keeper that holds it.
+    at_most_one: bool = False
+    #: Its cgroup directories, one per hierarchy.
+    cgroups: tuple[str, ...] = ()
+    exit: ExitRecord | None = None
+    #: `stop`, `deadline`, or empty when it ended by itself.
+    ended_by: str = ""
+    last_output: str = ""
+    format: int = RECORD_FORMAT
+
+
+def record_to_json(record: RunRecord) -> dict[str, Any]:
+    """As a JSON object."""
+    return dataclasses.asdict(record)
+
+
+def record_from_json(given: Mapping[str, Any]) -> RunRecord:
+    """Read a record of this or of another version: fields it does not know are left out. Raises ValueError."""
+    try:
+        known = {f.name: given[f.name] for f in dataclasses.fields(RunRecord) if f.name in given}
+        ending = known.get("exit")
+        if ending is not None:
+            fields = {f.name for f in dataclasses.fields(ExitRecord)}
+            known["exit"] = ExitRecord(**{name: value for name, value in ending.items() if name in fields})
+        known["cgroups"] = tuple(known.get("cgroups", ()))
+        return RunRecord(**known)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not a run record: {error}") from error
+
+
+def write_record(files: KeeperFiles, record: RunRecord) -> None:
+    """Make a record durable. On a full disk it is written without the last output, which is the only large part."""
+    path = files.record(record.run_id)
+    try:
+        write_whole(path, json.dumps(record_to_json(record)).encode())
+    except OSError:
+        if not record.last_output:
+            raise
+        write_whole(path, json.dumps(record_to_json(dataclasses.replace(record, last_output=""))).encode())
+
+
+def load_records(files: KeeperFiles) -> tuple[dict[str, RunRecord], list[Path]]:
+    """Every record by run id, and the files that cannot be read as one."""
+    records: dict[str, RunRecord] = {}
+    broken: list[Path] = []
+    for path in sorted(files.runs.glob("*.json")):
+        try:
+            record = record_from_json(json.loads(path.read_bytes()))
+        except FileNotFoundError:
+            continue  # forgotten while we looked
+        except (OSError, ValueError):
+            broken.append(path)
+        else:
+            records[record.run_id] = record
+    return records, broken
+
+
+# ---------------------------------------------------------------------------------------------------------
+# For those who look from outside
+
+
+def read_keeper_pid(data_dir: Path) -> int | None:
+    """The pid of the keeper of a data directory, if one runs."""
+    try:
+        said = json.loads(KeeperFiles(data_dir).lock.read_bytes())
+        pid, start_time, boot = int(said["pid"]), int(said["start_time"]), str(said["boot_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return pid if boot == procfs.boot_id() and procfs.is_running(pid, start_time) else None
+
+
+def read_run_records(data_dir: Path) -> tuple[RunRecord, ...]:
+    """Every run of a data directory that was not forgotten, whether or not a keeper runs."""
+    return tuple(load_records(KeeperFiles(data_dir))[0].values())
+
+
+def find_run_pids(data_dir: Path) -> tuple[int, ...]:
+    """The pids of every living process that belongs to a run of this data directory."""
+    files = KeeperFiles(data_dir)
+    if not files.home.exists():
+        return ()
+    boot = procfs.boot_id()
+    pids = {stat.pid for stat in procfs.Census(files.keeper_id()).marked}
+    for record in read_run_records(data_dir):
+        if record.boot_id == boot and record.exit is None and procfs.is_running(record.pid, record.start_time):
+            pids.add(record.pid)
+    return tuple(sorted(pids))

@@ -1,0 +1,351 @@
+"""The process runtime: workloads as child processes of the agent's keeper.
+
+This is the agent's half. It turns a run request into what the keeper is to start (environment, directory, limits),
+reads the logs that the keeper writes, and says what became of each run. All of its processes are children of the
+keeper (`shoal.runtimes.keeper`), so they survive the agent, and their exits are on disk when it returns.
+
+What a run's end means: the whole of it has ended. When the main process ends by itself, whatever it left running is
+killed, also what moved to another session. When a run is stopped, its process group gets the stop signal and
+everything that is left after the grace period is killed. An at-most-one run is killed at its deadline at the latest,
+having been asked to end a little before; and it dies with the keeper.
+
+What cannot be promised: without cgroups, a process that starts a session of its own and also clears its environment
+escapes; and when the keeper is killed, only the main process of an at-most-one run dies at once, what that had started
+dies when the next keeper comes up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+from shoal.core.clock import Clock, from_epoch_ms
+from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, ShoalError, UnavailableError, problem
+from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
+from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
+from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.keeper import logs, protocol
+from shoal.runtimes.keeper.client import KeeperLink
+from shoal.runtimes.keeper.files import KeeperFiles
+from shoal.runtimes.keeper.protocol import StartWish, wish_to_json
+from shoal.runtimes.keeper.records import (
+    RunRecord,
+    find_run_pids,
+    read_keeper_pid,
+    read_run_records,
+    record_from_json,
+)
+from shoal.runtimes.usage import Meter
+
+__all__ = ["ProcessRuntime", "find_run_pids", "port_variable", "read_keeper_pid", "read_run_records"]
+
+#: Longer than the keeper itself gives a child to reach exec.
+_START_TIMEOUT = 15.0
+#: After the grace period a run is killed; this long after it, the keeper is at fault.
+_STOP_MARGIN = 10.0
+_HEALTH_TIMEOUT = 2.0
+_FOLLOW_INTERVAL = 0.2
+#: Belongs to the agent alone, whatever else of its environment a workload inherits.
+_NOT_INHERITED = ("SHOAL_FAULTS",)
+_OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
+
+
+class ProcessRuntime:
+    """Runs workloads as processes. Implements `Runtime` and all of its optional parts."""
+
+    def __init__(self, data_dir: Path, *, clock: Clock, node_id: NodeId) -> None:
+        self._files = KeeperFiles(data_dir)
+        self._clock = clock
+        self._node_id = node_id
+        self._link = KeeperLink(self._files, clock=clock)
+        self._meter = Meter(clock)
+
+    @property
+    def type(self) -> WorkloadType:
+        """Processes."""
+        return WorkloadType.PROCESS
+
+    def limits(self) -> str:
+        """How runs are limited: `cgroup v1`, `cgroup v2`, or `none: ` and why."""
+        return str(self._link.hello.get("limits", "none: there is no keeper"))
+
+    async def open(self) -> None:
+        """Find the keeper or start one. Raises `UnavailableError` or `DeadlineError`."""
+        try:
+            self._files.make()
+            await self._link.open()
+        except OSError as error:
+            raise UnavailableError(f"the process runtime cannot be opened: {error}") from error
+
+    async def close(self) -> None:
+        """Let go of the keeper. Runs go on; a keeper without any ends."""
+        await self._link.close()
+
+    async def health(self) -> str:
+        """`healthy`, or `unhealthy: ` and why."""
+        try:
+            status = await self._link.call("ping", timeout=_HEALTH_TIMEOUT)
+        except ShoalError as error:
+            return f"unhealthy: {error}"
+        if not self._link.serves_in_full:
+            return "unhealthy: the keeper is of another version and can only be wound down"
+        failing = status.get("log_errors", {})
+        if failing:
+            name, why = next(iter(failing.items()))
+            return f"unhealthy: the output of {len(failing)} workloads is being lost, such as {name}: {why}"
+        return "healthy"
+
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    async def start(self, request: RunRequest) -> RunInfo:
+        """Start a run, or return what is known of it. Raises `RunError`; `DeadlineError` when the outcome is open."""
+        _check_ids(request)
+        if self._link.hello and not self._link.serves_in_full:
+            raise RunError(
+                "the keeper is of another version and starts nothing new",
+                failure=FailureReason.RUNTIME_ERROR,
+                transient=True,
+                hint="it is replaced as soon as its last run has ended",
+            )
+        wish = wish_to_json(self._wish(request))
+        if len(protocol.encode(wish)) > protocol.MAX_LINE - 1024:
+            raise RunError("command and environment are too large", failure=FailureReason.INVALID_SPEC)
+        await self._make_directories(request)
+        body = await self._link.call("start", timeout=_START_TIMEOUT, run=wish)
+        return self._noted(body["run"])
+
+    async def stop(self, run_id: str) -> RunInfo | None:
+        """End a run and wait until nothing of it is left. None if there is no such run."""
+        while True:
+            connections = self._link.connections
+            body = await self._link.call("stop", run_id=run_id)
+            if body["run"] is None:
+                return None
+            info = self._noted(body["run"])
+            if info.phase is RunPhase.ENDED:
+                return info
+            grace = float(body["run"]["grace"])
+            ended = await self._wait_ended(run_id, connections, grace + _STOP_MARGIN)
+            if ended is not None:
+                return ended
+            # Another keeper knows nothing of the wish: ask again.
+
+    async def _wait_ended(self, run_id: str, connections: int, timeout: float) -> RunInfo | None:
+        """The end of a run; None when the keeper was replaced meanwhile."""
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    changed = self._link.changed
+                    record = self._link.runs.get(run_id)
+                    if record is not None and record.exit is not None:
+                        return _info_of(record)
+                    if self._link.connections != connections or self._link.closed:
+                        return None
+                    await changed.wait()
+        except TimeoutError as error:
+            raise DeadlineError(f"run {run_id!r} was asked to end and has not ended", seconds=timeout) from error
+
+    async def inspect(self, run_id: str) -> RunInfo | None:
+        """What is known of a run."""
+        body = await self._link.call("inspect", run_id=run_id)
+        return None if body["run"] is None else self._noted(body["run"])
+
+    async def list_runs(self) -> tuple[RunInfo, ...]:
+        """Every run that was not forgotten."""
+        records = await self._link.list_all()
+        for record in records.values():
+            self._link.note(record)
+        return tuple(_info_of(record) for record in records.values())
+
+    async def forget(self, run_id: str) -> None:
+        """Let go of an ended run. Raises `PreconditionError` for one that has not ended."""
+        await self._link.call("forget", run_id=run_id)
+        self._link.drop_run(run_id)
+        self._meter.forget(run_id)
+
+    async def forget_workload(self, workload_id: WorkloadId) -> None:
+        """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        await self._link.call("forget_workload", workload_id=workload_id)
+        for run_id, record in self._link.runs.items():
+            if record.workload_id == workload_id:
+                self._link.drop_run(run_id)
+                self._meter.forget(run_id)
+        try:
+            await asyncio.to_thread(shutil.rmtree, self._files.workload(workload_id))
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise UnavailableError(f"the files of workload {workload_id!r} cannot be removed: {error}") from error
+
+    async def watch(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends, those included that ended before. Ends when the runtime is closed."""
+        seen: set[str] = set()
+        while not self._link.closed:
+            changed = self._link.changed
+            ended = {run_id: record for run_id, record in self._link.runs.items() if record.exit is not None}
+            seen &= ended.keys()
+            for run_id, record in ended.items():
+                if run_id not in seen:
+                    seen.add(run_id)
+                    yield _info_of(record)
+            await changed.wait()
+
+    # --- what only some runtimes can do -------------------------------------------------------------------
+
+    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
+        """Let at-most-one runs go on for this long from now: each is killed then, unless extended again."""
+        if run_ids:
+            await self._link.call("extend", run_ids=list(run_ids), seconds=seconds)
+
+    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+        """Whether a command exits with 0 in time, in the surroundings of a run."""
+        body = await self._link.call(
+            "probe", timeout=timeout + _HEALTH_TIMEOUT, run_id=run_id, command=list(command), seconds=timeout
+        )
+        return bool(body["passed"])
+
+    async def usage(self, run_id: str) -> Usage | None:
+        """What a run uses now; None when it does not run."""
+        record = self._link.runs.get(run_id)
+        if record is None or record.exit is not None:
+            self._meter.forget(run_id)
+            return None
+        return await self._meter.read(record)
+
+    async def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
+        """What a workload printed, oldest first; the last so many lines, or with 0 all that is kept."""
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        directory = self._files.logs(workload_id)
+        if not directory.is_dir():
+            raise NotFoundError("workload", workload_id, hint="it has not run on this node")
+        position = logs.OLDEST
+        if tail_lines > 0:
+            position = await asyncio.to_thread(logs.find_tail, directory, tail_lines)
+        while True:
+            entries, position, at_end = await asyncio.to_thread(logs.read_entries, directory, position)
+            for piece in _pieces(entries):
+                yield piece
+            if at_end:
+                if not follow or not directory.is_dir():
+                    return
+                await self._clock.sleep(_FOLLOW_INTERVAL)
+
+    # --- preparing ----------------------------------------------------------------------------------------
+
+    def _wish(self, request: RunRequest) -> StartWish:
+        spec = request.spec
+        own_dir = not spec.working_dir
+        working_dir = str(self._files.work(request.workload_id)) if own_dir else spec.working_dir
+        return StartWish(
+            run_id=request.run_id,
+            workload_id=request.workload_id,
+            argv=(*spec.command, *spec.args),
+            env=self._environment(request, working_dir),
+            working_dir=working_dir,
+            own_dir=own_dir,
+            user=spec.user,
+            stop_signal=signal.Signals[f"SIG{spec.stop.signal or 'TERM'}"],
+            grace=spec.stop.grace.total_seconds(),
+            ports=dict(request.ports),
+            cpu_millicores=request.limits.cpu_millicores,
+            memory_mb=request.limits.memory_mb,
+            deadline=request.deadline,
+        )
+
+    def _environment(self, request: RunRequest, working_dir: str) -> dict[str, str]:
+        spec = request.spec
+        inherited = {} if spec.clear_env else _inheritable(os.environ, for_user=bool(spec.user))
+        named_ports = {port_variable(name): str(port) for name, port in request.ports.items()}
+        return {
+            **inherited,
+            "PWD": working_dir,
+            "SHOAL_NODE_ID": self._node_id,
+            **spec.env,
+            **request.identity,
+            **named_ports,
+        }
+
+    async def _make_directories(self, request: RunRequest) -> None:
+        try:
+            await asyncio.to_thread(_make_workload_directories, self._files, request.workload_id)
+        except OSError as error:
+            raise RunError(
+                f"the directories of workload {request.workload_id!r} cannot be made: {error}",
+                failure=FailureReason.STORAGE_ERROR,
+                transient=True,
+            ) from error
+
+    def _noted(self, body: Mapping[str, object]) -> RunInfo:
+        record = record_from_json(body)
+        self._link.note(record)
+        return _info_of(record)
+
+
+def port_variable(name: str) -> str:
+    """The environment variable in which a named port is handed over."""
+    return f"SHOAL_PORT_{name.upper().replace('-', '_')}"
+
+
+def _inheritable(environ: Mapping[str, str], *, for_user: bool) -> dict[str, str]:
+    left_out = _NOT_INHERITED + (_OF_THE_USER if for_user else ())
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in left_out and not name.startswith("SHOAL_PORT_")  # an agent may itself be a workload
+    }
+
+
+def _make_workload_directories(files: KeeperFiles, workload_id: str) -> None:
+    files.workload(workload_id).mkdir(mode=0o711, parents=True, exist_ok=True)
+    files.work(workload_id).mkdir(mode=0o755, exist_ok=True)
+    files.logs(workload_id).mkdir(mode=0o750, exist_ok=True)
+
+
+def _check_ids(request: RunRequest) -> None:
+    problems = [
+        problem(field, value, IDENTIFIER_RULE)
+        for field, value in (("run_id", request.run_id), ("workload_id", request.workload_id))
+        if not is_identifier(value)
+    ]
+    if problems:
+        raise InvalidError(problems)
+
+
+def _info_of(record: RunRecord) -> RunInfo:
+    ending = record.exit
+    return RunInfo(
+        run_id=record.run_id,
+        workload_id=WorkloadId(record.workload_id),
+        phase=RunPhase.RUNNING if ending is None else RunPhase.ENDED,
+        started_at=from_epoch_ms(record.started_at_ms),
+        pid=record.pid,
+        exit=None
+        if ending is None
+        else Exit(
+            code=ending.code,
+            signal=ending.signal,
+            unknown=ending.unknown,
+            ended_at=from_epoch_ms(ending.ended_at_ms),
+            out_of_memory=ending.out_of_memory,
+        ),
+        ports=record.ports,
+        last_output=record.last_output,
+        ended_by="" if ending is None else record.ended_by,
+    )
+
+
+def _pieces(entries: list[logs.LogEntry]) -> list[LogPiece]:
+    """Entries put together: neighbours of one stream become one piece."""
+    pieces: list[tuple[str, list[bytes]]] = []
+    for entry in entries:
+        if not pieces or pieces[-1][0] != entry.stream:
+            pieces.append((entry.stream, []))
+        pieces[-1][1].append(entry.text + b"\n" if entry.ends_line else entry.text)
+    return [LogPiece(data=b"".join(texts), stream=stream) for stream, texts in pieces]

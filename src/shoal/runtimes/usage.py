@@ -1,0 +1,94 @@
+"""What a run uses now, read from its cgroups or, where it has none, from /proc.
+
+Rates are against the reading before, so nothing here waits. Called by `shoal.runtimes.process`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+
+from shoal.core.clock import Clock, from_epoch_ms
+from shoal.model.workloads import Usage
+from shoal.runtimes import cgroups
+from shoal.runtimes.cgroups import Measured
+from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper.records import RunRecord
+
+#: Runs are measured one after another; one look at all processes serves them all.
+_TABLE_LIFE = 1.0
+
+
+class Meter:
+    """Remembers the last reading of each run."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, float]] = {}
+        self._table: tuple[float, dict[int, procfs.ProcessStat]] | None = None
+
+    async def read(self, record: RunRecord) -> Usage:
+        """What a run uses."""
+        measured = await asyncio.to_thread(cgroups.measure, record.cgroups)
+        if measured is None or measured.cpu_seconds is None or measured.memory_bytes is None:
+            measured = await self._measure_processes(record)
+        now = self._clock.monotonic()
+        cpu = measured.cpu_seconds or 0.0
+        age = (self._clock.wall() - from_epoch_ms(record.started_at_ms)).total_seconds()
+        before_cpu, before = self._last.get(record.run_id, (0.0, now - max(age, 0.0)))
+        self._last[record.run_id] = (cpu, now)
+        spent = max(0.0, cpu - before_cpu)
+        return Usage(
+            cpu_percent=100.0 * spent / (now - before) if now > before else 0.0,
+            memory_bytes=measured.memory_bytes or 0,
+            disk_read_bytes=measured.read_bytes or 0,
+            disk_write_bytes=measured.write_bytes or 0,
+            collected_at=self._clock.wall(),
+            source=measured.source,
+        )
+
+    def forget(self, run_id: str) -> None:
+        """Let go of a run that has ended."""
+        self._last.pop(run_id, None)
+
+    async def _measure_processes(self, record: RunRecord) -> Measured:
+        now = self._clock.monotonic()
+        if self._table is None or now - self._table[0] > _TABLE_LIFE:
+            table = await asyncio.to_thread(lambda: {stat.pid: stat for stat in procfs.all_stats()})
+            self._table = (now, table)
+        return await asyncio.to_thread(_sum_up, record, self._table[1])
+
+
+def _sum_up(record: RunRecord, table: dict[int, procfs.ProcessStat]) -> Measured:
+    ours = [stat for stat in table.values() if stat.session == record.pid or _descends(stat, record.pid, table)]
+    transfers = [_transfers(stat.pid) for stat in ours]
+    return Measured(
+        cpu_seconds=sum(stat.cpu_ticks for stat in ours) / os.sysconf("SC_CLK_TCK"),
+        memory_bytes=sum(stat.resident_pages for stat in ours) * os.sysconf("SC_PAGE_SIZE"),
+        read_bytes=sum(read for read, _ in transfers),
+        write_bytes=sum(write for _, write in transfers),
+        source="proc",
+    )
+
+
+def _descends(stat: procfs.ProcessStat, ancestor: int, table: dict[int, procfs.ProcessStat]) -> bool:
+    seen: set[int] = set()
+    while stat.pid not in seen:
+        if stat.pid == ancestor:
+            return True
+        seen.add(stat.pid)
+        stat = table.get(stat.parent, stat)
+    return False
+
+
+def _transfers(pid: int) -> tuple[int, int]:
+    read = write = 0
+    with contextlib.suppress(OSError, ValueError):
+        for line in (procfs.PROC / str(pid) / "io").read_text().splitlines():
+            name, _, value = line.partition(": ")
+            if name == "read_bytes":
+                read = int(value)
+            elif name == "write_bytes":
+                write = int(value)
+    return read, write

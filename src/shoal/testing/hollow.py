@@ -1,0 +1,312 @@
+"""Hollow nodes: simulated agents that speak the real protocol and run nothing.
+
+One `HollowFleet` holds many nodes behind one server; calls are told apart by the header that names the node. A hollow
+node keeps generations like a real agent, reports full snapshots with a sequence, beats at once when something changed,
+and can be scripted: it may refuse work, answer slowly, fall silent, forget everything, or have no features at all, as
+an agent of the published contract.
+
+Used by tests in virtual time over `shoal.wire.local`, and by the benchmarks over gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shoal.core.clock import Clock, SystemClock, epoch_ms
+from shoal.core.errors import NotFoundError, ShoalError, StaleGenerationError
+from shoal.core.tasks import Signal, TaskScope
+from shoal.model.nodes import Feature
+from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService, methods_of
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
+from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.transport import Call, Channel, Server, Service, Transport
+
+ALL_FEATURES = tuple(feature.value for feature in Feature)
+COALESCE_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class HollowRun:
+    """What a hollow node believes about one workload."""
+
+    request: agent.ApplyWorkloadRequest
+    state: str = "Running"
+    completed: bool = False
+    exit_code: int = 0
+    restarts: int = 0
+
+
+@dataclass(slots=True)
+class HollowNode:
+    """One simulated agent."""
+
+    node_id: str
+    cpu_millicores: int = 4000
+    memory_mb: int = 8192
+    slots: int = 0
+    features: tuple[str, ...] = ALL_FEATURES
+    labels: dict[str, str] = field(default_factory=dict)
+    workload_types: tuple[str, ...] = ("process", "container")
+    cluster_id: str = ""
+    host_id: str = ""
+    #: Raise this on the next applies, by workload id ("*" for any).
+    refuse: dict[str, ShoalError] = field(default_factory=dict)
+    #: Seconds before each order is answered.
+    slow: float = 0.0
+    #: Hear and answer nothing: neither beats nor orders.
+    silent: bool = False
+    #: Take orders, and do not beat.
+    mute: bool = False
+    runs: dict[str, HollowRun] = field(default_factory=dict)
+    generations: dict[str, int] = field(default_factory=dict)
+    actions: list[agent.AgentAction] = field(default_factory=list)
+    session: str = ""
+    sequence: int = 0
+    registrations: int = 0
+    superseded: bool = False
+    #: (verb, workload id, generation) of every order that was carried out, in order.
+    history: list[tuple[str, str, int]] = field(default_factory=list)
+    changed: Signal = field(default_factory=Signal)
+    beaten: Callable[[float], None] | None = None
+
+    @property
+    def knows_generations(self) -> bool:
+        """Whether it is one of ours."""
+        return Feature.GENERATIONS.value in self.features
+
+    def forget_everything(self) -> None:
+        """As if its disk was replaced."""
+        self.runs.clear()
+        self.generations.clear()
+
+    def complete(self, workload_id: str, exit_code: int = 0) -> None:
+        """Let a run end well."""
+        run = self.runs[workload_id]
+        run.state, run.completed, run.exit_code = "Stopped", True, exit_code
+        self.changed.set()
+
+    def fail(self, workload_id: str) -> None:
+        """Let a run end badly, for good."""
+        self.runs[workload_id].state = "Failed"
+        self.changed.set()
+
+
+class HollowFleet:
+    """Many hollow nodes, one server, one channel to the control plane."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        control_address: str,
+        *,
+        listen: str = "127.0.0.1:0",
+        clock: Clock | None = None,
+    ) -> None:
+        self._transport = transport
+        self._control_address = control_address
+        self._listen = listen
+        self._clock: Clock = clock or SystemClock()
+        self._scope = TaskScope("hollow")
+        self.nodes: dict[str, HollowNode] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._server: Server | None = None
+        self._channel: Channel | None = None
+
+    async def start(self) -> None:
+        """Serve, without any node yet."""
+        self._server = await self._transport.serve(self._listen, [Service(methods_of(AgentService), self)])
+        self._channel = self._transport.connect(self._control_address)
+
+    async def stop(self) -> None:
+        """Let every node fall silent and stop serving."""
+        await self._scope.close()
+        if self._channel is not None:
+            await self._channel.close()
+        if self._server is not None:
+            await self._server.stop(0.0)
+
+    def add(self, node: HollowNode) -> HollowNode:
+        """Bring a node to life: it registers and beats from now on."""
+        self.nodes[node.node_id] = node
+        self._loops[node.node_id] = self._scope.start(self._live(node), name=node.node_id)
+        return node
+
+    def kill(self, node_id: str) -> HollowNode:
+        """The whole machine is gone: nothing beats, nothing answers, nothing is remembered by this object."""
+        self._loops.pop(node_id).cancel()
+        return self.nodes.pop(node_id)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Towards the control plane
+
+    async def _live(self, node: HollowNode) -> None:
+        interval = 1.0
+        while True:
+            try:
+                if not node.silent and not node.superseded:
+                    interval = await self._register_or_beat(node)
+            except NotFoundError:
+                node.session = ""
+                node.sequence = -1
+                continue
+            except ShoalError as error:
+                if "superseded" in error.message:
+                    node.superseded = True
+                await self._clock.sleep(min(interval, 0.5))
+                continue
+            if await node.changed.wait(timeout=interval):
+                await self._clock.sleep(COALESCE_SECONDS)
+
+    async def _register_or_beat(self, node: HollowNode) -> float:
+        if node.sequence <= 0:
+            interval = await self._register(node)
+            if interval:
+                node.sequence = 1
+                await self._beat(node)
+            return interval or 1.0
+        if node.mute:
+            return 1.0
+        return await self._beat(node)
+
+    async def _register(self, node: HollowNode) -> float:
+        assert self._channel is not None
+        assert self._server is not None
+        request = control.RegisterNodeRequest(
+            node_id=node.node_id,
+            capabilities=control.NodeCapabilities(
+                cpu_total_millicores=node.cpu_millicores,
+                memory_total_mb=node.memory_mb,
+                supported_workload_types=node.workload_types,
+            ),
+            labels=node.labels,
+            agent_version="hollow",
+            grpc_endpoint=self._server.address,
+            cluster_id=node.cluster_id,
+            host_id=node.host_id,
+            slots=node.slots,
+            features=node.features,
+        )
+        answer = await self._channel.call(AgentControl.REGISTER_NODE, request)
+        if not answer.accepted:
+            return 0.0
+        node.registrations += 1
+        node.session = answer.session
+        return answer.heartbeat_interval_ms / 1000
+
+    async def _beat(self, node: HollowNode) -> float:
+        assert self._channel is not None
+        request = control.HeartbeatRequest(
+            node_id=node.node_id,
+            session=node.session,
+            sequence=node.sequence if node.session else 0,
+            usage=control.NodeUsage(cpu_used_millicores=10, memory_used_mb=64),
+            workload_statuses=[self._status(node, workload_id, run) for workload_id, run in node.runs.items()],
+        )
+        node.sequence += 1
+        began = self._clock.monotonic()
+        answer = await self._channel.call(AgentControl.HEARTBEAT, request)
+        if node.beaten is not None:
+            node.beaten(self._clock.monotonic() - began)
+        return answer.heartbeat_interval_ms / 1000
+
+    def _status(self, node: HollowNode, workload_id: str, run: HollowRun) -> control.WorkloadStatus:
+        status = control.WorkloadStatus(workload_id=workload_id, state=run.state)
+        if node.knows_generations:
+            status.run.generation = run.request.generation
+            status.run.revision_id = run.request.revision_id
+            status.run.completed = run.completed
+            status.run.ready = run.state == "Running"
+            status.run.restarts = run.restarts
+            if run.completed:
+                status.run.exit.code = run.exit_code
+        return status
+
+    # -----------------------------------------------------------------------------------------------------
+    # persys.agent.v1.AgentService
+
+    async def _node(self, call: Call) -> HollowNode:
+        node = self.nodes.get(call.metadata.get(NODE_HEADER, ""))
+        if node is None or node.silent:
+            await asyncio.sleep(3600)  # a machine that is gone does not answer at all
+            raise NotFoundError("node", call.metadata.get(NODE_HEADER, ""))
+        if node.slow:
+            await self._clock.sleep(node.slow)
+        return node
+
+    async def apply_workload(self, request: agent.ApplyWorkloadRequest, call: Call) -> agent.ApplyWorkloadResponse:
+        """Take an order, by the rules of generations."""
+        node = await self._node(call)
+        refusal = node.refuse.get(request.id) or node.refuse.get("*")
+        if refusal is not None:
+            raise refusal
+        highest = node.generations.get(request.id, 0)
+        if node.knows_generations and request.generation < highest:
+            raise StaleGenerationError(request.id, offered=request.generation, highest=highest)
+        node.generations[request.id] = max(highest, request.generation)
+        known = node.runs.get(request.id)
+        wanted = "Stopped" if request.desired_state == agent.DESIRED_STATE_STOPPED else "Running"
+        if known is not None and known.completed and known.request.attempt == request.attempt:
+            same = known.request.spec == request.spec and wanted == "Running"
+            run = HollowRun(request, "Stopped", completed=True) if same else HollowRun(request, wanted)
+        else:
+            run = HollowRun(request, wanted)
+        node.runs[request.id] = run
+        node.history.append((f"apply {wanted}", request.id, request.generation))
+        node.changed.set()
+        return agent.ApplyWorkloadResponse(applied=True, status=self._agent_status(request.id, run))
+
+    async def delete_workload(self, request: agent.DeleteWorkloadRequest, call: Call) -> agent.DeleteWorkloadResponse:
+        """Remove a copy, unless it is of a newer generation."""
+        node = await self._node(call)
+        highest = node.generations.get(request.id, 0)
+        if node.knows_generations and request.generation and request.generation < highest:
+            raise StaleGenerationError(request.id, offered=request.generation, highest=highest)
+        node.generations[request.id] = max(highest, request.generation)
+        node.runs.pop(request.id, None)
+        node.history.append(("delete", request.id, request.generation))
+        now = epoch_ms(self._clock.wall()) // 1000
+        node.actions.append(
+            agent.AgentAction(workload_id=request.id, action_type="delete_workload", status="completed", created_at=now)
+        )
+        node.changed.set()
+        return agent.DeleteWorkloadResponse(success=True)
+
+    async def get_workload_status(
+        self, request: agent.GetWorkloadStatusRequest, call: Call
+    ) -> agent.GetWorkloadStatusResponse:
+        """One status."""
+        node = await self._node(call)
+        if request.id not in node.runs:
+            raise NotFoundError("workload", request.id)
+        return agent.GetWorkloadStatusResponse(status=self._agent_status(request.id, node.runs[request.id]))
+
+    async def list_actions(self, request: agent.ListActionsRequest, call: Call) -> agent.ListActionsResponse:
+        """What was done."""
+        node = await self._node(call)
+        found = [
+            action
+            for action in node.actions
+            if action.workload_id == request.workload_id and action.action_type == request.action_type
+        ]
+        return agent.ListActionsResponse(actions=reversed(found))
+
+    def _agent_status(self, workload_id: str, run: HollowRun) -> agent.WorkloadStatus:
+        states = {
+            "Running": agent.ACTUAL_STATE_RUNNING,
+            "Stopped": agent.ACTUAL_STATE_STOPPED,
+            "Failed": agent.ACTUAL_STATE_FAILED,
+        }
+        status = agent.WorkloadStatus(
+            id=workload_id,
+            type=run.request.type,
+            revision_id=run.request.revision_id,
+            desired_state=run.request.desired_state,
+            actual_state=states[run.state],
+        )
+        status.run.generation = run.request.generation
+        status.run.revision_id = run.request.revision_id
+        status.run.completed = run.completed
+        status.run.ready = run.state == "Running"
+        return status

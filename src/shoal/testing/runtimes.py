@@ -1,0 +1,336 @@
+"""A runtime that runs nothing: runs are entries in a `FakeMachine`, which goes on when its agent is killed.
+
+How a run behaves is scripted by data: a `FakeScript` given to the machine for a workload, or the same words in the
+environment of its spec (`SHOAL_FAKE_RUN_FOR=3`), so that whoever can apply a workload can script it. Time is the event
+loop's, so under virtual time a day of restarts takes no time. Everything that happens is written down in
+`FakeMachine.history`, for checks such as "never two runs of one workload at once".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from shoal.core.clock import Clock
+from shoal.core.ids import WorkloadId
+from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
+from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
+
+ENV_PREFIX = "SHOAL_FAKE_"
+
+
+@dataclass(frozen=True, slots=True)
+class FakeScript:
+    """What becomes of the runs of a workload."""
+
+    #: Seconds until it ends by itself; None: it runs until it is stopped.
+    run_for: float | None = None
+    exit_code: int = 0
+    signal: int = 0
+    #: Refuse to start, with these words. With `start_errors` only so many times.
+    start_error: str = ""
+    start_errors: int | None = None
+    transient: bool = False
+    failure: FailureReason = FailureReason.RUNTIME_ERROR
+    #: Seconds that starting and stopping take.
+    start_takes: float = 0.0
+    stop_takes: float = 0.0
+    #: Seconds after its start from which a command probe succeeds.
+    ready_after: float = 0.0
+    never_ready: bool = False
+    output: str = ""
+
+    @staticmethod
+    def from_env(env: Mapping[str, str], otherwise: FakeScript) -> FakeScript:
+        """The script in a spec's environment, or `otherwise`."""
+        words = {name.removeprefix(ENV_PREFIX): value for name, value in env.items() if name.startswith(ENV_PREFIX)}
+        if not words:
+            return otherwise
+        return FakeScript(
+            run_for=float(words["RUN_FOR"]) if "RUN_FOR" in words else None,
+            exit_code=int(words.get("EXIT_CODE", "0")),
+            signal=int(words.get("SIGNAL", "0")),
+            start_error=words.get("START_ERROR", ""),
+            start_errors=int(words["START_ERRORS"]) if "START_ERRORS" in words else None,
+            transient=words.get("TRANSIENT", "") == "true",
+            start_takes=float(words.get("START_TAKES", "0")),
+            stop_takes=float(words.get("STOP_TAKES", "0")),
+            ready_after=float(words.get("READY_AFTER", "0")),
+            never_ready=words.get("NEVER_READY", "") == "true",
+            output=words.get("OUTPUT", ""),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FakeMoment:
+    """Something that happened on the machine."""
+
+    at: float
+    #: started, ended, forgotten, workload forgotten
+    what: str
+    workload_id: str
+    run_id: str = ""
+    ended_by: str = ""
+
+
+@dataclass(slots=True)
+class _FakeRun:
+    request: RunRequest
+    script: FakeScript
+    info: RunInfo
+    started: float
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    end_timer: asyncio.TimerHandle | None = None
+    deadline_timer: asyncio.TimerHandle | None = None
+
+
+class FakeMachine:
+    """The world in which runs live: it outlives the agent and its runtime."""
+
+    def __init__(self, clock: Clock, *, script: FakeScript | None = None) -> None:
+        self.clock = clock
+        #: For workloads without a script of their own.
+        self.script = script or FakeScript()
+        self.scripts: dict[str, FakeScript] = {}
+        self.history: list[FakeMoment] = []
+        #: Set, every call of a runtime raises it: the machine does not answer.
+        self.outage: Exception | None = None
+        self.runs: dict[str, _FakeRun] = {}
+        self.logs: dict[str, str] = {}
+        self.started_with: dict[str, RunRequest] = {}
+        self._failed_starts: dict[str, int] = {}
+        self._watchers: set[asyncio.Queue[RunInfo]] = set()
+        self._pids = 1000
+
+    def alive(self, workload_id: str) -> list[RunInfo]:
+        """The runs of a workload that are running."""
+        return [
+            run.info
+            for run in self.runs.values()
+            if run.info.workload_id == workload_id and run.info.phase is RunPhase.RUNNING
+        ]
+
+    def kill(self, run_id: str, *, code: int = 0, signal: int = 9, unknown: bool = False) -> None:
+        """End a run from outside."""
+        self._end(run_id, Exit(code=code, signal=signal, unknown=unknown, ended_at=self.clock.wall()), "")
+
+    def most_at_once(self, workload_id: str) -> int:
+        """How many runs of a workload there were at the same time, at most."""
+        now = most = 0
+        for moment in self.history:
+            if moment.workload_id == workload_id and moment.what in ("started", "ended"):
+                now += 1 if moment.what == "started" else -1
+                most = max(most, now)
+        return most
+
+    def count(self, what: str, workload_id: str) -> int:
+        """How often something happened to a workload."""
+        return sum(1 for moment in self.history if (moment.what, moment.workload_id) == (what, workload_id))
+
+    # What a FakeRuntime asks for.
+
+    def check(self) -> None:
+        """Raise the outage, if there is one."""
+        if self.outage is not None:
+            raise self.outage
+
+    def script_of(self, request: RunRequest) -> FakeScript:
+        """How the runs of a workload behave."""
+        given = self.scripts.get(request.workload_id, self.script)
+        return FakeScript.from_env(request.spec.env, given)
+
+    def begin(self, request: RunRequest, script: FakeScript) -> RunInfo:
+        """Start a run, or return the one of that id."""
+        known = self.runs.get(request.run_id)
+        if known is not None:
+            return known.info
+        failed = self._failed_starts.get(request.workload_id, 0)
+        if script.start_error and (script.start_errors is None or failed < script.start_errors):
+            self._failed_starts[request.workload_id] = failed + 1
+            raise RunError(script.start_error, failure=script.failure, transient=script.transient)
+        self._pids += 1
+        info = RunInfo(
+            run_id=request.run_id,
+            workload_id=request.workload_id,
+            phase=RunPhase.RUNNING,
+            started_at=self.clock.wall(),
+            pid=self._pids,
+            ports=dict(request.ports),
+        )
+        run = _FakeRun(request=request, script=script, info=info, started=self.clock.monotonic())
+        self.runs[request.run_id] = run
+        self.started_with[request.run_id] = request
+        self.logs[request.workload_id] = self.logs.get(request.workload_id, "") + script.output
+        self._note("started", info)
+        loop = asyncio.get_running_loop()
+        if script.run_for is not None:
+            code = Exit(code=script.exit_code, signal=script.signal)
+            run.end_timer = loop.call_later(script.run_for, self._end, request.run_id, code, "")
+        if request.deadline is not None:
+            self.set_deadline(request.run_id, request.deadline)
+        return info
+
+    def set_deadline(self, run_id: str, seconds: float) -> None:
+        """End a run after so long, unless this is called again before."""
+        run = self.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED:
+            return
+        if run.deadline_timer is not None:
+            run.deadline_timer.cancel()
+        loop = asyncio.get_running_loop()
+        run.deadline_timer = loop.call_later(max(0.0, seconds), self._end, run_id, Exit(signal=15), "deadline")
+
+    async def stop(self, run_id: str) -> RunInfo | None:
+        """End a run and wait for its end."""
+        run = self.runs.get(run_id)
+        if run is None:
+            return None
+        if run.info.phase is RunPhase.RUNNING:
+            asyncio.get_running_loop().call_later(run.script.stop_takes, self._end, run_id, Exit(signal=15), "stop")
+            await run.over.wait()
+        return run.info
+
+    def forget(self, run_id: str) -> None:
+        """Drop a run that has ended."""
+        run = self.runs.get(run_id)
+        if run is not None and run.info.phase is RunPhase.ENDED:
+            del self.runs[run_id]
+            self._note("forgotten", run.info)
+
+    def forget_workload(self, workload_id: WorkloadId) -> None:
+        """Drop what was printed."""
+        self.logs.pop(workload_id, None)
+        self.history.append(FakeMoment(self.clock.monotonic(), "workload forgotten", workload_id))
+
+    async def ends(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends, those that have ended already first."""
+        queue: asyncio.Queue[RunInfo] = asyncio.Queue()
+        for run in self.runs.values():
+            if run.info.phase is RunPhase.ENDED:
+                queue.put_nowait(run.info)
+        self._watchers.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._watchers.discard(queue)
+
+    def _end(self, run_id: str, exit_: Exit, ended_by: str) -> None:
+        run = self.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED:
+            return
+        for timer in (run.end_timer, run.deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        run.info = replace(
+            run.info,
+            phase=RunPhase.ENDED,
+            exit=replace(exit_, ended_at=self.clock.wall()),
+            last_output=run.script.output,
+            ended_by=ended_by,
+            pid=0,
+        )
+        self._note("ended", run.info, ended_by)
+        run.over.set()
+        for queue in self._watchers:
+            queue.put_nowait(run.info)
+
+    def _note(self, what: str, info: RunInfo, ended_by: str = "") -> None:
+        self.history.append(FakeMoment(self.clock.monotonic(), what, info.workload_id, info.run_id, ended_by))
+
+
+class FakeRuntime:
+    """An agent's connection to a `FakeMachine`. Several may follow each other, as agents do."""
+
+    def __init__(self, machine: FakeMachine, *, type: WorkloadType = WorkloadType.PROCESS) -> None:  # noqa: A002 - as in the protocol
+        self._machine = machine
+        self._type = type
+
+    @property
+    def type(self) -> WorkloadType:
+        """The kind of workload it runs."""
+        return self._type
+
+    async def open(self) -> None:
+        """Nothing to do: the machine has everything."""
+        self._machine.check()
+
+    async def start(self, request: RunRequest) -> RunInfo:
+        """Start a run."""
+        self._machine.check()
+        script = self._machine.script_of(request)
+        if script.start_takes:
+            await self._machine.clock.sleep(script.start_takes)
+        self._machine.check()
+        return self._machine.begin(request, script)
+
+    async def stop(self, run_id: str) -> RunInfo | None:
+        """End a run."""
+        self._machine.check()
+        return await self._machine.stop(run_id)
+
+    async def inspect(self, run_id: str) -> RunInfo | None:
+        """What is known of a run."""
+        self._machine.check()
+        run = self._machine.runs.get(run_id)
+        return run.info if run is not None else None
+
+    async def list_runs(self) -> tuple[RunInfo, ...]:
+        """Every run that is not forgotten."""
+        self._machine.check()
+        return tuple(run.info for run in self._machine.runs.values())
+
+    async def forget(self, run_id: str) -> None:
+        """Let go of an ended run."""
+        self._machine.check()
+        self._machine.forget(run_id)
+
+    async def forget_workload(self, workload_id: WorkloadId) -> None:
+        """Let go of what is kept for a workload."""
+        self._machine.check()
+        self._machine.forget_workload(workload_id)
+
+    def watch(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends."""
+        return self._machine.ends()
+
+    async def health(self) -> str:
+        """How the machine is."""
+        return "healthy" if self._machine.outage is None else f"unhealthy: {self._machine.outage}"
+
+    async def close(self) -> None:
+        """Nothing to do."""
+
+    async def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
+        """What the scripts printed."""
+        text = self._machine.logs.get(workload_id, "")
+        if tail_lines:
+            text = "".join(text.splitlines(keepends=True)[-tail_lines:])
+        if text:
+            yield LogPiece(text.encode())
+        while follow:
+            await self._machine.clock.sleep(3600)
+
+    async def usage(self, run_id: str) -> Usage | None:
+        """The same for every run."""
+        run = self._machine.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED:
+            return None
+        return Usage(
+            cpu_percent=1.0, memory_bytes=1024 * 1024, collected_at=self._machine.clock.wall(), source=self._type.value
+        )
+
+    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
+        """Move deadlines on."""
+        self._machine.check()
+        for run_id in run_ids:
+            self._machine.set_deadline(run_id, seconds)
+
+    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+        """Whether the script says that the run is ready by now."""
+        del command, timeout
+        run = self._machine.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED or run.script.never_ready:
+            return False
+        return self._machine.clock.monotonic() - run.started >= run.script.ready_after

@@ -1,0 +1,118 @@
+"""Model ↔ protobuf: the only place that knows both.
+
+Everything read from the wire is checked here; what breaks a rule raises `InvalidError` with the path of each field,
+and nothing else is ever raised. Called by the services of the control plane and the agent and by their clients.
+"""
+
+from __future__ import annotations
+
+from shoal.wire.convert.agent_specs import agent_spec_from_control, agent_spec_from_proto, compose_project
+from shoal.wire.convert.fields import (
+    desired_state_from_agent,
+    desired_state_from_text,
+    desired_state_to_agent,
+    desired_state_to_text,
+    failure_from_proto,
+    failure_to_proto,
+    problems_from_proto,
+    problems_to_proto,
+    timestamp_from_proto,
+    timestamp_to_proto,
+    workload_type_from_agent,
+    workload_type_from_text,
+    workload_type_to_agent,
+)
+from shoal.wire.convert.nodes import (
+    node_spec_from_proto,
+    node_spec_to_proto,
+    node_usage_from_proto,
+    node_usage_to_proto,
+)
+from shoal.wire.convert.specs import (
+    decode_spec_bytes,
+    spec_bytes,
+    spec_sha256,
+    workload_spec_from_proto,
+    workload_spec_to_proto,
+)
+from shoal.wire.convert.statuses import (
+    PERMANENT_FAILURES,
+    reason_of,
+    run_status_from_agent,
+    run_status_from_control,
+    run_status_to_agent,
+    run_status_to_control,
+    run_statuses_from_heartbeat,
+    state_from_text,
+)
+from shoal.wire.convert.usages import usage_from_agent, usage_from_control, usage_to_agent, usage_to_control
+from shoal.wire.convert.views import (
+    cluster_summary_from_proto,
+    cluster_summary_to_proto,
+    event_from_proto,
+    event_to_proto,
+    group_view_from_proto,
+    group_view_to_proto,
+    node_view_from_proto,
+    node_view_to_proto,
+    planned_placement_from_proto,
+    planned_placement_to_proto,
+    rejection_from_proto,
+    rejection_to_proto,
+    workload_view_from_proto,
+    workload_view_to_proto,
+)
+
+__all__ = [
+    "PERMANENT_FAILURES",
+    "agent_spec_from_control",
+    "agent_spec_from_proto",
+    "cluster_summary_from_proto",
+    "cluster_summary_to_proto",
+    "compose_project",
+    "decode_spec_bytes",
+    "desired_state_from_agent",
+    "desired_state_from_text",
+    "desired_state_to_agent",
+    "desired_state_to_text",
+    "event_from_proto",
+    "event_to_proto",
+    "failure_from_proto",
+    "failure_to_proto",
+    "group_view_from_proto",
+    "group_view_to_proto",
+    "node_spec_from_proto",
+    "node_spec_to_proto",
+    "node_usage_from_proto",
+    "node_usage_to_proto",
+    "node_view_from_proto",
+    "node_view_to_proto",
+    "planned_placement_from_proto",
+    "planned_placement_to_proto",
+    "problems_from_proto",
+    "problems_to_proto",
+    "reason_of",
+    "rejection_from_proto",
+    "rejection_to_proto",
+    "run_status_from_agent",
+    "run_status_from_control",
+    "run_status_to_agent",
+    "run_status_to_control",
+    "run_statuses_from_heartbeat",
+    "spec_bytes",
+    "spec_sha256",
+    "state_from_text",
+    "timestamp_from_proto",
+    "timestamp_to_proto",
+    "usage_from_agent",
+    "usage_from_control",
+    "usage_to_agent",
+    "usage_to_control",
+    "workload_spec_from_proto",
+    "workload_spec_to_proto",
+    "workload_type_from_agent",
+    "workload_type_from_text",
+    "workload_type_to_agent",
+    "workload_view_from_proto",
+    "workload_view_to_proto",
+]

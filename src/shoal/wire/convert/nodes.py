@@ -1,0 +1,158 @@
+"""What agents say of their machines: registrations and the usage in heartbeats."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.shape import find_problems
+from shoal.model.nodes import NodeSpec, NodeUsage, StoragePool
+from shoal.model.resources import Resources
+from shoal.wire.addresses import parse_address
+from shoal.wire.convert.fields import path, read_count, timestamp_to_proto, writing
+from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+
+#: An agent with this feature is reached through a stream that it opened, and may have no endpoint.
+CALLS_OUT_ONLY = "stream"
+
+_MAX_FEATURES = 64
+_INT32 = 2**31 - 1
+
+#: The model's fields by the names that the sender of the message knows.
+_NAMES_ON_THE_WIRE = {
+    "endpoint": "grpc_endpoint",
+    "capacity.cpu_millicores": "capabilities.cpu_total_millicores",
+    "capacity.memory_mb": "capabilities.memory_total_mb",
+    "capacity.disk_gb": "capabilities.storage_pools",
+    "capacity.slots": "slots",
+    "workload_types": "capabilities.supported_workload_types",
+    "storage_drivers": "capabilities.supported_storage_drivers",
+    "storage_pools": "capabilities.storage_pools",
+}
+
+
+def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
+    """Read a registration. Raises `InvalidError`; a node without CPU or memory is left to the caller to refuse."""
+    problems: list[Problem] = []
+    features = _read_features(pb, problems)
+    capabilities = pb.capabilities
+    pools = tuple(StoragePool(each.name, each.type or "local", each.total_gb) for each in capabilities.storage_pools)
+    spec = NodeSpec(
+        node_id=pb.node_id,
+        endpoint=_read_endpoint(pb.grpc_endpoint, features, problems),
+        capacity=Resources(
+            capabilities.cpu_total_millicores,
+            capabilities.memory_total_mb,
+            sum(max(0, pool.total_gb) for pool in pools),
+            pb.slots,
+        ),
+        workload_types=tuple(capabilities.supported_workload_types),
+        storage_drivers=tuple(capabilities.supported_storage_drivers),
+        storage_pools=pools,
+        labels=dict(pb.labels),
+        agent_version=pb.agent_version,
+        host_id=pb.host_id,
+        cluster_id=pb.cluster_id,
+        features=features,
+    )
+    problems.extend(_as_on_the_wire(each) for each in find_problems(spec))
+    if problems:
+        raise InvalidError(problems)
+    return spec
+
+
+def node_spec_to_proto(
+    spec: NodeSpec, *, timestamp: datetime | None = None, previous_session: str = ""
+) -> control.RegisterNodeRequest:
+    """Write a registration. A node whose disk is in no pool has it in the pool `root`."""
+    pools = spec.storage_pools
+    if not pools and spec.capacity.disk_gb:
+        pools = (StoragePool("root", "local", spec.capacity.disk_gb),)
+    with writing("node"):
+        return control.RegisterNodeRequest(
+            node_id=spec.node_id,
+            capabilities=control.NodeCapabilities(
+                cpu_total_millicores=spec.capacity.cpu_millicores,
+                memory_total_mb=spec.capacity.memory_mb,
+                storage_pools=[
+                    control.StoragePool(name=each.name, type=each.type, total_gb=each.total_gb) for each in pools
+                ],
+                supported_workload_types=spec.workload_types,
+                supported_storage_drivers=spec.storage_drivers,
+            ),
+            labels=spec.labels,
+            agent_version=spec.agent_version,
+            grpc_endpoint=spec.endpoint,
+            cluster_id=spec.cluster_id,
+            timestamp=timestamp_to_proto(timestamp),
+            host_id=spec.host_id,
+            slots=spec.capacity.slots,
+            features=sorted(spec.features),
+            previous_session=previous_session,
+        )
+
+
+def _read_features(pb: control.RegisterNodeRequest, problems: list[Problem]) -> frozenset[str]:
+    if len(pb.features) > _MAX_FEATURES or any(not 0 < len(each) <= 64 for each in pb.features):
+        rule = f"must be at most {_MAX_FEATURES} words of at most 64 characters"
+        problems.append(problem("features", len(pb.features), rule))
+        return frozenset()
+    return frozenset(pb.features)
+
+
+def _read_endpoint(text: str, features: frozenset[str], problems: list[Problem]) -> str:
+    if not text:
+        if CALLS_OUT_ONLY not in features:
+            problems.append(problem("grpc_endpoint", None, "is required: host:port at which the agent can be called"))
+        return ""
+    try:
+        # Foreign agents that listen everywhere say ":50051" and mean this machine.
+        return str(parse_address(f"127.0.0.1{text}" if text.startswith(":") else text, field="grpc_endpoint"))
+    except InvalidError as error:
+        problems.extend(error.problems)
+        return ""
+
+
+def _as_on_the_wire(found: Problem) -> Problem:
+    for ours, theirs in _NAMES_ON_THE_WIRE.items():
+        rest = found.field.removeprefix(ours)
+        if rest != found.field and (not rest or rest[0] in ".["):
+            return Problem(field=theirs + rest, value=found.value, rule=found.rule)
+    return found
+
+
+def node_usage_to_proto(usage: NodeUsage) -> control.NodeUsage:
+    """Usage for a heartbeat or a view."""
+    return control.NodeUsage(
+        cpu_allocated_millicores=usage.cpu_allocated_millicores,
+        cpu_used_millicores=usage.cpu_used_millicores,
+        memory_allocated_mb=usage.memory_allocated_mb,
+        memory_used_mb=usage.memory_used_mb,
+        disk_allocated_gb=usage.disk_allocated_gb,
+        disk_used_gb=usage.disk_used_gb,
+        slots_used=usage.slots_used,
+    )
+
+
+def node_usage_from_proto(pb: control.NodeUsage, *, at: str = "usage") -> NodeUsage:
+    """The inverse. Raises `InvalidError` for negative amounts."""
+    problems: list[Problem] = []
+    usage = read_node_usage(pb, at, problems)
+    if problems:
+        raise InvalidError(problems)
+    return usage
+
+
+def read_node_usage(pb: control.NodeUsage, at: str, problems: list[Problem]) -> NodeUsage:
+    """The same for a message within another."""
+    return NodeUsage(
+        cpu_allocated_millicores=read_count(
+            pb.cpu_allocated_millicores, path(at, "cpu_allocated_millicores"), problems
+        ),
+        cpu_used_millicores=read_count(pb.cpu_used_millicores, path(at, "cpu_used_millicores"), problems),
+        memory_allocated_mb=read_count(pb.memory_allocated_mb, path(at, "memory_allocated_mb"), problems),
+        memory_used_mb=read_count(pb.memory_used_mb, path(at, "memory_used_mb"), problems),
+        disk_allocated_gb=read_count(pb.disk_allocated_gb, path(at, "disk_allocated_gb"), problems),
+        disk_used_gb=read_count(pb.disk_used_gb, path(at, "disk_used_gb"), problems),
+        slots_used=read_count(pb.slots_used, path(at, "slots_used"), problems, most=_INT32),
+    )

@@ -1,0 +1,101 @@
+"""`shoal.v1.ProcessSpec` ↔ the model's: one message in both contracts, so a process loses nothing on its way."""
+
+from __future__ import annotations
+
+from shoal.core.errors import Problem
+from shoal.model.workloads import (
+    CommandProbe,
+    HttpProbe,
+    NamedPort,
+    ProcessSpec,
+    Readiness,
+    RestartPolicy,
+    StopPolicy,
+)
+from shoal.wire.convert.fields import duration_to_millis, path, read_duration
+from shoal.wire.pb.shoal.v1 import run_pb2 as run
+
+_RESTART = RestartPolicy()
+_READINESS = Readiness()
+_STOP = StopPolicy()
+
+
+def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) -> ProcessSpec:
+    """Read a process spec. Only what cannot be held by the model is checked here."""
+    return ProcessSpec(
+        command=tuple(pb.command),
+        args=tuple(pb.args),
+        env=dict(pb.env),
+        working_dir=pb.working_dir,
+        user=pb.user,
+        restart=_restart_from_proto(pb.restart, path(at, "restart"), problems),
+        readiness=_readiness_from_proto(pb.readiness, path(at, "readiness"), problems)
+        if pb.HasField("readiness")
+        else None,
+        stop=StopPolicy(
+            signal=pb.stop.signal or _STOP.signal,
+            grace=read_duration(pb.stop.grace_ms, _STOP.grace, path(at, "stop.grace_ms"), problems),
+        ),
+        ports=tuple(NamedPort(each.name, each.port) for each in pb.ports),
+        clear_env=pb.clear_env,
+    )
+
+
+def process_to_proto(spec: ProcessSpec) -> run.ProcessSpec:
+    """Write a process spec."""
+    return run.ProcessSpec(
+        command=spec.command,
+        env=spec.env,
+        working_dir=spec.working_dir,
+        args=spec.args,
+        user=spec.user,
+        restart=run.RestartPolicy(
+            policy=spec.restart.policy,
+            max_retries=spec.restart.max_retries,
+            delay_ms=duration_to_millis(spec.restart.delay),
+            max_delay_ms=duration_to_millis(spec.restart.max_delay),
+            healthy_after_ms=duration_to_millis(spec.restart.healthy_after),
+        ),
+        readiness=_readiness_to_proto(spec.readiness) if spec.readiness is not None else None,
+        stop=run.StopPolicy(signal=spec.stop.signal, grace_ms=duration_to_millis(spec.stop.grace)),
+        ports=[run.NamedPort(name=each.name, port=each.port) for each in spec.ports],
+        clear_env=spec.clear_env,
+    )
+
+
+def _restart_from_proto(pb: run.RestartPolicy, at: str, problems: list[Problem]) -> RestartPolicy:
+    return RestartPolicy(
+        policy=pb.policy or _RESTART.policy,
+        max_retries=pb.max_retries,
+        delay=read_duration(pb.delay_ms, _RESTART.delay, path(at, "delay_ms"), problems),
+        max_delay=read_duration(pb.max_delay_ms, _RESTART.max_delay, path(at, "max_delay_ms"), problems),
+        healthy_after=read_duration(
+            pb.healthy_after_ms, _RESTART.healthy_after, path(at, "healthy_after_ms"), problems
+        ),
+    )
+
+
+def _readiness_from_proto(pb: run.Readiness, at: str, problems: list[Problem]) -> Readiness:
+    probe = pb.WhichOneof("probe")
+    return Readiness(
+        tcp_port=pb.tcp_port if probe == "tcp_port" else None,
+        http=HttpProbe(pb.http.port, pb.http.path or "/") if probe == "http" else None,
+        command=CommandProbe(tuple(pb.command.command)) if probe == "command" else None,
+        interval=read_duration(pb.interval_ms, _READINESS.interval, path(at, "interval_ms"), problems),
+        timeout=read_duration(pb.timeout_ms, _READINESS.timeout, path(at, "timeout_ms"), problems),
+        deadline=read_duration(pb.deadline_ms, _READINESS.deadline, path(at, "deadline_ms"), problems),
+    )
+
+
+def _readiness_to_proto(readiness: Readiness) -> run.Readiness:
+    http, command = readiness.http, readiness.command
+    pb = run.Readiness(
+        http=run.HttpProbe(port=http.port, path=http.path) if http is not None else None,
+        command=run.CommandProbe(command=command.command) if command is not None else None,
+        interval_ms=duration_to_millis(readiness.interval),
+        timeout_ms=duration_to_millis(readiness.timeout),
+        deadline_ms=duration_to_millis(readiness.deadline),
+    )
+    if readiness.tcp_port is not None:
+        pb.tcp_port = readiness.tcp_port
+    return pb

@@ -1,0 +1,339 @@
+"""What agents report: `RunStatus` ↔ the statuses of both contracts, and what workloads use.
+
+A report that breaks a rule raises `InvalidError` for that report alone; texts for people are cut, not refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from datetime import datetime
+
+from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.model.views import Reason
+from shoal.model.workloads import DesiredState, Exit, FailureReason, RunState, RunStatus, Usage, WorkloadType
+from shoal.wire.convert.fields import (
+    desired_state_to_agent,
+    failure_from_proto,
+    failure_to_proto,
+    millis_of,
+    path,
+    read_count,
+    read_millis,
+    read_seconds,
+    read_timestamp,
+    seconds_of,
+    shorten,
+    timestamp_to_proto,
+    workload_type_to_agent,
+    writing,
+)
+from shoal.wire.convert.usages import usage_from_agent, usage_from_control, usage_to_agent, usage_to_control
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
+from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import run_pb2 as run
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE = 4096
+MAX_OUTPUT = 16 * 1024
+MAX_REVISION = 256
+MAX_PORTS = 64
+_MAX_NAME = 128
+_INT32 = 2**31 - 1
+
+#: Reasons that the same spec will meet again: nothing is gained by trying.
+PERMANENT_FAILURES = frozenset({FailureReason.INVALID_SPEC, FailureReason.IMAGE_NOT_FOUND})
+
+#: The words of foreign agents, in `metadata["failure_reason"]`, by the contract's names.
+_FOREIGN_REASONS = {
+    "IMAGE_PULL_TIMEOUT": FailureReason.IMAGE_PULL_FAILED,
+    "IMAGE_PULL_AUTH_FAILED": FailureReason.IMAGE_PULL_FAILED,
+    "INVALID_IMAGE": FailureReason.IMAGE_NOT_FOUND,
+    "NETWORK_TIMEOUT": FailureReason.NETWORK_ERROR,
+    "NETWORK_UNREACHABLE": FailureReason.NETWORK_ERROR,
+    "NETWORK_ATTACH_FAILED": FailureReason.NETWORK_ERROR,
+    "DNS_RESOLUTION_FAILED": FailureReason.NETWORK_ERROR,
+    "PORT_BIND_CONFLICT": FailureReason.NETWORK_ERROR,
+    "RESOURCE_QUOTA_EXCEEDED": FailureReason.INSUFFICIENT_RESOURCES,
+    "STORAGE_FULL": FailureReason.STORAGE_ERROR,
+    "STORAGE_PROVISION_FAILED": FailureReason.STORAGE_ERROR,
+    "STORAGE_ATTACH_FAILED": FailureReason.STORAGE_ERROR,
+    "INVALID_SPECIFICATION": FailureReason.INVALID_SPEC,
+    "INVALID_CONFIGURATION": FailureReason.INVALID_SPEC,
+    "CLOUD_INIT_INVALID": FailureReason.VM_BOOT_FAILED,
+}
+
+_STATES_TO_AGENT: dict[RunState, agent.ActualState.ValueType] = {
+    RunState.PENDING: agent.ACTUAL_STATE_PENDING,
+    RunState.RUNNING: agent.ACTUAL_STATE_RUNNING,
+    RunState.STOPPED: agent.ACTUAL_STATE_STOPPED,
+    RunState.FAILED: agent.ACTUAL_STATE_FAILED,
+    RunState.UNKNOWN: agent.ACTUAL_STATE_UNKNOWN,
+}
+_STATES_FROM_AGENT = {number: state for state, number in _STATES_TO_AGENT.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The control plane's contract
+
+
+def run_status_to_control(status: RunStatus, type: str) -> control.WorkloadStatus:  # noqa: A002 - the wire's name
+    """A status as heartbeats carry it."""
+    with writing(status.workload_id):
+        return control.WorkloadStatus(
+            workload_id=status.workload_id,
+            state=status.state.value,
+            failure_reason=failure_to_proto(status.failure),
+            message=status.message,
+            last_transition=timestamp_to_proto(status.last_transition),
+            reason=reason_to_proto(reason_of(status)),
+            usage=usage_to_control(status.usage, status.workload_id, type),
+            run=run_detail_to_proto(status),
+        )
+
+
+def run_status_from_control(pb: control.WorkloadStatus, *, at: str = "") -> RunStatus:
+    """Read one status of a heartbeat. Raises `InvalidError`."""
+    problems: list[Problem] = []
+    status = read_run_status(
+        pb.run,
+        path(at, "run"),
+        problems,
+        workload_id=_read_id(pb.workload_id, path(at, "workload_id"), problems),
+        state=state_from_text(pb.state),
+        failure=failure_from_proto(pb.failure_reason),
+        message=pb.message,
+        last_transition=read_timestamp(pb, "last_transition", at, problems),
+        usage=usage_from_control(pb.usage, path(at, "usage"), problems) if pb.HasField("usage") else None,
+    )
+    if problems:
+        raise InvalidError(problems)
+    return status
+
+
+def run_statuses_from_heartbeat(pb: control.HeartbeatRequest) -> Iterator[RunStatus]:
+    """Every status of a beat that can be read, with the usage that a foreign agent sends apart from it.
+
+    One that breaks a rule is left out and logged: a beat is also the sign of life of a whole node, and must not be
+    refused for one bad entry.
+    """
+    apart = {each.workload_id: each for each in pb.workload_usage}
+    for index, each in enumerate(pb.workload_statuses):
+        at = f"workload_statuses[{index}]"
+        try:
+            status = run_status_from_control(each, at=at)
+            measured = apart.get(each.workload_id)
+            if status.usage is None and measured is not None:
+                problems: list[Problem] = []
+                usage = usage_from_control(measured, "workload_usage", problems)
+                status = status if problems else dataclasses.replace(status, usage=usage)
+        except InvalidError as error:
+            log.warning("node %s: a status was left out: %s", shorten(repr(pb.node_id), 160), error.message)
+        else:
+            yield status
+
+
+def state_from_text(text: str) -> RunState:
+    """One of the five names; whatever else is said is Unknown."""
+    try:
+        return RunState(text)
+    except ValueError:
+        return RunState.UNKNOWN
+
+
+def reason_of(status: RunStatus) -> Reason | None:
+    """Why a workload is as it is, for those who read `ReasonDetail`; None when there is nothing to explain."""
+    failed = status.failure is not FailureReason.NONE
+    if not failed and status.next_restart_at is None:
+        return None
+    return Reason(
+        code=status.failure.value if failed else "",
+        message=status.message,
+        last_transition=status.last_transition,
+        next_retry_at=status.next_restart_at,
+        retryable=status.failure not in PERMANENT_FAILURES,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The agent's contract
+
+
+def run_status_to_agent(status: RunStatus, type: WorkloadType, desired: DesiredState) -> agent.WorkloadStatus:  # noqa: A002
+    """A status as an agent answers with it."""
+    failed = status.failure is not FailureReason.NONE
+    with writing(status.workload_id):
+        return agent.WorkloadStatus(
+            id=status.workload_id,
+            type=workload_type_to_agent(type),
+            revision_id=status.revision_id,
+            desired_state=desired_state_to_agent(desired),
+            actual_state=_STATES_TO_AGENT[status.state],
+            message=status.message,
+            created_at=seconds_of(status.started_at),
+            updated_at=seconds_of(status.last_transition),
+            metadata={"failure_reason": status.failure.value} if failed else None,
+            usage=usage_to_agent(status.usage, status.workload_id, type),
+            run=run_detail_to_proto(status),
+            failure_reason=status.failure.value if failed else "",
+        )
+
+
+def run_status_from_agent(pb: agent.WorkloadStatus, *, at: str = "") -> RunStatus:
+    """Read an agent's answer, foreign or ours. Raises `InvalidError`."""
+    problems: list[Problem] = []
+    state = _STATES_FROM_AGENT.get(pb.actual_state, RunState.UNKNOWN)
+    status = read_run_status(
+        pb.run,
+        path(at, "run"),
+        problems,
+        workload_id=_read_id(pb.id, path(at, "id"), problems),
+        state=state,
+        failure=_failure_from_agent(pb, state),
+        message=pb.message,
+        last_transition=read_seconds(pb.updated_at, path(at, "updated_at"), problems),
+        usage=usage_from_agent(pb.usage, path(at, "usage"), problems) if pb.HasField("usage") else None,
+    )
+    if problems:
+        raise InvalidError(problems)
+    if not status.revision_id:
+        return dataclasses.replace(status, revision_id=shorten(pb.revision_id, MAX_REVISION))
+    return status
+
+
+def _failure_from_agent(pb: agent.WorkloadStatus, state: RunState) -> FailureReason:
+    word = pb.failure_reason or pb.metadata.get("failure_reason", "")
+    if word in _FOREIGN_REASONS:
+        return _FOREIGN_REASONS[word]
+    try:
+        return FailureReason(word)
+    except ValueError:
+        silent_foreigner = state is RunState.FAILED and not pb.HasField("run")
+        return FailureReason.RUNTIME_ERROR if word or silent_foreigner else FailureReason.NONE
+
+
+def _read_id(text: str, field: str, problems: list[Problem]) -> WorkloadId:
+    if not is_identifier(text):
+        problems.append(problem(field, text, IDENTIFIER_RULE))
+    return WorkloadId(text)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The parts that both contracts share
+
+
+def run_detail_to_proto(status: RunStatus) -> run.RunDetail:
+    """Our addition to both contracts, and to the view of a workload."""
+    return run.RunDetail(
+        generation=status.generation,
+        exit=_exit_to_proto(status.exit) if status.exit is not None else None,
+        ports=status.ports,
+        restarts=status.restarts,
+        ready=status.ready,
+        last_output=status.last_output,
+        started_at_ms=millis_of(status.started_at),
+        spec_sha256=status.spec_sha256,
+        revision_id=status.revision_id,
+        completed=status.completed,
+        pid=status.pid,
+        deleting=status.deleting,
+        next_restart_at_ms=millis_of(status.next_restart_at),
+    )
+
+
+def read_run_status(
+    pb: run.RunDetail,
+    at: str,
+    problems: list[Problem],
+    *,
+    workload_id: WorkloadId,
+    state: RunState,
+    failure: FailureReason,
+    message: str,
+    last_transition: datetime | None,
+    usage: Usage | None,
+) -> RunStatus:
+    """A status from our addition and what stands around it.
+
+    From an agent that knows nothing of the addition everything in it is zero: generation 0, no exit.
+    """
+    if len(pb.spec_sha256) not in (0, 32):
+        problems.append(problem(path(at, "spec_sha256"), len(pb.spec_sha256), "must be empty or have 32 bytes"))
+    return RunStatus(
+        workload_id=workload_id,
+        state=state,
+        failure=failure,
+        message=shorten(message, MAX_MESSAGE),
+        last_transition=last_transition,
+        generation=read_count(pb.generation, path(at, "generation"), problems),
+        revision_id=shorten(pb.revision_id, MAX_REVISION),
+        exit=_exit_from_proto(pb.exit, path(at, "exit"), problems) if pb.HasField("exit") else None,
+        ports=_read_ports(pb, path(at, "ports"), problems),
+        restarts=read_count(pb.restarts, path(at, "restarts"), problems, most=_INT32),
+        ready=pb.ready,
+        completed=pb.completed,
+        deleting=pb.deleting,
+        last_output=pb.last_output[-MAX_OUTPUT:],
+        pid=read_count(pb.pid, path(at, "pid"), problems, most=_INT32),
+        started_at=read_millis(pb.started_at_ms, path(at, "started_at_ms"), problems),
+        next_restart_at=read_millis(pb.next_restart_at_ms, path(at, "next_restart_at_ms"), problems),
+        spec_sha256=pb.spec_sha256,
+        usage=usage,
+    )
+
+
+def _read_ports(pb: run.RunDetail, at: str, problems: list[Problem]) -> dict[str, int]:
+    if len(pb.ports) > MAX_PORTS:
+        problems.append(problem(at, len(pb.ports), f"must have at most {MAX_PORTS} entries"))
+        return {}
+    for name, port in pb.ports.items():
+        if not 0 < len(name) <= _MAX_NAME or not 0 <= port <= 65535:
+            problems.append(problem(at, f"{shorten(name, _MAX_NAME)}={port}", "must be a name and a port up to 65,535"))
+    return dict(pb.ports)
+
+
+def _exit_to_proto(ended: Exit) -> run.ExitDetail:
+    return run.ExitDetail(
+        code=ended.code,
+        signal=ended.signal,
+        unknown=ended.unknown,
+        ended_at_ms=millis_of(ended.ended_at),
+        out_of_memory=ended.out_of_memory,
+    )
+
+
+def _exit_from_proto(pb: run.ExitDetail, at: str, problems: list[Problem]) -> Exit:
+    return Exit(
+        code=pb.code,
+        signal=read_count(pb.signal, path(at, "signal"), problems, most=_INT32),
+        unknown=pb.unknown,
+        ended_at=read_millis(pb.ended_at_ms, path(at, "ended_at_ms"), problems),
+        out_of_memory=pb.out_of_memory,
+    )
+
+
+def reason_to_proto(reason: Reason | None) -> control.ReasonDetail | None:
+    """Why, for the contract's `ReasonDetail`."""
+    if reason is None:
+        return None
+    return control.ReasonDetail(
+        code=reason.code,
+        message=reason.message,
+        last_transition=timestamp_to_proto(reason.last_transition),
+        next_retry_at=timestamp_to_proto(reason.next_retry_at),
+        retryable=reason.retryable,
+    )
+
+
+def reason_from_proto(pb: control.ReasonDetail, at: str, problems: list[Problem]) -> Reason:
+    """The inverse."""
+    return Reason(
+        code=pb.code,
+        message=pb.message,
+        last_transition=read_timestamp(pb, "last_transition", at, problems),
+        next_retry_at=read_timestamp(pb, "next_retry_at", at, problems),
+        retryable=pb.retryable,
+    )

@@ -1,0 +1,366 @@
+"""The transport without sockets: calls within one event loop, on which whole fleets run in virtual time.
+
+A `LocalNetwork` knows servers by address. Messages are serialised and parsed again, errors become statuses and errors
+again, buffers and sizes have the same bounds: whatever works here works over gRPC, and both pass one conformance suite.
+What a network can do wrong is done here by script: calls fail, wait, get lost before or after the handler ran, and two
+ends can be cut off from each other.
+
+    network = LocalNetwork()
+    control = network.transport("control")
+    agent = network.transport("agent-1")
+    network.partition("control", "agent-1")
+
+Used by tests and by `shoal.testing.fleet`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
+from shoal.core.tasks import TaskScope, task_scope
+from shoal.wire.addresses import parse_address
+from shoal.wire.health import Health
+from shoal.wire.local_faults import Conversation, ScriptedFaults, canonical
+from shoal.wire.serving import (
+    Endpoint,
+    RpcObserver,
+    answer,
+    checked_metadata,
+    close_stream,
+    converse,
+    endpoints_of,
+    pack,
+    unknown_method,
+    unpack,
+)
+from shoal.wire.status import OK, Code, Status, explain
+from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Cardinality, Method, Request, Response, Service
+
+_FIRST_PORT = 20_000
+
+
+class LocalNetwork(ScriptedFaults):
+    """Servers by address, and what goes wrong between them and their callers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.servers: dict[str, LocalServer] = {}
+        self._next_port = _FIRST_PORT
+
+    def transport(self, name: str = "", *, observer: RpcObserver | None = None) -> LocalTransport:
+        """A transport of this network for the program of that name."""
+        return LocalTransport(self, name, observer)
+
+    def free_port(self) -> int:
+        """A port that nobody has had."""
+        self._next_port += 1
+        return self._next_port
+
+
+class LocalTransport:
+    """Makes channels and servers of a `LocalNetwork` for one program."""
+
+    def __init__(self, network: LocalNetwork, name: str, observer: RpcObserver | None) -> None:
+        self.network = network
+        self.name = name
+        self._observer = observer
+
+    def connect(self, address: str) -> LocalChannel:
+        """A channel to host:port. Raises `InvalidError` when that is no address."""
+        parse_address(address)
+        return LocalChannel(self.network, self.name, address)
+
+    async def serve(self, address: str, services: Sequence[Service]) -> LocalServer:
+        """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the address is taken."""
+        wanted = parse_address(address, listening=True).dialable()
+        if wanted.port == 0:
+            wanted = wanted.with_port(self.network.free_port())
+        key = canonical(str(wanted))
+        if key in self.network.servers:
+            raise UnavailableError(f"cannot listen on {wanted}: address already in use", address=wanted)
+        server = LocalServer(self.network, self.name, key, services, self._observer)
+        self.network.servers[key] = server
+        return server
+
+
+class LocalServer:
+    """A running server."""
+
+    def __init__(
+        self,
+        network: LocalNetwork,
+        name: str,
+        address: str,
+        services: Sequence[Service],
+        observer: RpcObserver | None,
+    ) -> None:
+        self.name = name
+        self._network = network
+        self._address = address
+        self._health = Health(method.service for service in services for method in service.methods)
+        self._endpoints = endpoints_of([*services, self._health.service()])
+        self._observer = observer
+        self._scope = TaskScope(f"server {address}")
+        self._calls: set[Conversation] = set()
+
+    @property
+    def address(self) -> str:
+        """host:port that others may dial."""
+        return self._address
+
+    def set_serving(self, serving: bool) -> None:
+        """What the health service answers."""
+        self._health.set_serving(serving)
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Take no new calls, give those under way `grace` seconds, then end them. Safe to call twice."""
+        self._health.set_serving(False)
+        if self._network.servers.get(self._address) is self:
+            del self._network.servers[self._address]
+        tasks = {call.task for call in self._calls if call.task is not None}
+        if tasks and grace > 0:
+            await asyncio.wait(tasks, timeout=grace)
+        for call in list(self._calls):
+            call.break_off("the server has stopped")
+        await self._scope.close()
+
+    def accept(self, conversation: Conversation, call: Call) -> None:
+        """Serve a call in the background."""
+        self._calls.add(conversation)
+        conversation.task = self._scope.start(self._serve(conversation, call), name=call.method)
+
+    async def _serve(self, conversation: Conversation, call: Call) -> None:
+        try:
+            status = await self._respond(conversation, call)
+            await conversation.finish(status)
+        except asyncio.CancelledError:
+            conversation.break_off("the call was ended by the server")
+            raise
+        finally:
+            self._calls.discard(conversation)
+
+    async def _respond(self, conversation: Conversation, call: Call) -> Status:
+        endpoint: Endpoint | None = self._endpoints.get(call.method)
+        if endpoint is None:
+            return unknown_method(call.method)
+        requests = conversation.read_requests()
+        if endpoint.method.cardinality is not Cardinality.UNARY:
+            return await converse(endpoint, requests, conversation.replies.put, call, self._observer)
+        result = await answer(endpoint, await anext(requests), call, self._observer)
+        if isinstance(result, Status):
+            return result
+        await conversation.replies.put(result)
+        return OK
+
+
+class LocalChannel:
+    """A connection to one address of a `LocalNetwork`."""
+
+    def __init__(self, network: LocalNetwork, name: str, address: str) -> None:
+        self._network = network
+        self._name = name
+        self._address = address
+        self._key = canonical(address)
+        self._closed = False
+        self._calls: set[Conversation] = set()
+
+    @property
+    def address(self) -> str:
+        """Where it leads."""
+        return self._address
+
+    async def call(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Response:
+        """A unary call."""
+        replies = self._exchange(method, _only(request), timeout=timeout, metadata=metadata)
+        try:
+            results = [reply async for reply in replies]
+        finally:
+            await close_stream(replies)
+        if len(results) != 1:
+            raise InternalError(f"{method.path}: {self._address} gave {len(results)} answers instead of one")
+        return results[0]
+
+    async def stream(
+        self,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        timeout: float | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Response]:
+        """A call whose answer is a stream."""
+        replies = self._exchange(method, _only(request), timeout=timeout, metadata=metadata)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await close_stream(replies)
+
+    async def converse(
+        self,
+        method: Method[Request, Response],
+        requests: AsyncIterator[Request],
+        *,
+        metadata: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Response]:
+        """A call that streams both ways."""
+        replies = self._exchange(method, requests, timeout=None, metadata=metadata)
+        try:
+            async for reply in replies:
+                yield reply
+        finally:
+            await close_stream(replies)
+
+    async def close(self) -> None:
+        """Let go. Calls under way end with `UnavailableError`."""
+        self._closed = True
+        for call in list(self._calls):
+            call.break_off("the channel was closed")
+
+    # -----------------------------------------------------------------------------------------------------
+
+    async def _exchange(
+        self,
+        method: Method[Request, Response],
+        requests: AsyncIterator[Request],
+        *,
+        timeout: float | None,
+        metadata: Mapping[str, str] | None,
+    ) -> AsyncIterator[Response]:
+        headers = dict(checked_metadata(metadata))
+        if self._closed:
+            raise UnavailableError(f"the channel to {self._address} is closed", address=self._address)
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        failures: list[Exception] = []
+        conversation = Conversation(self._links())
+        self._calls.add(conversation)
+        self._network.calls.add(conversation)
+        try:
+            async with task_scope("local call") as scope:
+                first = await self._prepare(method, requests)
+                async with self._deadline(deadline, method, timeout):
+                    await self._reach(method, conversation, headers, deadline)
+                scope.start(self._send(method, conversation, first, requests, failures), name=method.path)
+                while True:
+                    async with self._deadline(deadline, method, timeout):
+                        data = await conversation.replies.get()
+                        await self._arrive(conversation, method)
+                    if data is None:
+                        break
+                    yield self._read(method, data)
+                if failures:
+                    raise failures[0]
+                self._end(conversation, method, timeout)
+        finally:
+            conversation.abandon()
+            self._calls.discard(conversation)
+            self._network.calls.discard(conversation)
+            await close_stream(requests)
+
+    async def _prepare(self, method: Method[Any, Any], requests: AsyncIterator[Any]) -> bytes | None:
+        """A single request is packed before anything is sent: one that is too large reaches nobody."""
+        if method.cardinality is Cardinality.BOTH_STREAM:
+            return None
+        return pack(await anext(requests), method)
+
+    async def _reach(
+        self, method: Method[Any, Any], conversation: Conversation, headers: dict[str, str], deadline: float | None
+    ) -> None:
+        faults = self._network.faults(self._key)
+        await self._cross(conversation, method)
+        if faults.lost_requests > 0:
+            faults.lost_requests -= 1
+            raise self._unavailable("the connection broke before the request arrived", method)
+        if faults.error is not None:
+            raise explain(faults.error, address=self._address, method=method.path, timeout=None)
+        if faults.seconds > 0:
+            await asyncio.sleep(faults.seconds)
+        server = self._network.servers.get(self._key)
+        if server is None or conversation.status is not None:
+            raise self._unavailable("connection refused", method)
+        left = None if deadline is None else deadline - asyncio.get_running_loop().time()
+        server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left))
+
+    async def _send(
+        self,
+        method: Method[Any, Any],
+        conversation: Conversation,
+        first: bytes | None,
+        requests: AsyncIterator[Any],
+        failures: list[Exception],
+    ) -> None:
+        try:
+            if first is not None:
+                await conversation.requests.put(first)
+            else:
+                async for request in requests:
+                    data = pack(request, method)
+                    await self._cross(conversation, method)
+                    await conversation.requests.put(data)
+            await conversation.requests.put(None)
+        except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
+            failures.append(error)
+            conversation.break_off("the requests ended with an error")
+
+    async def _arrive(self, conversation: Conversation, method: Method[Any, Any]) -> None:
+        """A reply, or the status at the end, has come this far: it may be lost, or have to wait."""
+        if conversation.broken:
+            return
+        faults = self._network.faults(self._key)
+        if faults.lost_replies > 0:
+            faults.lost_replies -= 1
+            raise self._unavailable("the connection broke before the answer arrived", method)
+        await self._cross(conversation, method)
+
+    async def _cross(self, conversation: Conversation, method: Method[Any, Any]) -> None:
+        try:
+            await self._network.cross(conversation.links)
+        except UnavailableError as error:
+            raise self._unavailable(error.message, method) from None
+
+    @contextlib.asynccontextmanager
+    async def _deadline(self, deadline: float | None, method: Method[Any, Any], timeout: float | None) -> Any:
+        try:
+            async with asyncio.timeout_at(deadline):
+                yield
+        except TimeoutError:
+            status = Status(Code.DEADLINE_EXCEEDED)
+            raise explain(status, address=self._address, method=method.path, timeout=timeout) from None
+
+    def _end(self, conversation: Conversation, method: Method[Any, Any], timeout: float | None) -> None:
+        status = conversation.status or OK
+        if status.code is not Code.OK:
+            raise explain(status, address=self._address, method=method.path, timeout=timeout)
+
+    def _unavailable(self, why: str, method: Method[Any, Any]) -> ShoalError:
+        status = Status(Code.UNAVAILABLE, why)
+        return explain(status, address=self._address, method=method.path, timeout=None)
+
+    def _links(self) -> frozenset[frozenset[str]]:
+        server = self._network.servers.get(self._key)
+        ends = {self._key, self._address, *([server.name] if server is not None and server.name else [])}
+        return frozenset(frozenset({self._name, end}) for end in ends)
+
+    def _read(self, method: Method[Any, Response], data: bytes) -> Response:
+        try:
+            return unpack(method.response, data, method)  # type: ignore[no-any-return]
+        except InvalidError as error:
+            raise InternalError(
+                f"{method.path}: the answer of {self._address} cannot be read", address=self._address
+            ) from error
+
+
+async def _only(request: Request) -> AsyncIterator[Request]:
+    yield request

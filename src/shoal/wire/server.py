@@ -1,0 +1,179 @@
+"""Servers over gRPC: generic handlers made from `Service` values, with health and reflection always on.
+
+Requests and answers pass through as bytes and are parsed in `serving.py`, so a message that cannot be parsed is an
+INVALID_ARGUMENT of that call and harms no other. Made by `GrpcTransport.serve` (`channel.py`).
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+from grpc_reflection.v1alpha import reflection
+
+from shoal.core.errors import UnavailableError
+from shoal.wire.addresses import Address, parse_address
+from shoal.wire.grpcio import aio, grpc
+from shoal.wire.health import Health
+from shoal.wire.security import Security, add_port
+from shoal.wire.serving import Endpoint, RpcObserver, answer, converse, endpoints_of
+from shoal.wire.status import OK, Status
+from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+_OPTIONS: tuple[tuple[str, int], ...] = (
+    # A second server on the same port must fail, not share its connections.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Answers are measured before they are sent; gRPC's own check would break the call without a reason.
+    ("grpc.max_send_message_length", -1),
+    # An agent that has nothing to say keeps its connection: pings are welcome as often as every second, and our own
+    # find out within 40 s that a peer is gone without a word.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class GrpcServer:
+    """A running server."""
+
+    def __init__(self, server: aio.Server, address: Address, health: Health) -> None:
+        self._server = server
+        self._address = address
+        self._health = health
+
+    @property
+    def address(self) -> str:
+        """host:port that others on this machine may dial."""
+        return str(self._address)
+
+    def set_serving(self, serving: bool) -> None:
+        """What the health service answers."""
+        self._health.set_serving(serving)
+
+    async def stop(self, grace: float = 1.0) -> None:
+        """Take no new calls, give those under way `grace` seconds, then end them. Safe to call twice."""
+        self._health.set_serving(False)
+        await self._server.stop(grace or None)
+
+
+async def serve(
+    address: str, services: Sequence[Service], *, security: Security, observer: RpcObserver | None
+) -> GrpcServer:
+    """Serve at host:port. Raises `UnavailableError` when that address cannot be had."""
+    wanted = parse_address(address, listening=True)
+    names = [method.service for service in services for method in service.methods]
+    health = Health(names)
+    endpoints = endpoints_of([*services, health.service()])
+    server = aio.server(options=_OPTIONS)
+    server.add_generic_rpc_handlers((_Handlers(endpoints, observer),))
+    listed = {endpoint.method.service for endpoint in endpoints.values()}
+    reflection.enable_server_reflection(sorted({*listed, reflection.SERVICE_NAME}), server)
+    bound = Address(wanted.host or "0.0.0.0", wanted.port)  # noqa: S104 - an empty host asks for every address
+    try:
+        port = add_port(security, server, str(bound))
+    except RuntimeError as error:
+        raise _cannot_listen(bound) from error
+    await server.start()
+    return GrpcServer(server, bound.with_port(port).dialable(), health)
+
+
+def _cannot_listen(address: Address) -> UnavailableError:
+    """The reason, which gRPC does not give; the operating system does when it is asked the same."""
+    reason = "the address cannot be had"
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.host, address.port))
+            probe.listen(1)
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+    return UnavailableError(
+        f"cannot listen on {address}: {reason}",
+        hint="stop the program that listens there, or choose another address",
+        address=address,
+    )
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    """Finds the handler of a call by its path."""
+
+    def __init__(self, endpoints: dict[str, Endpoint], observer: RpcObserver | None) -> None:
+        self._handlers = {path: _handler(endpoint, observer) for path, endpoint in endpoints.items()}
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
+        """The handler, or None for an unknown method, which gRPC answers with UNIMPLEMENTED."""
+        return self._handlers.get(handler_call_details.method)
+
+
+def _handler(endpoint: Endpoint, observer: RpcObserver | None) -> grpc.RpcMethodHandler[bytes, bytes]:
+    behaviours: dict[Cardinality, tuple[Callable[..., Awaitable[Any]], Callable[..., Any]]] = {
+        Cardinality.UNARY: (_unary, grpc.unary_unary_rpc_method_handler),
+        Cardinality.SERVER_STREAM: (_server_stream, grpc.unary_stream_rpc_method_handler),
+        Cardinality.BOTH_STREAM: (_both_stream, grpc.stream_stream_rpc_method_handler),
+    }
+    behaviour, make = behaviours[endpoint.method.cardinality]
+
+    async def handle(given: Any, context: aio.ServicerContext[bytes, bytes]) -> Any:
+        return await behaviour(endpoint, observer, given, context)
+
+    made: grpc.RpcMethodHandler[bytes, bytes] = make(handle)
+    return made
+
+
+async def _unary(
+    endpoint: Endpoint, observer: RpcObserver | None, data: bytes, context: aio.ServicerContext[bytes, bytes]
+) -> bytes:
+    result = await answer(endpoint, data, _call(endpoint, context), observer)
+    if isinstance(result, Status):
+        await _abort(context, result)
+        return b""
+    return result
+
+
+async def _server_stream(
+    endpoint: Endpoint, observer: RpcObserver | None, data: bytes, context: aio.ServicerContext[bytes, bytes]
+) -> None:
+    await _stream(endpoint, observer, _one(data), context)
+
+
+async def _both_stream(
+    endpoint: Endpoint,
+    observer: RpcObserver | None,
+    requests: AsyncIterator[bytes],
+    context: aio.ServicerContext[bytes, bytes],
+) -> None:
+    await _stream(endpoint, observer, aiter(requests), context)
+
+
+async def _stream(
+    endpoint: Endpoint,
+    observer: RpcObserver | None,
+    requests: AsyncIterator[bytes],
+    context: aio.ServicerContext[bytes, bytes],
+) -> None:
+    status = await converse(endpoint, requests, context.write, _call(endpoint, context), observer)
+    if status is not OK:
+        await _abort(context, status)
+
+
+async def _one(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _abort(context: aio.ServicerContext[bytes, bytes], status: Status) -> None:
+    await context.abort(_CODES[int(status.code)], status.message, tuple(status.trailers.items()))
+
+
+def _call(endpoint: Endpoint, context: aio.ServicerContext[bytes, bytes]) -> Call:
+    given = context.invocation_metadata() or ()
+    metadata = {name: value for name, value in given if isinstance(value, str)}
+    left = context.time_remaining()
+    return Call(endpoint.method.path, context.peer(), metadata, None if left is None else float(left))

@@ -1,0 +1,214 @@
+"""What happens between a transport and a handler, on the serving side, equal for every transport.
+
+Requests come in as bytes and are parsed here; answers go out as bytes. Whatever a handler raises becomes a `Status`:
+its own errors as themselves, everything else as INTERNAL, logged once with its traceback. Each call is reported to
+an `RpcObserver` with the code it ended with.
+
+Called by `server.py` and `local.py`; calls the handlers of a `Service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
+from shoal.wire.status import OK, Code, Status, status_of
+from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[bytes], Awaitable[None]]
+
+
+class RpcObserver(Protocol):
+    """Counts and times what a server answers."""
+
+    def observe(self, method: str, code: str, seconds: float) -> None:
+        """One call to the method of this path ended with this code after so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of a server and the callable that serves it; None answers UNIMPLEMENTED."""
+
+    method: Method[Any, Any]
+    function: Callable[[Any, Call], Any] | None
+
+
+def endpoints_of(services: Sequence[Service]) -> dict[str, Endpoint]:
+    """Every method of the services, by path."""
+    return {
+        method.path: Endpoint(method, getattr(service.handlers, method.attribute, None))
+        for service in services
+        for method in service.methods
+    }
+
+
+def unknown_method(path: str) -> Status:
+    """What a call to a method that no service has is answered with."""
+    return status_of(UnsupportedError(f"{path} is not served here", method=path))
+
+
+async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObserver | None) -> bytes | Status:
+    """Serve a unary call: the answer, or the status that says why there is none. Raises only `CancelledError`."""
+    result = b""
+    with _watched(endpoint, observer) as outcome:
+        function = _function(endpoint)
+        response = await function(unpack(endpoint.method.request, data, endpoint.method), call)
+        result = pack(response, endpoint.method)
+    return result if outcome.status is OK else outcome.status
+
+
+async def converse(
+    endpoint: Endpoint, requests: AsyncIterator[bytes], send: Send, call: Call, observer: RpcObserver | None
+) -> Status:
+    """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`."""
+    method = endpoint.method
+    with _watched(endpoint, observer) as outcome:
+        function = _function(endpoint)
+        if method.cardinality is Cardinality.BOTH_STREAM:
+            given: Any = _Requests(requests, method)
+        else:
+            given = unpack(method.request, await _only(requests, method), method)
+        responses = function(given, call)
+        try:
+            async for response in responses:
+                await send(pack(response, method))
+        finally:
+            await close_stream(responses)
+    return outcome.status
+
+
+@dataclass(slots=True)
+class _Outcome:
+    status: Status = OK
+
+
+@contextlib.contextmanager
+def _watched(endpoint: Endpoint, observer: RpcObserver | None) -> Iterator[_Outcome]:
+    """Turn what the block raises into a status, and report how the call ended."""
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    outcome = _Outcome()
+    cancelled = False
+    try:
+        yield outcome
+    except asyncio.CancelledError as error:
+        if _was_cancelled():
+            cancelled = True
+            raise
+        # Something inside the handler was cancelled, not the call: the caller must not wait for ever.
+        outcome.status = _unexpected(endpoint, error)
+    except InternalError as error:
+        outcome.status = _unexpected(endpoint, error)
+    except ShoalError as error:
+        outcome.status = status_of(error)
+        if outcome.status.code is Code.INTERNAL:
+            _unexpected(endpoint, error)
+    except Exception as error:  # noqa: BLE001 - a handler's bug is answered and logged; the server goes on
+        outcome.status = _unexpected(endpoint, error)
+    finally:
+        if observer is not None:
+            code = Code.CANCELLED if cancelled else outcome.status.code
+            observer.observe(endpoint.method.path, code.name, loop.time() - started)
+
+
+def _unexpected(endpoint: Endpoint, error: BaseException) -> Status:
+    log.error("%s failed", endpoint.method.path, exc_info=error)
+    return status_of(InternalError("internal error"))
+
+
+def _was_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _function(endpoint: Endpoint) -> Callable[[Any, Call], Any]:
+    if endpoint.function is None:
+        raise UnsupportedError(f"{endpoint.method.path} is not served here", method=endpoint.method.path)
+    return endpoint.function
+
+
+async def _only(requests: AsyncIterator[bytes], method: Method[Any, Any]) -> bytes:
+    async for data in requests:
+        return data
+    raise InvalidError([problem("request", None, f"{method.path} needs one")])
+
+
+class _Requests:
+    """The requests of a call that streams them.
+
+    Not a generator: a message that cannot be parsed raises from `__anext__`, and a handler that catches it can go on
+    to the next one.
+    """
+
+    def __init__(self, requests: AsyncIterator[bytes], method: Method[Any, Any]) -> None:
+        self._requests = requests
+        self._method = method
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        return unpack(self._method.request, await anext(self._requests), self._method)
+
+
+async def close_stream(stream: AsyncIterator[Any]) -> None:
+    """End a stream early if it is one that can be told so."""
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Messages as bytes, for both sides of a call
+
+
+def pack(message: Message, method: Method[Any, Any]) -> bytes:
+    """Serialise a message. Raises `ExhaustedError` when it is larger than the wire carries."""
+    try:
+        data = message.SerializeToString()
+    except EncodeError:
+        data = None
+    if data is None or len(data) > MAX_MESSAGE_BYTES:
+        size = "more than 2 GiB" if data is None else f"{len(data):,} bytes"
+        raise ExhaustedError(
+            f"{method.path}: a message of {size} is larger than the limit of {MAX_MESSAGE_BYTES:,}",
+            method=method.path,
+            limit=MAX_MESSAGE_BYTES,
+        )
+    return data
+
+
+def unpack(cls: type[Any], data: bytes, method: Method[Any, Any]) -> Any:
+    """Parse a message. Raises `InvalidError` when the bytes are none of that type."""
+    try:
+        return cls.FromString(data)
+    except DecodeError:
+        kind = cls.DESCRIPTOR.full_name
+        raise InvalidError(
+            [problem("request", None, f"must be a {kind} message; these {len(data):,} bytes are none")],
+            what=method.path,
+        ) from None
+
+
+def checked_metadata(metadata: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    """Headers as they travel: names in lower case, values in printable ASCII. Raises `InvalidError`."""
+    pairs = []
+    for name, value in (metadata or {}).items():
+        lower = name.lower()
+        well_named = bool(lower) and all(c.isascii() and (c.isalnum() or c in "-_.") for c in lower)
+        if not well_named or lower.startswith(("grpc-", ":")) or lower.endswith("-bin"):
+            raise InvalidError([problem("metadata", name, "must be a header name of letters, digits, dots and dashes")])
+        if not all(" " <= c <= "~" for c in value):
+            raise InvalidError([problem(f"metadata.{lower}", value, "must be printable ASCII")])
+        pairs.append((lower, value))
+    return tuple(pairs)

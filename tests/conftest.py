@@ -1,0 +1,37 @@
+"""What every test has: fault points disarmed afterwards, one hypothesis profile, real services when they are there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from shoal.core import faults
+from tests.services.postgres import postgres_server, postgres_url
+
+__all__ = ["postgres_server", "postgres_url"]
+
+# No deadline: a busy machine is no failure. In CI the examples are the same each time; at a desk they are not.
+settings.register_profile(
+    "shoal",
+    deadline=None,
+    derandomize=os.environ.get("CI") == "true",
+    max_examples=100,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("shoal")
+
+
+def pytest_sessionstart() -> None:
+    """Say that there is no event loop yet: else the first plug-in that asks for one makes one and forgets it."""
+    asyncio.set_event_loop(None)
+
+
+@pytest.fixture(autouse=True)
+def disarmed_faults() -> Iterator[None]:
+    """No fault point stays armed after the test that armed it."""
+    yield
+    faults.disarm_all()

@@ -1,0 +1,518 @@
+"""The client commands, against a scripted control plane: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import DeniedError, UnavailableError
+from shoal.model.events import Event
+from shoal.model.resources import Resources
+from shoal.model.views import GroupView, PlannedPlacement, Reason
+from shoal.model.workloads import Exit, RunState, RunStatus
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
+from tests.unit.cli.scripted import NO_ROOM, START, ScriptedControl, Step, node, run_cli, workload
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
+
+WEB = "id: web\ntype: process\nprocess: {command: [sleep, '60']}\n"
+TWO = f"{WEB}---\n{WEB.replace('web', 'worker')}"
+GROUP = "kind: group\nid: trainers\nmembers:\n- " + WEB.replace("web", "t-0").replace("\n", "\n  ").rstrip() + "\n"
+
+
+@pytest.fixture(autouse=True)
+def plain_surroundings(monkeypatch):
+    for name in ("COLUMNS", "NO_COLOR", "SHOAL_CONTROL", "SHOAL_INSECURE", "SHOAL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TZ", "UTC")
+
+
+@pytest.fixture
+def control():
+    failed = RunStatus(
+        "batch",
+        RunState.FAILED,
+        message="the program ended with exit code 3",
+        exit=Exit(code=3),
+        restarts=4,
+        last_output="line one\nTraceback: no such table\n",
+    )
+    return ScriptedControl(
+        nodes={
+            "node-1": node("node-1"),
+            "node-2": node(
+                "node-2",
+                status="NotReady",
+                status_reason="its lease ran out 40s after the last beat",
+                last_heartbeat=START - timedelta(seconds=75),
+                available=Resources(0, 128, 0, 0),
+            ),
+        },
+        workloads={
+            "web": workload("web"),
+            "batch": workload(
+                "batch",
+                status="Failed",
+                assigned_node_id="node-2",
+                group_id="nightly",
+                reason=Reason("RUNTIME_ERROR", "the program ended with exit code 3"),
+                run=failed,
+                usage=None,
+            ),
+            "huge": workload(
+                "huge",
+                status="Pending",
+                assigned_node_id="",
+                reason=Reason("INSUFFICIENT_RESOURCES", "no node can take it: 1 memory, 1 not_ready"),
+                rejections=NO_ROOM,
+                usage=None,
+            ),
+        },
+        groups={"nightly": GroupView("nightly", 2, "Failed", "a member failed", (workload("batch", status="Failed"),))},
+        events=[
+            Event(START, "node", "node-1", "NodeRegistered", "node-1 registered", "agent", cursor=1),
+            Event(
+                START + timedelta(seconds=5),
+                "workload",
+                "web",
+                "WorkloadPlaced",
+                "placed on node-1",
+                "scheduler",
+                cause="it was applied",
+                cursor=2,
+            ),
+        ],
+        logs=[(b"hello\n", "stdout"), (b"oh no\n", "stderr"), (b"\xff\xfe no text", "stdout")],
+    )
+
+
+def spec(tmp_path, text, name="spec.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compare with what is written down; SHOAL_WRITE_GOLDEN=1 writes it down."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("SHOAL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reading
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("node-list", ["node", "list"]),
+        ("node-get", ["node", "get", "node-1"]),
+        ("workload-list", ["workload", "list"]),
+        ("workload-get-failed", ["workload", "get", "batch"]),
+        ("workload-get-pending", ["workload", "get", "huge"]),
+        ("group-list", ["group", "list"]),
+        ("group-get", ["group", "get", "nightly"]),
+        ("status", ["status"]),
+        ("events", ["events"]),
+        ("top", ["top"]),
+    ],
+)
+def test_screens(control, capsys, name, arguments):
+    outcome = run_cli(control, arguments, capsys)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    assert all(len(line) <= 80 for line in outcome.stdout.splitlines())
+    check_golden(name, outcome.stdout)
+
+
+@pytest.mark.parametrize("width", [40, 60, 120, 200])
+def test_tables_fit_other_widths_and_keep_ids_whole(control, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    for arguments in (["node", "list"], ["workload", "list"], ["events"], ["top", "--once"]):
+        outcome = run_cli(control, arguments, capsys)
+        assert all(len(line) <= width for line in outcome.stdout.splitlines()), outcome.stdout
+        assert "node-1" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (["node", "list", "--json"], "nodes"),
+        (["node", "get", "node-1", "--json"], "node"),
+        (["workload", "list", "--json"], "workloads"),
+        (["workload", "get", "batch", "--json"], "workload"),
+        (["group", "list", "--json"], "groups"),
+        (["group", "get", "nightly", "--json"], "group"),
+        (["status", "--json"], "summary"),
+        (["events", "--json"], "events"),
+        (["top", "--json"], "nodes"),
+        (["version", "--json"], "version"),
+    ],
+)
+def test_json_keys_are_those_written_down(control, capsys, arguments, path):
+    outcome = run_cli(control, arguments, capsys)
+    assert (outcome.code, outcome.stderr) == (0, "")
+    document = json.loads(outcome.stdout)
+    assert path in document
+    check_golden(f"keys-{'-'.join(word for word in arguments if not word.startswith('--'))}", shape_of(document))
+
+
+def shape_of(value, at="") -> str:
+    """Every key of a document, one a line."""
+    lines: dict[str, None] = {}
+
+    def walk(value, at):
+        if isinstance(value, dict) and at.rsplit(".", 1)[-1] not in ("labels", "ports", "facts", "parts"):
+            for key, each in value.items():
+                lines[f"{at}.{key}".lstrip(".")] = None
+                walk(each, f"{at}.{key}")
+        elif isinstance(value, list):
+            for each in value:
+                walk(each, f"{at}[]")
+
+    walk(value, at)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def test_an_empty_fleet_says_what_to_do(capsys):
+    empty = ScriptedControl()
+    outcome = run_cli(empty, ["node", "list"], capsys)
+    assert (outcome.code, outcome.stdout) == (0, "")
+    assert "shoal agent" in outcome.stderr
+    outcome = run_cli(empty, ["workload", "list", "--json"], capsys)
+    assert json.loads(outcome.stdout) == {"workloads": []}
+    assert "shoal apply -f" in run_cli(empty, ["workload", "list"], capsys).stderr
+    assert "none yet" in run_cli(empty, ["status"], capsys).stdout
+
+
+def test_lists_can_be_narrowed(control, capsys):
+    assert "batch" not in run_cli(control, ["workload", "list", "--node", "node-1"], capsys).stdout
+    assert "web" not in run_cli(control, ["workload", "list", "--status", "Failed"], capsys).stdout
+    assert "node-2" not in run_cli(control, ["node", "list", "--status", "Ready"], capsys).stdout
+
+
+def test_no_colour_without_a_terminal(control, capsys):
+    for arguments in (["node", "list"], ["workload", "get", "batch"], ["node", "get", "nobody"]):
+        outcome = run_cli(control, arguments, capsys)
+        assert "\x1b" not in outcome.stdout + outcome.stderr
+
+
+def test_logs_are_bytes_as_they_came(control, capsysbinary):
+    outcome = run_cli(control, ["logs", "web"], capsysbinary)
+    assert outcome.stdout == b"hello\noh no\n\xff\xfe no text"
+    outcome = run_cli(control, ["logs", "web", "--tail", "1", "-f"], capsysbinary)
+    assert outcome.stdout == b"\xff\xfe no textmore\n"
+
+
+def test_logs_as_json_are_lines(control, capsys):
+    outcome = run_cli(control, ["logs", "web", "--json", "--follow"], capsys)
+    assert [json.loads(line) for line in outcome.stdout.splitlines()] == [
+        {"stream": "stdout", "text": "hello"},
+        {"stream": "stderr", "text": "oh no"},
+        {"stream": "stdout", "text": "\ufffd\ufffd no textmore"},
+    ]
+
+
+def test_events_follow_until_the_control_plane_is_gone_for_good(control, capsys):
+    control.fail_with["WatchEvents"] = UnavailableError("away")
+    outcome = run_cli(control, ["events", "-f", "--workload", "web", "--json"], capsys)
+    assert [json.loads(line)["kind"] for line in outcome.stdout.splitlines()] == ["WorkloadPlaced"]
+    assert outcome.code == 1
+    assert 60 <= outcome.seconds < 70
+
+
+def test_events_about_two_things_at_once_are_refused(control, capsys):
+    outcome = run_cli(control, ["events", "--node", "a", "--group", "b"], capsys)
+    assert outcome.code == 2
+    assert outcome.stderr == "error: --node and --group: only one of them can be given\n"
+
+
+def test_events_after_a_cursor(control, capsys):
+    outcome = run_cli(control, ["events", "--after", "1", "--json"], capsys)
+    document = json.loads(outcome.stdout)
+    assert [event["cursor"] for event in document["events"]] == [2]
+    assert document["next"] == 2
+
+
+def test_schema_and_version_need_no_control_plane(capsys):
+    outcome = run_cli(None, ["schema", "process"], capsys)
+    assert json.loads(outcome.stdout)["properties"]["type"] == {"const": "process"}
+    assert run_cli(None, ["version"], capsys).stdout == run_cli(None, ["--version"], capsys).stdout
+    assert run_cli(None, ["schema", "cake"], capsys).code == 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Errors
+
+
+def test_an_error_is_one_line_and_a_hint(control, capsys):
+    control.fail_with["ListNodes"] = DeniedError("only operators may do this", hint="ask one")
+    outcome = run_cli(control, ["node", "list"], capsys)
+    assert outcome.code == 1
+    assert outcome.stdout == ""
+    assert outcome.stderr == "error: only operators may do this\n\nhint: ask one\n"
+
+
+def test_nobody_there(capsys):
+    outcome = run_cli(None, ["status"], capsys)
+    assert outcome.code == 1
+    assert outcome.stderr.startswith("error: the control plane at 127.0.0.1:8085 cannot be reached")
+    assert "hint: start one with `shoal up`" in outcome.stderr
+
+
+def test_what_does_not_exist(control, capsys):
+    assert run_cli(control, ["node", "get", "nobody"], capsys).stderr == "error: node 'nobody' not found\n"
+    assert run_cli(control, ["logs", "nobody"], capsys).code == 1
+    assert run_cli(control, ["workload", "wait", "nobody"], capsys).code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nod"], "no such command 'nod'"),
+        (["node", "list", "--jsn"], "no such option"),
+        (["node", "get"], "missing argument"),
+        (["apply"], "missing option"),
+        (["workload", "wait", "web", "--timeout", "soon"], "must be a duration such as 500ms"),
+        (["workload", "wait", "web", "--for", "luck"], "luck"),
+        (["logs", "web", "--tail", "-1"], "-1"),
+        (["node", "list", "--control", "h:0"], "must be HOST:PORT"),
+        (["node", "list", "--control", "10.9.8.7:1"], "is not on this machine"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(control, capsys, arguments, words):
+    outcome = run_cli(control, arguments, capsys)
+    assert outcome.code == 2
+    assert outcome.stdout == ""
+    first, *rest = outcome.stderr.splitlines()
+    assert first.startswith("error: ")
+    assert words in first.lower() or words in first
+    assert rest[:1] in ([], [""])
+    assert all(line.startswith("hint: ") for line in rest[1:])
+
+
+def test_certificates_are_refused_plainly(control, capsys, tmp_path):
+    path = spec(tmp_path, "x")
+    outcome = run_cli(control, ["status", "--ca", path], capsys)
+    assert outcome.code == 1
+    assert outcome.stderr.startswith("error: this version cannot use certificates yet\n\nhint: ")
+
+
+def test_a_bug_is_one_line_too(control, capsys, monkeypatch):
+    def broken(*_):
+        raise KeyError("surprise")
+
+    monkeypatch.setattr("shoal.cli.output.table", broken)
+    outcome = run_cli(control, ["node", "list"], capsys)
+    assert outcome.code == 1
+    assert outcome.stderr.startswith("error: a bug: KeyError: 'surprise'")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Applying
+
+
+def test_apply_waits_until_everything_runs(control, capsys, tmp_path):
+    control.scripts["worker"] = [
+        Step(0.5, {"status": "Scheduled", "assigned_node_id": "node-1"}),
+        Step(1.0, {"status": "Running"}),
+    ]
+    del control.workloads["web"]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO)], capsys)
+    assert outcome.code == 0
+    assert 1.5 <= outcome.seconds < 1.6
+    check_golden("apply", outcome.stdout)
+    assert outcome.stderr.splitlines()[-1] == "worker: Running on node-1"
+
+
+def test_apply_from_several_files_and_groups(control, capsys, tmp_path):
+    files = ["-f", spec(tmp_path, WEB), "-f", spec(tmp_path, GROUP, "group.yaml")]
+    outcome = run_cli(control, ["apply", *files, "--json"], capsys)
+    assert outcome.code == 0
+    applied = json.loads(outcome.stdout)["applied"]
+    assert [(each["workload_id"], each["group_id"], each["outcome"], each["status"]) for each in applied] == [
+        ("web", "", "unchanged", "Running"),
+        ("t-0", "trainers", "created", "Running"),
+    ]
+
+
+def test_apply_detached_does_not_wait(control, capsys, tmp_path):
+    control.scripts["web"] = [Step(100.0, {"status": "Running"})]
+    del control.workloads["web"]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB), "--detach"], capsys)
+    assert (outcome.code, outcome.seconds) == (0, 0)
+    assert "Accepted" in outcome.stdout
+
+
+def test_apply_of_a_stopped_workload_waits_for_that(control, capsys, tmp_path):
+    text = WEB.replace("web", "quiet") + "desired_state: Stopped\n"
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, text)], capsys)
+    assert outcome.code == 0
+    assert "Stopped" in outcome.stdout
+
+
+def test_no_room_is_exit_code_3_with_every_reason(control, capsys, tmp_path):
+    control.scripts["big"] = [Step(0.1, {"rejections": NO_ROOM})]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB.replace("web", "big"))], capsys)
+    assert outcome.code == 3
+    assert 2.0 <= outcome.seconds <= 2.2
+    check_golden("apply-no-room", outcome.stderr)
+
+
+def test_no_room_with_a_timeout_waits_that_long(control, capsys, tmp_path):
+    control.scripts["big"] = [Step(0.1, {"rejections": NO_ROOM})]
+    arguments = ["apply", "-f", spec(tmp_path, WEB.replace("web", "big")), "--timeout", "0.5m"]
+    outcome = run_cli(control, arguments, capsys)
+    assert outcome.code == 4
+    assert outcome.seconds == pytest.approx(30.0)
+    assert "node-2" in outcome.stderr
+
+
+def test_room_that_comes_late_is_taken(control, capsys, tmp_path):
+    control.scripts["big"] = [
+        Step(0.1, {"rejections": NO_ROOM}),
+        Step(20.0, {"rejections": (), "status": "Running", "assigned_node_id": "node-1"}),
+    ]
+    arguments = ["apply", "-f", spec(tmp_path, WEB.replace("web", "big")), "--timeout", "30s"]
+    assert run_cli(control, arguments, capsys).code == 0
+
+
+def test_a_failure_is_exit_code_1_with_the_last_output(control, capsys, tmp_path):
+    failed = control.workloads["batch"].run
+    control.scripts["job"] = [
+        Step(
+            0.1, {"status": "Failed", "assigned_node_id": "node-1", "run": failed, "reason": Reason("X", "exit code 3")}
+        )
+    ]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB.replace("web", "job"))], capsys)
+    assert outcome.code == 1
+    check_golden("apply-failed", outcome.stderr)
+
+
+def test_a_slow_start_times_out(control, capsys, tmp_path):
+    control.scripts["slow"] = [Step(0.0, {"status": "Scheduled", "assigned_node_id": "node-1"})]
+    arguments = ["apply", "-f", spec(tmp_path, WEB.replace("web", "slow")), "--timeout", "500ms"]
+    outcome = run_cli(control, arguments, capsys)
+    assert outcome.code == 4
+    assert "still Scheduled (on node-1) after 500ms" in outcome.stderr
+
+
+def test_bad_files_change_nothing(control, capsys, tmp_path):
+    text = WEB + "---\n" + WEB.replace("process:", "proces:").replace("id: web", "id: ../up")
+    path = spec(tmp_path, text)
+    outcome = run_cli(control, ["apply", "-f", path], capsys)
+    assert outcome.code == 2
+    assert control.calls == []
+    lines = outcome.stderr.splitlines()
+    assert lines[0] == f"error: {path}:7: proces: is not a known field; did you mean process?"
+    assert lines[1].startswith(f"error: {path}:5: id: must be 1 to 128 letters")
+    assert lines[-1].startswith("hint: `shoal schema")
+
+
+def test_bad_yaml_has_a_line(control, capsys, tmp_path):
+    path = spec(tmp_path, WEB + "labels: [\n")
+    outcome = run_cli(control, ["apply", "-f", path], capsys)
+    assert outcome.code == 2
+    assert outcome.stderr.startswith(f"error: {path}:5: is not valid YAML: ")
+
+
+def test_what_the_control_plane_finds_wrong_is_bad_input_too(control, capsys, tmp_path):
+    control.refuse["worker"] = pb.ApplyWorkloadResponse(
+        success=False,
+        failure_reason=pb.INVALID_SPEC,
+        problems=[FieldProblem(field="spec.type", value="'x'", rule="must be y"), FieldProblem(field="a", rule="b")],
+    )
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO)], capsys)
+    assert outcome.code == 2
+    assert outcome.stderr == "applied before the error: web\nerror: spec.type: must be y (got 'x')\nerror: a: b\n"
+
+
+def test_a_refusal_without_problems(control, capsys, tmp_path):
+    control.refuse["web"] = pb.ApplyWorkloadResponse(
+        success=False, failure_reason=pb.RUNTIME_ERROR, error_message="workload 'web' is being deleted"
+    )
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB)], capsys)
+    assert (outcome.code, outcome.stderr) == (1, "error: workload 'web' is being deleted\n")
+
+
+def test_a_dry_run_stores_nothing(control, capsys, tmp_path):
+    control.placements["worker"] = PlannedPlacement("worker", "node-2", "unchanged")
+    before = dict(control.workloads)
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, f"{TWO}---\n{GROUP}"), "--dry-run"], capsys)
+    assert outcome.code == 0
+    assert control.workloads == before
+    assert set(control.calls) == {"PlanPlacement"}
+    check_golden("apply-dry-run", outcome.stdout)
+    assert outcome.stderr == "nothing was stored: this is what would happen now\n"
+
+
+def test_a_dry_run_without_room_is_exit_code_3(control, capsys, tmp_path):
+    control.placements["worker"] = PlannedPlacement("worker", "", "create", rejections=NO_ROOM)
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO), "--dry-run"], capsys)
+    assert outcome.code == 3
+    assert "node-2  the node is NotReady" in outcome.stderr
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO), "--dry-run", "--json"], capsys)
+    document = json.loads(outcome.stdout)
+    assert document["placeable"] is False
+    assert document["placements"][1]["rejections"][0]["node_id"] == "node-1"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The other verbs
+
+
+def test_stop_start_retry_and_delete_wait(control, capsys):
+    outcome = run_cli(control, ["workload", "stop", "web"], capsys)
+    assert (outcome.code, outcome.stderr.splitlines()[-1]) == (0, "web: stopped")
+    assert 0.5 <= outcome.seconds < 0.6
+    assert run_cli(control, ["workload", "start", "web"], capsys).code == 0
+    assert run_cli(control, ["workload", "retry", "batch"], capsys).code == 0
+    outcome = run_cli(control, ["workload", "delete", "web", "batch"], capsys)
+    assert outcome.code == 0
+    assert set(control.workloads) == {"huge"}
+
+
+def test_verbs_detached(control, capsys):
+    outcome = run_cli(control, ["workload", "delete", "web", "--detach"], capsys)
+    assert (outcome.code, outcome.seconds) == (0, 0)
+    assert outcome.stderr == "web: will be deleted\n"
+
+
+def test_one_that_is_missing_does_not_stop_the_others(control, capsys):
+    outcome = run_cli(control, ["workload", "delete", "nobody", "web"], capsys)
+    assert outcome.code == 1
+    assert "error: workload 'nobody' not found" in outcome.stderr
+    assert "web" not in control.workloads
+
+
+def test_retry_of_what_runs(control, capsys):
+    outcome = run_cli(control, ["workload", "retry", "web"], capsys)
+    assert outcome.code == 1
+    assert "nothing to retry" in outcome.stderr
+
+
+def test_wait(control, capsys):
+    assert run_cli(control, ["workload", "wait", "web"], capsys).code == 0
+    assert run_cli(control, ["workload", "wait", "web", "--for", "stopped", "--timeout", "1s"], capsys).code == 4
+    assert run_cli(control, ["workload", "wait", "batch", "--for", "running"], capsys).code == 1
+    assert run_cli(control, ["workload", "wait", "nobody", "--for", "gone"], capsys).code == 0
+
+
+def test_remove_node(control, capsys):
+    outcome = run_cli(control, ["node", "remove", "node-1"], capsys)
+    assert (outcome.code, outcome.stderr) == (1, "error: node 'node-1' still beats\n\nhint: stop its agent first\n")
+    assert run_cli(control, ["node", "remove", "node-2"], capsys).code == 0
+    assert "node-2" not in control.nodes
+
+
+def test_delete_group(control, capsys):
+    outcome = run_cli(control, ["group", "delete", "nightly"], capsys)
+    assert outcome.code == 0
+    assert "batch" not in control.workloads
+    assert run_cli(control, ["group", "delete", "nightly"], capsys).code == 1

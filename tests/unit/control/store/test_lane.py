@@ -1,0 +1,204 @@
+"""Lanes: gathering, order, bounds, and a thread that hangs. On virtual time, so patience costs nothing."""
+
+import asyncio
+import threading
+
+import pytest
+
+from shoal.control.store import lane
+from shoal.control.store.lane import ThreadLane
+from shoal.core.errors import ConflictError, ExhaustedError, InternalError, UnavailableError
+
+
+class Desk:
+    """What the thread works on: it notes what it was given, and hangs while it is shut."""
+
+    def __init__(self):
+        self.open = threading.Event()
+        self.open.set()
+        self.busy = threading.Event()
+        self.seen = []
+        self.cuts = 0
+        self.broken = False
+        self.ended = False
+
+    def perform(self, orders):
+        self.busy.set()
+        self.open.wait()
+        self.seen.append(list(orders))
+        if "bug" in orders:
+            raise InternalError("a bug")
+        return [ConflictError(order) if order.startswith("bad") else f"{order} done" for order in orders]
+
+    def cut_off(self):
+        self.cuts += 1
+        self.open.set()
+
+    def farewell(self):
+        self.ended = True
+
+
+@pytest.fixture
+async def desk():
+    return Desk()
+
+
+@pytest.fixture
+async def make(desk):
+    made = []
+
+    def make(**settings):
+        new = ThreadLane("test", desk.perform, farewell=desk.farewell, cut_off=desk.cut_off, **settings)
+        new.start()
+        made.append(new)
+        return new
+
+    yield make
+    desk.open.set()
+    for each in made:
+        await each.stop()
+
+
+async def shut(desk, new):
+    """Shut the desk with one order on it; what is submitted from now on waits."""
+    desk.open.clear()
+    first = asyncio.ensure_future(new.submit("first"))
+    await asyncio.to_thread(desk.busy.wait)
+    return first
+
+
+async def test_what_waits_is_taken_together_and_each_gets_its_own_answer(desk, make):
+    new = make()
+    first = await shut(desk, new)
+    others = [asyncio.ensure_future(new.submit(order)) for order in ("a", "bad", "c")]
+    await asyncio.sleep(0)
+    desk.open.set()
+    outcomes = await asyncio.gather(first, *others, return_exceptions=True)
+    assert desk.seen == [["first"], ["a", "bad", "c"]]
+    assert [outcomes[0], outcomes[1], outcomes[3]] == ["first done", "a done", "c done"]
+    assert isinstance(outcomes[2], ConflictError)
+
+
+async def test_a_job_runs_alone_and_in_its_turn(desk, make):
+    new = make()
+    first = await shut(desk, new)
+    work = [
+        asyncio.ensure_future(new.submit("a")),
+        asyncio.ensure_future(new.run(lambda: desk.seen.append("job"))),
+        asyncio.ensure_future(new.submit("b")),
+        asyncio.ensure_future(new.submit("c")),
+    ]
+    await asyncio.sleep(0)
+    desk.open.set()
+    await asyncio.gather(first, *work)
+    assert desk.seen == [["first"], ["a"], "job", ["b", "c"]]
+
+
+async def test_a_group_has_a_bound(desk, make, monkeypatch):
+    monkeypatch.setattr(lane, "MAX_TOGETHER", 2)
+    new = make()
+    first = await shut(desk, new)
+    others = [asyncio.ensure_future(new.submit(order)) for order in "abcde"]
+    await asyncio.sleep(0)
+    desk.open.set()
+    await asyncio.gather(first, *others)
+    assert desk.seen == [["first"], ["a", "b"], ["c", "d"], ["e"]]
+
+
+async def test_the_queue_has_a_bound(desk, make):
+    new = make(max_waiting=3)
+    first = await shut(desk, new)
+    others = [asyncio.ensure_future(new.submit(order)) for order in "abc"]
+    await asyncio.sleep(0)
+    with pytest.raises(ExhaustedError, match="3 changes wait"):
+        await new.submit("d")
+    with pytest.raises(ExhaustedError):
+        await new.run(lambda: None)
+    desk.open.set()
+    assert await asyncio.gather(first, *others) == ["first done", "a done", "b done", "c done"]
+    assert await new.submit("d") == "d done"
+
+
+async def test_an_error_of_the_thread_reaches_everybody_and_ends_nothing(desk, make):
+    new = make()
+    first = await shut(desk, new)
+    others = [asyncio.ensure_future(new.submit(order)) for order in ("a", "bug")]
+    await asyncio.sleep(0)
+    desk.open.set()
+    outcomes = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [type(each) for each in outcomes[1:]] == [InternalError, InternalError]
+    assert outcomes[1] is not outcomes[2]
+    with pytest.raises(ZeroDivisionError):
+        await new.run(lambda: 1 // 0)
+    assert await new.submit("b") == "b done"
+
+
+async def test_stopping_finishes_the_queue(desk, make):
+    new = make()
+    first = await shut(desk, new)
+    waiting = asyncio.ensure_future(new.submit("a"))
+    await asyncio.sleep(0)
+    stopping = asyncio.ensure_future(new.stop())
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="closed"):
+        await new.submit("late")
+    desk.open.set()
+    assert await stopping
+    assert [await first, await waiting] == ["first done", "a done"]
+    assert desk.ended
+    assert await new.stop()
+
+
+class TestHanging:
+    """The thread hangs; nothing but virtual time passes until the lane loses its patience."""
+
+    pytestmark = pytest.mark.looptime
+
+    async def test_callers_are_told_what_is_known(self, desk, make, looptime):
+        new = make(patience=15)
+        desk.open.clear()
+        desk.cut_off = lambda: None  # it cannot be cut off either
+        new._cut_off = desk.cut_off
+        first = asyncio.ensure_future(new.submit("first"))
+        await asyncio.sleep(0)
+        while not desk.busy.is_set():  # a thread is about to run: real time, but no longer than that
+            await asyncio.sleep(0)
+        second = asyncio.ensure_future(new.submit("second"))
+        job = asyncio.ensure_future(new.run(lambda: desk.seen.append("job")))
+        outcomes = await asyncio.gather(first, second, job, return_exceptions=True)
+        assert looptime == 15
+        assert [type(each) for each in outcomes] == [UnavailableError] * 3
+        assert [each.facts["outcome"] for each in outcomes] == ["unknown", "none", "none"]
+        desk.open.set()
+        while desk.seen != [["first"]]:
+            await asyncio.sleep(0)
+        await new.stop()
+        assert desk.seen == [["first"]]  # what was told to have changed nothing was not done later
+
+    async def test_it_is_cut_off_and_goes_on(self, desk, make):
+        new = make(patience=15)
+        desk.open.clear()
+        with pytest.raises(UnavailableError):
+            await new.submit("first")
+        assert desk.cuts == 1
+        desk.open.set()
+        assert await asyncio.shield(asyncio.ensure_future(new.submit("second"))) == "second done"
+
+    async def test_the_shortest_patience_counts(self, desk, make, looptime):
+        new = make(patience=15)
+        desk.open.clear()
+        slow = asyncio.ensure_future(new.run(lambda: desk.perform(["slow"]), patience=300))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError):
+            await new.submit("quick")
+        assert looptime == 15
+        slow.cancel()
+
+    async def test_a_thread_that_never_ends_is_left_behind(self, desk, make):
+        new = make(patience=15)
+        desk.open.clear()
+        new._cut_off = lambda: None
+        with pytest.raises(UnavailableError):
+            await new.submit("first")
+        assert not await new.stop()
+        desk.open.set()
