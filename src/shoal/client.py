@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, TypeVar
@@ -56,6 +57,7 @@ _LIST_FROM = 8
 """From this many workloads on, one list of all costs less than a call for each."""
 
 _RECONNECT = Backoff(first=0.2, cap=2.0)
+_HELD = 1.0
 
 Condition = Callable[[WorkloadView | None], bool]
 """Given the workload as it is now, or None when there is none; says whether the wait is over."""
@@ -288,17 +290,23 @@ class ControlPlane:
         """
         if after is None:
             after = (await self.list_events(limit=1, newest=True)).next
-        failures, lost_at = 0, 0.0
+        failures, lost_at = 0, math.inf
         while True:
+            connected_at = math.inf
             request = pb.WatchEventsRequest(after=after, subject_kind=subject_kind, subject_id=subject_id)
             try:
+                if failures:  # a stream says nothing of being connected before its first event; a read does
+                    await self.list_events(after=after, limit=1)
+                connected_at = self._clock.monotonic()
                 async with contextlib.aclosing(self._stream(AgentControl.WATCH_EVENTS, request)) as stream:
                     async for each in stream:
                         failures, after = 0, each.cursor
                         yield convert.event_from_proto(each)
-            except UnavailableError:
-                lost_at = lost_at if failures else self._clock.monotonic()
-                if self._clock.monotonic() - lost_at >= patience:
+            except (UnavailableError, DeadlineError):
+                now = self._clock.monotonic()
+                # A stream that held for a while was a connection; one that broke at once was none.
+                lost_at = now if now - connected_at > _HELD else min(lost_at, now)
+                if now - lost_at >= patience:
                     raise
             # A stream that ends without an error, because the server stopped, is taken up again too.
             failures += 1
@@ -402,19 +410,19 @@ class ControlPlane:
             # Whether a call that failed had an effect cannot be known: find an address that lives, then call there.
             await self.summary()
             return await self._channel(self._first).call(method, request, timeout=self._timeout)
-        last: UnavailableError | None = None
+        errors: list[UnavailableError] = []
         for index in self._order():
             try:
                 answer = await self._channel(index).call(method, request, timeout=self._timeout)
             except UnavailableError as error:
-                last = error
+                errors.append(error)
             else:
                 self._first = index
                 return answer
-        raise self._unreachable(last) from last
+        raise self._unavailable(errors)
 
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
-        last: UnavailableError | None = None
+        errors: list[UnavailableError] = []
         for index in self._order():
             begun = False
             try:
@@ -425,10 +433,10 @@ class ControlPlane:
             except UnavailableError as error:
                 if begun:
                     raise
-                last = error
+                errors.append(error)
             else:
                 return
-        raise self._unreachable(last) from last
+        raise self._unavailable(errors)
 
     async def _logs(self, request: pb.ReadLogsRequest) -> AsyncGenerator[LogPiece, None]:
         async with contextlib.aclosing(self._stream(AgentControl.READ_LOGS, request)) as stream:
@@ -444,14 +452,17 @@ class ControlPlane:
             self._channels[address] = self._transport.connect(address)
         return self._channels[address]
 
-    def _unreachable(self, last: UnavailableError | None) -> UnavailableError:
+    def _unavailable(self, errors: Sequence[UnavailableError]) -> UnavailableError:
+        """One error for what every address said. What a control plane itself raised counts more than a silence."""
+        for error in errors:
+            if "address" not in error.facts:
+                return error
         where = ", ".join(self.addresses)
-        why = f": {last.message}" if last is not None and len(self.addresses) == 1 else ""
+        reasons = dict.fromkeys(error.message.rpartition("cannot be reached: ")[2] for error in errors)
         return UnavailableError(
-            f"the control plane at {where} cannot be reached{why}",
-            hint=(last.hint if last is not None else "")
-            or "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",
-            addresses=where,
+            f"the control plane at {where} cannot be reached: {'; '.join(reasons)}",
+            hint="start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",
+            address=where,
         )
 
 

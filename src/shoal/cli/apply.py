@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output, session, waiting
-from shoal.cli.options import Json, OptionalTimeout, client_command
+from shoal.cli.options import START, Json, OptionalTimeout, client_command
 from shoal.cli.output import Cell
 from shoal.cli.specs import LocatedDocument, read_specs
 from shoal.cli.tables import Column
@@ -58,7 +58,7 @@ class Applied:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    client_command(app, "apply")(apply)
+    client_command(app, "apply", panel=START)(apply)
 
 
 async def apply(

@@ -9,6 +9,7 @@ import typer
 
 from shoal.cli import daemon, output
 from shoal.cli.daemon import Config, LogFormat, LogLevel, ReadyFile, Text
+from shoal.cli.options import SERVERS
 
 if TYPE_CHECKING:
     from shoal.control.server import ControlPlane, ControlSettings
@@ -31,7 +32,7 @@ ENV_NAMES = {
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("control")(control)
+    app.command("control", rich_help_panel=SERVERS)(control)
 
 
 def control(

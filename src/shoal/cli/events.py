@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import completion, output
-from shoal.cli.options import Json, client_command
+from shoal.cli.options import FLEET, Json, client_command
 from shoal.cli.tables import Column, clean, pad
 from shoal.core.errors import InvalidError, problem
 from shoal.model.events import Event
@@ -27,7 +27,7 @@ _COLUMNS = (
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    client_command(app, "events")(events)
+    client_command(app, "events", panel=FLEET)(events)
 
 
 async def events(

@@ -40,7 +40,10 @@ STARTS_WITHIN = 60.0
 STOPS_WITHIN = 45.0
 """Seconds an agent may take to stop its workloads: four times the usual grace of one."""
 
+MAX_LOG_BYTES = 16 * 1024 * 1024
+
 _LOOK_EVERY = 0.05
+_TRIM_EVERY = 10.0
 _TAIL_BYTES = 4096
 _OWN_VARIABLES = ("SHOAL_", "PERSYS_", "GRPC_PORT", "METRICS_PORT")
 
@@ -182,7 +185,7 @@ class LocalFleet:
         agents = [name for name in self._children if name != CONTROL]
         await asyncio.gather(*(self.stop_agent(name) for name in agents))
         for name in self.names:
-            self._sweep(name)
+            await self._sweep(name)
         await self._end(CONTROL, signal.SIGTERM, within=STOPS_WITHIN)
         await self._let_go()
 
@@ -190,11 +193,11 @@ class LocalFleet:
         """End everything at once, workloads included."""
         for name in self.names:
             self._dismiss(name)
-            self._sweep(name)
+            await self._sweep(name)
         for name in list(self._children):
             await self._end(name, signal.SIGKILL)
         for name in self.names:
-            self._sweep(name)
+            await self._sweep(name)
         await self._let_go()
 
     async def wait_ready(self, *, timeout: float = STARTS_WITHIN) -> None:
@@ -227,7 +230,7 @@ class LocalFleet:
         await self._own_directory()
         self._ports = [port or free_port(self._entropy) for port in self._ports]
         arguments = [
-            *("control", "--insecure", "--data-dir", str(self.directory_of(CONTROL) / "data")),
+            *("control", "--insecure", "--data-dir", str(self._data_dir(CONTROL))),
             *("--grpc-port", str(self._ports[0]), "--http-port", str(self._ports[1])),
         ]
         for flag, value in (("--lease", self._lease), ("--heartbeat-interval", self._heartbeat_interval)):
@@ -252,7 +255,7 @@ class LocalFleet:
             self.names = (*self.names, name)
         arguments = [
             *("agent", "--insecure", "--control", self.control_address, "--node-id", name),
-            *("--data-dir", str(self.directory_of(name) / "data"), "--grpc-port", "0"),
+            *("--data-dir", str(self._data_dir(name)), "--grpc-port", "0"),
         ]
         for flag, value in self._capacity.items():
             if value is not None:
@@ -274,9 +277,9 @@ class LocalFleet:
         self._dismiss(name)
         # The agent is stopped first, so that it cannot start anything while the rest is looked for.
         self.signal(name, signal.SIGSTOP)
-        self._sweep(name)
+        await self._sweep(name)
         await self._end(name, signal.SIGKILL)
-        self._sweep(name)
+        await self._sweep(name)
 
     def signal(self, name: str, number: int) -> None:
         """Send a signal to a child alone, such as SIGSTOP; nothing happens if it does not run."""
@@ -294,6 +297,7 @@ class LocalFleet:
         directory.mkdir(parents=True, exist_ok=True)
         ready_file = directory / "ready.json"
         ready_file.unlink(missing_ok=True)
+        trim_log(self.log_of(name))
         with self.log_of(name).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready_file)),
@@ -308,6 +312,7 @@ class LocalFleet:
         self._write_register()
         if self._scope is None:
             self._scope = TaskScope("fleet")
+            self._scope.start(self._trim_logs(), name="logs")
         self._scope.start(self._watch(child), name=name)
         child.ready = await self._wait_serving(child, ready_file)
 
@@ -315,6 +320,12 @@ class LocalFleet:
         code = await child.process.wait()
         if not child.dismissed:
             self._exits.put_nowait(ChildExit(child.name, code, self._tail(child.name)))
+
+    async def _trim_logs(self) -> None:
+        while True:
+            await self._clock.sleep(_TRIM_EVERY)
+            for name in list(self._children):
+                trim_log(self.log_of(name))
 
     async def _wait_serving(self, child: _Child, ready_file: Path) -> dict[str, Any]:
         deadline = self._clock.monotonic() + STARTS_WITHIN
@@ -334,6 +345,7 @@ class LocalFleet:
         child.dismissed = True
         if child.running:
             child.process.send_signal(number)
+            child.process.send_signal(signal.SIGCONT)  # a process that a test has stopped could not hear the first
             try:
                 async with asyncio.timeout(within):
                     await child.process.wait()
@@ -377,11 +389,27 @@ class LocalFleet:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
         return {**inherited, **self._extra_env, **(env or {})}
 
-    def _sweep(self, name: str) -> None:
-        """Kill the keeper of an agent and everything below it."""
-        for process in _keeper_and_children(self.directory_of(name) / "data"):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+    async def _sweep(self, name: str) -> None:
+        """Kill the keeper of an agent, before it can notice anything, and every process that it has started."""
+        from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
+
+        data_dir = self._data_dir(name)
+        deadline = self._clock.monotonic() + STARTS_WITHIN
+        while True:
+            keeper = read_keeper_pid(data_dir)
+            pids = [*([keeper] if keeper is not None else []), *find_run_pids(data_dir)]
+            if not pids:
+                break
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if self._clock.monotonic() > deadline:
+                raise DeadlineError(f"processes of {name} cannot be ended: {', '.join(map(str, pids))}")
+            await self._clock.sleep(_LOOK_EVERY)
+        remove_stray_groups(data_dir)
+
+    def _data_dir(self, name: str) -> Path:
+        return self.directory_of(name) / "data"
 
     # -----------------------------------------------------------------------------------------------------
     # One owner per directory
@@ -444,12 +472,7 @@ def free_port(entropy: Entropy | None = None) -> int:
     low, high = (10_000, lowest_own) if lowest_own > 11_000 else (61_001, 65_535)
     for _ in range(1000):
         port = int(chance.uniform(low, high))
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        if is_free(port):
             return port
     raise UnavailableError("no free port was found on 127.0.0.1")
 
@@ -461,22 +484,31 @@ def _first_ephemeral_port() -> int:
         return 32_768
 
 
-def _keeper_and_children(data_dir: Path) -> list[int]:
-    """The keeper of an agent that keeps its state there, and everything below it, the keeper first."""
-    import psutil
+def is_free(port: int) -> bool:
+    """Whether nobody listens on a port of 127.0.0.1 now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
-    from shoal.runtimes.process import read_keeper_pid
 
-    pid = read_keeper_pid(data_dir)
-    if pid is None:
-        return []
+def trim_log(path: Path) -> None:
+    """Keep what a child wrote within bounds: the newer part moves to `log.1`, and the log begins anew.
+
+    The child has opened it for appending, so it goes on at the new end.
+    """
     try:
-        keeper = psutil.Process(pid)
-        # Stopped first, so that it neither reaps nor starts anything while its children are listed.
-        keeper.suspend()
-        return [pid, *(child.pid for child in keeper.children(recursive=True))]
-    except psutil.Error:
-        return []
+        if path.stat().st_size <= MAX_LOG_BYTES:
+            return
+        with path.open("r+b") as log:
+            log.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
+            path.with_suffix(".1").write_bytes(log.read(MAX_LOG_BYTES))
+            log.truncate(0)
+    except OSError:
+        return  # a full disk must not take the fleet down with it
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.options import Json, WorkloadName, client_command
+from shoal.cli.options import FLEET, Json, WorkloadName, client_command
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -20,7 +20,7 @@ MAX_LINE = 64 * 1024
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    client_command(app, "logs")(logs)
+    client_command(app, "logs", panel=FLEET)(logs)
 
 
 async def logs(

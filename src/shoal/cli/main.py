@@ -29,6 +29,7 @@ from shoal.cli import (
     up,
     workloads,
 )
+from shoal.cli.options import FLEET, START
 from shoal.core.errors import InternalError, ShoalError
 
 INTERRUPTED = 130
@@ -76,13 +77,13 @@ def demo() -> int:
 
 
 up.register(app)
-app.command("demo")(demo)
+app.command("demo", rich_help_panel=START)(demo)
 apply.register(app)
 status.register(app)
 top.register(app)
-app.add_typer(workloads.app)
-app.add_typer(groups.app)
-app.add_typer(nodes.app)
+app.add_typer(workloads.app, rich_help_panel=FLEET)
+app.add_typer(groups.app, rich_help_panel=FLEET)
+app.add_typer(nodes.app, rich_help_panel=FLEET)
 logs.register(app)
 events.register(app)
 control.register(app)

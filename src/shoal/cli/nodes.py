@@ -23,12 +23,12 @@ _COLUMNS = (
     Column("STATE"),
     Column("CPU FREE", right=True),
     Column("MEMORY FREE", right=True),
-    Column("SLOTS", right=True, rank=2),
-    Column("WORKLOADS", right=True, rank=1),
-    Column("BEAT", right=True, rank=3),
+    Column("SLOTS", right=True, rank=3),
+    Column("WORKLOADS", right=True, rank=2),
+    Column("BEAT", right=True, rank=4),
     Column("ENDPOINT", rank=5),
     Column("VERSION", rank=6),
-    Column("REASON", rank=4, least=16),
+    Column("REASON", rank=1, least=16),
 )
 
 

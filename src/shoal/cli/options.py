@@ -20,6 +20,10 @@ from shoal.core import durations
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None]])
 
 CONNECTION = "Connection"
+START = "Start here"
+FLEET = "The fleet"
+SERVERS = "Servers"
+"""Panels of the help."""
 
 
 def duration(text: str | timedelta) -> timedelta:
@@ -101,7 +105,7 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def client_command(app: typer.Typer, name: str) -> Callable[[F], F]:
+def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
     """Register `async def command(control, …)` under a name. What it returns is the exit code; None is 0."""
 
     def register(function: F) -> F:
@@ -124,7 +128,7 @@ def client_command(app: typer.Typer, name: str) -> Callable[[F], F]:
         command.__doc__ = function.__doc__
         command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
-        app.command(name)(command)
+        app.command(name, rich_help_panel=panel)(command)
         return function
 
     return register

@@ -22,8 +22,8 @@ class Kind(enum.StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command("schema")(schema)
-    app.command("version")(version)
+    app.command("schema", rich_help_panel="Other")(schema)
+    app.command("version", rich_help_panel="Other")(version)
 
 
 def schema(kind: Annotated[Kind, typer.Argument(metavar="KIND", help="process, container, compose or vm")]) -> None:

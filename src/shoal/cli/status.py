@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from shoal.cli import output, waiting
-from shoal.cli.options import Json, client_command
+from shoal.cli.options import START, Json, client_command
 from shoal.cli.tables import Column
 from shoal.model.views import ClusterSummary
 
@@ -20,7 +20,7 @@ _MOST = 20
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    client_command(app, "status")(status)
+    client_command(app, "status", panel=START)(status)
 
 
 async def status(control: ControlPlane, *, as_json: Json = False) -> None:

@@ -69,9 +69,10 @@ def pad(text: str, width: int, *, right: bool = False) -> str:
 
 
 def fit(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Layout:
-    """Choose which columns to show and how wide each is."""
-    natural = [max([cells(column.title), *(cells(row[index]) for row in rows)]) for index, column in enumerate(columns)]
-    kept = list(range(len(columns)))
+    """Choose which columns to show and how wide each is. A column in which nothing stands is left out."""
+    longest = [max([0, *(cells(row[index]) for row in rows)]) for index in range(len(columns))]
+    natural = [max(cells(column.title), most) for column, most in zip(columns, longest, strict=True)]
+    kept = [i for i, column in enumerate(columns) if longest[i] or not rows or column.rank == 0]
     while True:
         smallest = sum(_least(columns[i], natural[i]) for i in kept) + GAP * (len(kept) - 1)
         droppable = [i for i in kept if columns[i].rank > 0]

@@ -12,7 +12,7 @@ import typer
 
 from shoal.cli import output, session
 from shoal.cli.nodes import cores, megabytes
-from shoal.cli.options import Json, client_command, duration
+from shoal.cli.options import FLEET, Json, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
 from shoal.core.errors import DeadlineError, UnavailableError
@@ -31,7 +31,7 @@ _NODES = (
     Column("MEMORY", right=True),
     Column("RESERVED", right=True, rank=2),
     Column("SLOTS", right=True, rank=1),
-    Column("WORKLOADS", right=True),
+    Column("WORKLOADS", right=True, rank=3),
 )
 _WORKLOADS = (
     Column("WORKLOAD"),
@@ -54,7 +54,7 @@ class Snapshot:
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    client_command(app, "top")(top)
+    client_command(app, "top", panel=FLEET)(top)
 
 
 async def top(

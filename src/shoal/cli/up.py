@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli import daemon, output, session
+from shoal.cli.options import START
 from shoal.cli.output import ProgressRow
 from shoal.cli.tables import clean
 from shoal.core.errors import ShoalError
@@ -36,7 +37,7 @@ _LOOK_EVERY = 0.5
 
 def register(app: typer.Typer) -> None:
     """Add the command."""
-    app.command("up")(up)
+    app.command("up", rich_help_panel=START)(up)
 
 
 def up(

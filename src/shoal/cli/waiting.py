@@ -66,7 +66,11 @@ _REACHED: Mapping[Goal, tuple[str, ...]] = {
 def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
     """How a workload stands to what is waited for."""
     if view is None:
-        return Judgement(Verdict.DONE if goal is Goal.GONE else Verdict.FAILED, "Gone", "it was deleted")
+        return (
+            Judgement(Verdict.DONE, "Gone")
+            if goal is Goal.GONE
+            else Judgement(Verdict.FAILED, "Gone", "it was deleted")
+        )
     where = f"on {view.assigned_node_id}" if view.assigned_node_id else ""
     if goal is Goal.GONE:
         return Judgement(Verdict.WAITING, view.status, where)
@@ -77,7 +81,8 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
     if view.status == "Stopped" and goal in (Goal.RUNNING, Goal.COMPLETED):
         return Judgement(Verdict.FAILED, view.status, "it is meant to be stopped")
     if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
-        return Judgement(Verdict.UNPLACED, view.status, "no node can take it")
+        detail = "no node can take it now" if view.rejections else "waiting for a place"
+        return Judgement(Verdict.UNPLACED, view.status, detail)
     return Judgement(Verdict.WAITING, view.status, why(view) or where)
 
 
@@ -240,9 +245,12 @@ def explain(waited: Waited) -> None:
             hint="nothing was undone: it goes on by itself; a longer --timeout waits for it",
         )
     for name in waited.having(Verdict.UNPLACED):
+        view = waited.views.get(name)
+        rejections = _rejections(view)
+        because = f": {why(view)}" if view is not None and not rejections and why(view) else ""
         output.fail_with(
-            f"workload {name} was accepted, and no node can take it",
-            rejections=_rejections(waited.views.get(name)),
+            f"workload {name} was accepted, and no node can take it{because}",
+            rejections=rejections,
             hint="it stays Pending and starts as soon as a node has room for it",
         )
 

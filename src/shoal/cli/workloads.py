@@ -29,12 +29,12 @@ COLUMNS = (
     Column("WORKLOAD"),
     Column("STATE"),
     Column("NODE"),
-    Column("TYPE", rank=3),
-    Column("RESTARTS", right=True, rank=2),
-    Column("AGE", right=True, rank=1),
-    Column("GROUP", rank=4),
+    Column("TYPE", rank=5),
+    Column("RESTARTS", right=True, rank=4),
+    Column("AGE", right=True, rank=2),
+    Column("GROUP", rank=3),
     Column("REVISION", rank=6, least=8),
-    Column("REASON", rank=5, least=16),
+    Column("REASON", rank=1, least=24),
 )
 
 

@@ -23,6 +23,7 @@ from shoal.control.reconciler import (
     ConfirmWithForeignAgent,
     Facts,
     Forget,
+    LeaveNode,
     Order,
     OrderKind,
     Owner,
@@ -34,7 +35,7 @@ from shoal.control.reconciler import (
     is_current,
     reconcile,
 )
-from shoal.control.reports import ReportVerdict, judge_report
+from shoal.control.reports import ReportVerdict, is_superseded, judge_report
 from shoal.control.store.base import Batch
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -152,8 +153,10 @@ class Dispatch:
         for workload_id in self._fleet.owned_by(node.node_id) - present:
             record = self._fleet.workloads[workload_id]
             order = self._orders.get(workload_id)
-            if order is None and record.desired is not DesiredState.DELETED and is_current(self._facts(record)):
-                # An earlier process told it and saw it there: two lists without it, and it is told again.
+            unsure = order is None or not order.accepted
+            if unsure and record.desired is not DesiredState.DELETED and is_current(self._facts(record)):
+                # Its answer was lost, or an earlier process told it; it was seen there all the same. Two lists
+                # without it, and it is told again.
                 order = Order(OrderKind.APPLY, node.node_id, record.generation, accepted=True)
             if order is not None and order.node_id == node.node_id and order.accepted:
                 gone = order.kind is OrderKind.DELETE and bool(node.spec.features)
@@ -249,6 +252,8 @@ class Dispatch:
                 return await self._send_delete(record)
             case ConfirmWithForeignAgent():
                 return await self._confirm(record)
+            case LeaveNode():
+                return await self._leave_node(record)
             case Forget():
                 await self._forget(record, step.reason)
                 return False
@@ -450,17 +455,53 @@ class Dispatch:
         self._look_again_in(workload_id, FOREIGN_POLL_SECONDS)
         return False
 
-    async def _forget(self, record: WorkloadRecord, reason: str) -> None:
+    async def _leave_node(self, record: WorkloadRecord) -> bool:
         faults.reach("control.delete.before_forget")
 
         def decide() -> Batch | None:
             current = self._fleet.workloads.get(record.workload_id)
+            if current is None or current.version != record.version or current.desired is not DesiredState.DELETED:
+                return None
+            return Batch(
+                workloads=(dataclasses.replace(current, node_id=None),),
+                forgotten_observations=(current.workload_id,),
+            )
+
+        await self._ledger.change(decide)
+        self.capacity_changed()
+        return True
+
+    async def copies_gone(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
+        """A node no longer holds older copies of these."""
+        ids = tuple(workload_ids)
+
+        def decide() -> Batch | None:
+            records = [self._fleet.workloads[each] for each in ids if each in self._fleet.workloads]
+            changed = tuple(
+                dataclasses.replace(each, left_on=tuple(left for left in each.left_on if left != node_id))
+                for each in records
+                if node_id in each.left_on
+            )
+            return Batch(workloads=changed) if changed else None
+
+        if await self._ledger.change(decide) is not None:
+            self.enqueue_all(ids)
+
+    async def _forget(self, record: WorkloadRecord, reason: str) -> None:
+        def decide() -> Batch | None:
+            current = self._fleet.workloads.get(record.workload_id)
             if current is None or current.desired is not DesiredState.DELETED:
+                return None
+            if current.node_id is not None or current.left_on:
                 return None
             event = workload_event(
                 current, "WorkloadDeleted", reason, at=self._clock.wall(), source="reconciler", cause="deletion wished"
             )
-            batch = Batch(removed_workloads={current.workload_id: current.version}, events=(event,))
+            batch = Batch(
+                removed_workloads={current.workload_id: current.version},
+                generation_floor=current.generation,
+                events=(event,),
+            )
             group = self._fleet.groups.get(current.group_id) if current.group_id is not None else None
             if group is None or group.desired is not DesiredState.DELETED:
                 return batch
@@ -482,12 +523,12 @@ class Dispatch:
         for node_id, generation in copies.items():
             record = self._fleet.workloads.get(workload_id)
             node = self._fleet.nodes.get(node_id)
-            if record is None or node is None or record.node_id in (None, node_id):
-                continue
-            if record.placed_generation <= generation:
+            if record is None or node is None or record.node_id == node_id or not is_superseded(record, generation):
                 continue
             try:
                 await self._agents.delete(node, workload_id, generation)
+                if not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
+                    await self.copies_gone(node_id, [workload_id])
             except ShoalError as error:  # the next heartbeat reports the copy again
                 log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
                 continue

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from shoal.control.facts import NodeFacts
-from shoal.control.store.base import Batch, Store
+from shoal.control.store.base import Batch, Snapshot, Store
 from shoal.core.errors import ConflictError, NotFoundError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
@@ -52,12 +52,19 @@ class Fleet:
         self.workloads: dict[WorkloadId, WorkloadRecord] = {}
         self.groups: dict[GroupId, GroupRecord] = {}
         self.observations: dict[WorkloadId, Observation] = {}
+        #: No generation up to this one is used for a new workload: a name that is used again goes on counting.
+        self.generation_floor = 0
+        self._left_on: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
         self._owned: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
         self._facts: dict[NodeId, NodeFacts] = {}
 
     def owned_by(self, node_id: NodeId) -> frozenset[WorkloadId]:
         """The workloads that a node owns."""
         return frozenset(self._owned.get(node_id, ()))
+
+    def left_on(self, node_id: NodeId) -> frozenset[WorkloadId]:
+        """The workloads of which a node may hold an older copy."""
+        return frozenset(self._left_on.get(node_id, ()))
 
     def node(self, node_id: str) -> NodeRecord:
         """A node, or NotFoundError."""
@@ -81,9 +88,11 @@ class Fleet:
         return record
 
     def is_buried(self, record: WorkloadRecord) -> bool:
-        """Whether it is deleted as far as people are concerned: its node is lost, and only a tombstone is left."""
-        if record.desired is not DesiredState.DELETED or record.node_id is None:
+        """Whether it is deleted as far as people are concerned, and only a tombstone is left for a lost node."""
+        if record.desired is not DesiredState.DELETED:
             return False
+        if record.node_id is None:
+            return bool(record.left_on)
         owner = self.nodes.get(record.node_id)
         return owner is not None and owner.state.value == "NotReady"
 
@@ -119,6 +128,7 @@ class Fleet:
         for node_id in batch.removed_nodes:
             self.nodes.pop(node_id, None)
             self._facts.pop(node_id, None)
+        self.generation_floor = max(self.generation_floor, batch.generation_floor)
         for group_id in batch.removed_groups:
             self.groups.pop(group_id, None)
 
@@ -129,19 +139,14 @@ class Fleet:
             known, status=dataclasses.replace(known.status, usage=usage)
         )
 
-    def load(
-        self,
-        nodes: Iterable[NodeRecord],
-        workloads: Iterable[WorkloadRecord],
-        groups: Iterable[GroupRecord],
-        observations: Iterable[Observation],
-    ) -> None:
+    def load(self, stored: Snapshot) -> None:
         """Take over what was stored before."""
-        self.nodes = {node.node_id: node for node in nodes}
-        self.groups = {group.group_id: group for group in groups}
-        for workload in workloads:
+        self.nodes = {node.node_id: node for node in stored.nodes}
+        self.groups = {group.group_id: group for group in stored.groups}
+        self.generation_floor = stored.generation_floor
+        for workload in stored.workloads:
             self._put_workload(workload)
-        for observation in observations:
+        for observation in stored.observations:
             self._put_observation(observation)
 
     def _make_facts(self, node_id: NodeId) -> NodeFacts:
@@ -163,6 +168,7 @@ class Fleet:
         if before is not None and before.node_id is not None and before.node_id != record.node_id:
             self._owned[before.node_id].discard(record.workload_id)
             self._facts.pop(before.node_id, None)
+        self._index_left_on(before.left_on if before is not None else (), record)
         self.workloads[record.workload_id] = record
         if record.node_id is not None:
             self._owned[record.node_id].add(record.workload_id)
@@ -170,9 +176,17 @@ class Fleet:
 
     def _remove_workload(self, workload_id: WorkloadId) -> None:
         record = self.workloads.pop(workload_id, None)
+        if record is not None:
+            self._index_left_on(record.left_on, dataclasses.replace(record, left_on=()))
         if record is not None and record.node_id is not None:
             self._owned[record.node_id].discard(workload_id)
             self._facts.pop(record.node_id, None)
+
+    def _index_left_on(self, before: tuple[NodeId, ...], record: WorkloadRecord) -> None:
+        for node_id in before:
+            self._left_on[node_id].discard(record.workload_id)
+        for node_id in record.left_on:
+            self._left_on[node_id].add(record.workload_id)
 
     def _put_observation(self, observation: Observation) -> None:
         self.observations[observation.status.workload_id] = observation
@@ -212,8 +226,7 @@ class Ledger:
 
     async def load(self) -> None:
         """Fill the working set from the store."""
-        stored = await self.store.load()
-        self.fleet.load(stored.nodes, stored.workloads, stored.groups, stored.observations)
+        self.fleet.load(await self.store.load())
 
     async def commit(self, batch: Batch) -> None:
         """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store."""

@@ -162,7 +162,7 @@ class Groups:
                     workload_id=wish.workload_id,
                     group_id=group_id,
                 )
-            applied = merge(wish, member, clock=self._clock)
+            applied = merge(wish, member, clock=self._clock, floor=self._fleet.generation_floor)
             if applied.outcome is Outcome.UNCHANGED:
                 continue
             records.append(dataclasses.replace(applied.record, group_id=group_id))

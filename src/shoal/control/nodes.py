@@ -220,7 +220,11 @@ class Nodes:
             await self._tell_of_orphans(beat.node_id, sorted(fresh))
         node = self._fleet.nodes.get(beat.node_id)
         if node is not None:
-            self._dispatch.listed(node, frozenset(status.workload_id for status in beat.statuses))
+            present = frozenset(status.workload_id for status in beat.statuses)
+            self._dispatch.listed(node, present)
+            gone = self._fleet.left_on(beat.node_id) - present
+            if gone:
+                await self._dispatch.copies_gone(beat.node_id, gone)
 
     async def _tell_of_orphans(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
         at = self._clock.wall()
@@ -261,7 +265,7 @@ class Nodes:
                 await self._judge_all(now)
                 await self._store_beats()
             except UnavailableError as error:
-                log.warning("leases are judged again when the store is back: %s", error)
+                log.debug("leases are judged again when the store is back: %s", error)
             last_look = self._clock.monotonic()
 
     @property
@@ -352,6 +356,7 @@ class Nodes:
 
         owned = self._fleet.owned_by(node_id)
         await self._ledger.change(decide)
+        await self._dispatch.copies_gone(node_id, self._fleet.left_on(node_id))
         self._contacts.pop(node_id, None)
         self._surely_stopped.discard(node_id)
         self._dispatch.enqueue_all(owned)

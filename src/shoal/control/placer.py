@@ -87,7 +87,14 @@ def placed_on(record: WorkloadRecord, node_id: NodeId, *, at: datetime) -> Workl
         updated_at=at,
         reserved=record.spec.request,
         reserved_ports=format_ports(record.spec.host_ports),
+        left_on=_left_on(record, node_id),
     )
+
+
+def _left_on(record: WorkloadRecord, node_id: NodeId) -> tuple[NodeId, ...]:
+    """Where older copies may be after a placement on `node_id`, which takes over the one it may have itself."""
+    before = {*record.left_on, record.node_id} if record.node_id is not None else {*record.left_on}
+    return tuple(sorted(each for each in before if each is not None and each != node_id))
 
 
 def placement_event(before: WorkloadRecord, after: WorkloadRecord, *, at: datetime, cause: str) -> Event | None:

@@ -4,7 +4,7 @@ Called by `shoal.control.dispatch` whenever anything about a workload may have c
 A step is carried out there, and its outcome becomes part of the facts of the next call, until the answer is `Settled`.
 
     wish      owner         report                              step
-    Deleted   none                                              Forget
+    Deleted   none          no older copies / some elsewhere    Forget / Settled: a tombstone until those are gone
     Deleted   removed                                           Forget
     Deleted   lost                                              Settled: a tombstone until it returns
     Deleted   alive         not asked / asked / confirmed gone  SendDelete / Wait / Forget
@@ -116,6 +116,11 @@ class ConfirmWithForeignAgent(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveNode(Step):
+    """Note that the owner of a deleted workload has it no more."""
+
+
+@dataclass(frozen=True, slots=True)
 class Forget(Step):
     """Drop the record: the wish to delete it has been carried out."""
 
@@ -154,12 +159,13 @@ def is_current(facts: Facts) -> bool:
 def _towards_gone(facts: Facts) -> Step:
     record, owner = facts.record, facts.owner
     if record.node_id is None:
-        return Forget("it was never placed")
+        held = f"an older copy may be left on {', '.join(record.left_on)}"
+        return Settled(held) if record.left_on else Forget("no node has it")
     if owner is None:
-        return Forget(f"its node {record.node_id} was removed")
+        return LeaveNode(f"its node {record.node_id} was removed")
     order = _current_order(facts, OrderKind.DELETE)
     if order is not None and order.gone:
-        return Forget(f"node {record.node_id} confirmed its removal")
+        return LeaveNode(f"node {record.node_id} confirmed its removal")
     if owner.lost:
         return Settled(f"node {record.node_id} is lost; its copy is removed when it returns")
     if order is None:

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 
 from shoal.core.ids import NodeId
-from shoal.model.workloads import Observation, RunStatus, WorkloadRecord
+from shoal.model.workloads import DesiredState, Observation, RunStatus, WorkloadRecord
 
 
 class ReportVerdict(enum.Enum):
@@ -30,11 +30,20 @@ def judge_report(
     if record is None:
         return ReportVerdict.ORPHAN
     if record.node_id != node_id:
-        placed_elsewhere = record.node_id is not None and record.placed_generation > status.generation
-        return ReportVerdict.SUPERSEDED if placed_elsewhere else ReportVerdict.FOREIGN_OWNER
+        return ReportVerdict.SUPERSEDED if is_superseded(record, status.generation) else ReportVerdict.FOREIGN_OWNER
     if known is not None and known.node_id == node_id and _same(known.status, status):
         return ReportVerdict.KNOWN
     return ReportVerdict.NEWS
+
+
+def is_superseded(record: WorkloadRecord, generation: int) -> bool:
+    """Whether a copy of this generation on a node that does not own the workload is to be removed there.
+
+    Behind it stands a wish: the workload was deleted, or placed anew elsewhere.
+    """
+    if record.desired is DesiredState.DELETED:
+        return generation <= record.generation
+    return record.node_id is not None and record.placed_generation > generation
 
 
 def _same(one: RunStatus, other: RunStatus) -> bool:

@@ -271,7 +271,12 @@ class ControlService:
     async def plan_placement(self, request: pb.PlanPlacementRequest, _call: Call) -> pb.PlanPlacementResponse:
         """Where workloads would go now, and why."""
         planned = [
-            merge(wish, self._fleet.workloads.get(wish.workload_id), clock=self._clock)
+            merge(
+                wish,
+                self._fleet.workloads.get(wish.workload_id),
+                clock=self._clock,
+                floor=self._fleet.generation_floor,
+            )
             for wish in _wishes(request.members)
         ]
         running = [each.record for each in planned if each.record.desired is DesiredState.RUNNING]

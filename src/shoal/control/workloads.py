@@ -56,8 +56,10 @@ class Applied:
     outcome: Outcome
 
 
-def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock) -> Applied:
+def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
     """What a wish makes of what is known. Raises InvalidError on a revision that means another spec already.
+
+    A new workload begins to count above `floor`, the highest generation of any that was forgotten.
 
     A wish for a workload that is being deleted takes the deletion back: it is the newer word.
     """
@@ -70,7 +72,7 @@ def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock) -> Applied:
             spec_sha256=wish.spec_sha256,
             revision_id=wish.revision,
             desired=wish.desired,
-            generation=1,
+            generation=floor + 1,
             created_at=at,
             updated_at=at,
         )
@@ -128,7 +130,7 @@ class Workloads:
                     workload_id=wish.workload_id,
                     stored=stored,
                 )
-            result = merge(wish, known, clock=self._clock)
+            result = merge(wish, known, clock=self._clock, floor=self._fleet.generation_floor)
             if result.outcome is Outcome.UNCHANGED:
                 return None
             kind = "WorkloadCreated" if result.outcome is Outcome.CREATED else "WorkloadUpdated"

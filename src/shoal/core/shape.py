@@ -366,6 +366,8 @@ def _is_too_long(rules: tuple[Rule, ...], given: Any, at: str, problems: list[Pr
 
 def _path(at: str, key: object) -> str:
     shown = str(key)[:_MAX_SHOWN_KEY]
+    if not shown or not shown.isprintable():
+        shown = repr(shown)
     return f"{at}.{shown}" if at else shown
 
 
@@ -460,7 +462,7 @@ def json_schema(cls: type, *, title: str = "") -> dict[str, Any]:
 def _schema_of(kind: Any) -> dict[str, Any]:
     kind, rules = _strip(kind)
     body = _plain_schema(kind)
-    suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(body.get("type", ""), "Length")
+    suffix = {"string": "Length", "array": "Items", "object": "Properties"}.get(str(body.get("type")), "Length")
     for rule in rules:
         words = dict(rule.schema())
         most, least = words.pop("x-max", None), words.pop("x-min", 0)

@@ -474,6 +474,9 @@ class WorkloadRecord:
     #: What is reserved on the owner: that of the placed generation, which may be an older spec's. Ports as "8080/tcp".
     reserved: Resources = Resources()
     reserved_ports: tuple[str, ...] = ()
+    #: Nodes that may still hold an older copy, because it was placed away from them. A node leaves the list when it
+    #: reports without that copy, or is removed. While there is one, a deleted workload's record stays as a tombstone.
+    left_on: tuple[NodeId, ...] = ()
     group_id: GroupId | None = None
     retry: RetryState = RetryState()
     #: Grows when the same spec is to be run once more although it has ended or failed.

@@ -216,7 +216,7 @@ class Cgroups:
         try:
             for controllers, base in self._bases:
                 directory = base / run_id
-                directory.mkdir(exist_ok=True)
+                directory.mkdir(parents=True, exist_ok=True)
                 made.append(str(directory))
                 if "memory" in controllers and memory_mb:
                     _limit_memory(directory, self._version, memory_mb * _MB)

@@ -28,6 +28,7 @@ from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, ShoalE
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.cgroups import Cgroups, remove
 from shoal.runtimes.keeper import logs, protocol
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.files import KeeperFiles
@@ -41,7 +42,14 @@ from shoal.runtimes.keeper.records import (
 )
 from shoal.runtimes.usage import Meter
 
-__all__ = ["ProcessRuntime", "find_run_pids", "port_variable", "read_keeper_pid", "read_run_records"]
+__all__ = [
+    "ProcessRuntime",
+    "find_run_pids",
+    "port_variable",
+    "read_keeper_pid",
+    "read_run_records",
+    "remove_stray_groups",
+]
 
 #: Longer than the keeper itself gives a child to reach exec.
 _START_TIMEOUT = 15.0
@@ -286,6 +294,15 @@ class ProcessRuntime:
         record = record_from_json(body)
         self._link.note(record)
         return _info_of(record)
+
+
+def remove_stray_groups(data_dir: Path) -> None:
+    """Remove the empty cgroups of a keeper that was killed and will have no successor. Does nothing while one runs."""
+    files = KeeperFiles(data_dir)
+    if files.home.exists() and read_keeper_pid(data_dir) is None:
+        groups = Cgroups.find(files.keeper_id())
+        remove(groups.stray(()))
+        groups.close()
 
 
 def port_variable(name: str) -> str:

@@ -30,6 +30,7 @@ class MemoryStore:
         self._observations: dict[WorkloadId, Observation] = {}
         self._events: deque[Event] = deque(maxlen=max_events)
         self._cursor = 0
+        self._floor = 0
         #: Everything raises `UnavailableError` while this is set.
         self.away = False
         self.commits = 0
@@ -46,6 +47,7 @@ class MemoryStore:
             tuple(self._workloads.values()),
             tuple(self._groups.values()),
             tuple(self._observations.values()),
+            self._floor,
         )
 
     async def commit(self, batch: Batch) -> tuple[Event, ...]:
@@ -73,6 +75,7 @@ class MemoryStore:
                 self._observations[observation.status.workload_id] = observation
         for workload_id in (*batch.forgotten_observations, *batch.removed_workloads):
             self._observations.pop(workload_id, None)
+        self._floor = max(self._floor, batch.generation_floor)
         numbered = tuple(self._number(event) for event in batch.events)
         self._events.extend(numbered)
         self.commits += 1

@@ -6,6 +6,7 @@ INVALID_ARGUMENT of that call and harms no other. Made by `GrpcTransport.serve` 
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -22,6 +23,10 @@ from shoal.wire.status import OK, Status
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+# When a caller goes away, gRPC first ends its requests, as if all had been said, and refuses what is still sent; only
+# a moment later it cancels the call. Given that moment, a handler sees its cancellation and neither of the two.
+_CANCELLATION_LAG = 0.02
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port must fail, not share its connections.
@@ -150,7 +155,7 @@ async def _both_stream(
     requests: AsyncIterator[bytes],
     context: aio.ServicerContext[bytes, bytes],
 ) -> None:
-    await _stream(endpoint, observer, aiter(requests), context)
+    await _stream(endpoint, observer, _until_the_end(requests), context)
 
 
 async def _stream(
@@ -159,9 +164,22 @@ async def _stream(
     requests: AsyncIterator[bytes],
     context: aio.ServicerContext[bytes, bytes],
 ) -> None:
-    status = await converse(endpoint, requests, context.write, _call(endpoint, context), observer)
+    async def send(data: bytes) -> None:
+        try:
+            await context.write(data)
+        except aio.BaseError:
+            await asyncio.sleep(_CANCELLATION_LAG)
+            raise UnavailableError("the caller has gone away") from None
+
+    status = await converse(endpoint, requests, send, _call(endpoint, context), observer)
     if status is not OK:
         await _abort(context, status)
+
+
+async def _until_the_end(requests: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async for data in requests:
+        yield data
+    await asyncio.sleep(_CANCELLATION_LAG)
 
 
 async def _one(data: bytes) -> AsyncIterator[bytes]:

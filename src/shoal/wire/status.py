@@ -12,7 +12,6 @@ Called by `server.py`, `channel.py` and `local.py`; knows nothing of grpc itself
 from __future__ import annotations
 
 import enum
-import urllib.parse
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -210,8 +209,8 @@ def _cut(text: str, most: int) -> str:
 
 
 def _shorten(message: str) -> str:
-    """A message whose percent-encoded form fits the status header."""
+    """A message that fits the status header, where every byte that is not plain ASCII takes three."""
     message = _cut(message, MAX_MESSAGE_BYTES)
-    while len(urllib.parse.quote(message, safe=" /:;,.!?()[]{}'\"=+*@#$&^~|<>`\\-_")) > MAX_MESSAGE_BYTES:
+    while sum(1 if 32 <= byte < 127 and byte != ord("%") else 3 for byte in message.encode()) > MAX_MESSAGE_BYTES:
         message = f"{message[: len(message) * 3 // 4]}…"
     return message

@@ -76,3 +76,7 @@ def test_a_table_is_too_wide_only_when_its_ids_are(rows, width):
     assert layout.columns[0] == 0
     assert layout.widths[0] == longest
     assert total <= width or layout.columns == (0,)
+
+
+def test_a_column_in_which_nothing_stands_is_left_out():
+    assert fit(COLUMNS, [["web", "Running", "", ""], ["db", "", "", "x"]], 80).columns == (0, 1, 3)

@@ -12,6 +12,7 @@ from shoal.control.reconciler import (
     ConfirmWithForeignAgent,
     Facts,
     Forget,
+    LeaveNode,
     Order,
     OrderKind,
     Owner,
@@ -135,14 +136,19 @@ ROWS = [
     ("to stop, lost", facts(record=record(desired=STOPPED), owner=owner(NodeState.NOT_READY)), Settled),
     # wish: deleted
     ("to go, never placed", facts(record=record(desired=DELETED, node_id=None), owner=None), Forget),
-    ("to go, node removed", facts(record=record(desired=DELETED), owner=None), Forget),
+    (
+        "to go, an older copy on a lost node",
+        facts(record=record(desired=DELETED, node_id=None, left_on=(NodeId("n9"),)), owner=None),
+        Settled,
+    ),
+    ("to go, node removed", facts(record=record(desired=DELETED), owner=None), LeaveNode),
     ("to go, not asked", facts(record=record(desired=DELETED)), SendDelete),
     ("to go, asked before in vain", facts(record=record(desired=DELETED), order=told(OrderKind.DELETE)), SendDelete),
     ("to go, on its way", facts(record=record(desired=DELETED), order=told(OrderKind.DELETE, accepted=True)), Settled),
     (
         "to go, confirmed",
         facts(record=record(desired=DELETED), order=told(OrderKind.DELETE, accepted=True, gone=True)),
-        Forget,
+        LeaveNode,
     ),
     (
         "to go, foreign, not confirmed",
@@ -176,6 +182,7 @@ def any_facts():
         placed_generation=st.integers(0, 4),
         node_id=st.sampled_from([None, NODE]),
         spec=st.sampled_from([SPEC, AT_MOST_ONE]),
+        left_on=st.sampled_from([(), (NodeId("n9"),)]),
     )
     owners = st.none() | st.builds(
         owner, st.sampled_from(NodeState), foreign=st.booleans(), surely_stopped=st.booleans()
@@ -206,16 +213,23 @@ def any_facts():
 @given(any_facts())
 def test_nothing_is_removed_without_a_wish(given_facts):
     if given_facts.record.desired is not DELETED:
-        assert not isinstance(reconcile(given_facts), SendDelete | Forget)
+        assert not isinstance(reconcile(given_facts), SendDelete | LeaveNode | Forget)
 
 
 @given(any_facts())
-def test_nothing_is_forgotten_while_a_reachable_owner_has_not_confirmed(given_facts):
+def test_an_owner_is_left_only_when_it_confirmed_or_was_removed(given_facts):
     step = reconcile(given_facts)
-    if isinstance(step, Forget) and given_facts.record.node_id is not None and given_facts.owner is not None:
+    if isinstance(step, LeaveNode) and given_facts.owner is not None:
         assert given_facts.order is not None
         assert given_facts.order.gone
         assert given_facts.order.generation == given_facts.record.generation
+
+
+@given(any_facts())
+def test_nothing_is_forgotten_while_a_node_may_have_it(given_facts):
+    if isinstance(reconcile(given_facts), Forget):
+        assert given_facts.record.node_id is None
+        assert not given_facts.record.left_on
 
 
 @given(any_facts())

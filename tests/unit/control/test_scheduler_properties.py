@@ -18,8 +18,8 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import ResourceRequest
 from tests.unit.control.placing import Scene, apart, near, node, place_simply, request, requiring, scenes
 
-often = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-very_often = settings(often, max_examples=1500)
+often = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+very_often = settings(often, max_examples=800)
 
 
 def bare(decisions: Iterable[PlacementDecision]) -> list[tuple[object, ...]]:
@@ -102,7 +102,7 @@ def test_no_request_is_lost_and_each_is_placed_or_told_why_not(scene: Scene, how
 
 
 @often
-@given(scenes(), st.sampled_from([place, place_together]))
+@given(st.one_of(scenes(), scenes("room"), scenes("room", "home")), st.sampled_from([place, place_together]))
 def test_nothing_is_ever_promised_twice(scene: Scene, how: type[place]) -> None:
     plan = how(scene.requests, scene.nodes, strategy=scene.strategy)
     asked = {each.workload_id: each for each in scene.requests}
@@ -128,7 +128,10 @@ def test_nothing_is_ever_promised_twice(scene: Scene, how: type[place]) -> None:
 
 
 @often
-@given(st.one_of(scenes(), scenes("slots", "room")), st.sampled_from([place, place_together]))
+@given(
+    st.one_of(scenes(), scenes("slots", "room"), scenes("driver"), scenes("label")),
+    st.sampled_from([place, place_together]),
+)
 def test_no_node_gets_what_it_may_not_have(scene: Scene, how: type[place]) -> None:
     plan = how(scene.requests, scene.nodes, strategy=scene.strategy)
     nodes = {each.node_id: each for each in scene.nodes}

@@ -40,6 +40,8 @@ class Batch:
     forgotten_observations: tuple[WorkloadId, ...] = ()
     #: When nodes were last heard of, in milliseconds since 1970: for views only, written now and then.
     beats: Mapping[NodeId, int] = field(default_factory=dict)
+    #: Raises the floor above which new workloads begin to count, if it is lower. See `Snapshot.generation_floor`.
+    generation_floor: int = 0
     events: tuple[Event, ...] = ()
 
     def is_empty(self) -> bool:
@@ -55,6 +57,9 @@ class Snapshot:
     workloads: tuple[WorkloadRecord, ...] = ()
     groups: tuple[GroupRecord, ...] = ()
     observations: tuple[Observation, ...] = ()
+    #: The highest generation of any workload that was forgotten. A new one begins above it, so that no generation of
+    #: a name is ever used twice, also when the name is.
+    generation_floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

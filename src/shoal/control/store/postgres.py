@@ -122,7 +122,7 @@ class _PostgresDatabase:
             )
         if not isinstance(error, exc.DBAPIError) and not _is_of_driver(cause):
             return InternalError(f"{self.where}: {type(error).__name__}: {sentence}")
-        if committing and state is None:
+        if committing and _lost(error, state):
             return UnavailableError(
                 f"{self.where}: the connection broke during the commit; whether it was stored is not known: {sentence}",
                 outcome="unknown",
@@ -181,6 +181,13 @@ def _set_up_connection(raw: Any, _record: Any) -> None:
     with raw.cursor() as cursor:
         cursor.execute(_DURABLE)
     raw.commit()
+
+
+def _lost(error: Exception, state: str | None) -> bool:
+    """Whether the connection broke: then even the server's last words do not say what became of a commit."""
+    if state is None or state.startswith(("08", "57P")):  # no words at all, connection exceptions, shutdowns
+        return True
+    return isinstance(error, exc.DBAPIError) and error.connection_invalidated
 
 
 def _is_of_driver(error: object) -> bool:

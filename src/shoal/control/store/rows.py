@@ -96,6 +96,8 @@ def prepare(batch: Batch) -> Changes:
     for node_id, moment in batch.beats.items():
         changes.keys.add(("nodes", node_id))
         changes.add("nodes.beat", {"key": node_id, "last_beat": moment * 1000})
+    if batch.generation_floor:
+        changes.add("meta.floor", {"floor": batch.generation_floor})
     if batch.events:
         changes.events = batch.events
         changes.event_rows = tuple(map(_event_row, batch.events))

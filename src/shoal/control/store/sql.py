@@ -134,6 +134,7 @@ class Statements:
             .values(value=self.meta.c.value + bindparam("count"))
         )
         self.last_cursor = select(self.meta.c.value).where(self.meta.c.name == "event_cursor")
+        self.generation_floor = select(self.meta.c.value).where(self.meta.c.name == "generation_floor")
         probe = self.meta.c.name == "probe"
         #: Fails where nothing can be written, and writes nothing.
         self.try_lock = select(self.meta.c.value).where(probe).with_for_update()
@@ -154,6 +155,8 @@ class Statements:
         yield Step("observations.put", self._observe(), exact=False)
         beat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
         yield Step("nodes.beat", beat, exact=False)
+        lower = (self.meta.c.name == "generation_floor", self.meta.c.value < bindparam("floor"))
+        yield Step("meta.floor", update(self.meta).where(*lower).values(value=bindparam("floor")), exact=False)
 
     def _observe(self) -> Executable:
         # Reads from workloads: a report that arrives after its workload was removed leaves nothing behind.
@@ -325,4 +328,5 @@ def load_snapshot(connection: Connection, statements: Statements, decode_spec: S
         workloads=tuple(workload_from_row(row, decode_spec) for row in rows_of(statements.workloads, "id")),
         groups=tuple(group_from_row(row) for row in rows_of(statements.groups, "id")),
         observations=tuple(observation_from_row(row) for row in rows_of(statements.observations, "workload_id")),
+        generation_floor=connection.execute(statements.generation_floor).scalar_one(),
     )

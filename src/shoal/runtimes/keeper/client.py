@@ -32,7 +32,7 @@ from shoal.runtimes.base import RunError
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.files import KeeperFiles, connect
 from shoal.runtimes.keeper.launcher import launch_keeper
-from shoal.runtimes.keeper.records import RunRecord, record_from_json
+from shoal.runtimes.keeper.records import RunRecord, read_keeper_pid, record_from_json
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class KeeperConnection:
         self._on_ended = on_ended
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
+        self._ended = asyncio.Event()
 
     @classmethod
     async def open(cls, files: KeeperFiles, on_ended: Callable[[RunRecord], None]) -> KeeperConnection:
@@ -91,6 +92,13 @@ class KeeperConnection:
             log.warning("the connection to the keeper broke: %r", error)
         finally:
             self.close()
+            self._ended.set()
+
+    async def wait_closed(self, timeout: float) -> None:
+        """Wait until the keeper has hung up, which it does when its process ends."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._ended.wait()
 
     async def call(self, op: str, *, timeout: float, **fields: Any) -> dict[str, Any]:
         """Ask and wait for the answer. Raises what the keeper refused with, or `DeadlineError`."""
@@ -211,6 +219,8 @@ class KeeperLink:
         if self._connection is not None and not self._alive():
             with contextlib.suppress(ShoalError):
                 await self._connection.call("shutdown", timeout=CALL_TIMEOUT)
+                await self._connection.wait_closed(CALL_TIMEOUT)
+                await self._wait_gone()
         await self._scope.close()
         if self._connection is not None:
             self._connection.close()
@@ -341,6 +351,13 @@ class KeeperLink:
         self._connection = None
         self.trouble = trouble
         self._notify()
+
+    async def _wait_gone(self) -> None:
+        """A process hangs up a moment before it is gone; whoever closes us may want nothing to be left."""
+        for _ in range(100):
+            if read_keeper_pid(self._files.data_dir) is None:
+                return
+            await self._clock.sleep(0.01)
 
     def _alive(self) -> bool:
         return any(record.exit is None for record in self._runs.values())

@@ -80,15 +80,20 @@ class Loop:
         """Wait for the next thing and do it."""
         for key, events in self._selector.select(self._wait(longest)):
             read, write = key.data
-            if events & selectors.EVENT_READ:
+            if events & selectors.EVENT_READ and self._is_current(key):
                 self._guarded(read)
-            if events & selectors.EVENT_WRITE and write is not None and key.fd in self._selector.get_map():
+            if events & selectors.EVENT_WRITE and write is not None and self._is_current(key):
                 self._guarded(write)
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]
             if not timer.cancelled:
                 self._guarded(timer.callback)
+
+    def _is_current(self, key: selectors.SelectorKey) -> bool:
+        """Whether a callback before it has not closed or changed this one; if so, its turn comes in the next round."""
+        now = self._selector.get_map().get(key.fd)
+        return now is not None and now.data is key.data
 
     def _wait(self, longest: float) -> float:
         while self._timers and self._timers[0][2].cancelled:

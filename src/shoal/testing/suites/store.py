@@ -254,6 +254,17 @@ class StoreSuite:
         assert (loaded.nodes, loaded.groups) == ((), ())
         assert [(each.revision_id, each.version) for each in loaded.workloads] == [("again", 1)]
 
+    async def test_the_generation_floor_only_rises(self, store: Store) -> None:
+        """The highest that was ever told counts, also among batches in flight, unless its batch failed."""
+        await store.commit(Batch(workloads=(workload("a"),)))
+        floors = [3, 9, 4]
+        await _commit_all(store, [Batch(generation_floor=floor) for floor in floors])
+        assert (await store.load()).generation_floor == 9
+        await store.commit(Batch(generation_floor=8, removed_workloads={WorkloadId("a"): 1}))
+        with pytest.raises(ConflictError):
+            await store.commit(Batch(generation_floor=99, removed_workloads={WorkloadId("a"): 1}))
+        assert (await store.load()).generation_floor == 9
+
     async def test_one_of_many_rivals_wins(self, store: Store) -> None:
         """Of all that change one version, exactly one is stored."""
         await store.commit(Batch(workloads=(workload("a"),)))

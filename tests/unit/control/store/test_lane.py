@@ -19,8 +19,7 @@ class Desk:
         self.busy = threading.Event()
         self.seen = []
         self.cuts = 0
-        self.broken = False
-        self.ended = False
+        self.gone = threading.Event()
 
     def perform(self, orders):
         self.busy.set()
@@ -35,7 +34,7 @@ class Desk:
         self.open.set()
 
     def farewell(self):
-        self.ended = True
+        self.gone.set()
 
 
 @pytest.fixture
@@ -145,8 +144,17 @@ async def test_stopping_finishes_the_queue(desk, make):
     desk.open.set()
     assert await stopping
     assert [await first, await waiting] == ["first done", "a done"]
-    assert desk.ended
+    assert desk.gone.is_set()
     assert await new.stop()
+
+
+async def test_a_thread_that_hangs_is_cut_off_and_goes_on(desk, make):
+    new = make(patience=0.05)
+    desk.open.clear()
+    with pytest.raises(UnavailableError):
+        await new.submit("first")
+    assert desk.cuts == 1
+    assert await new.run(lambda: "goes on", patience=60) == "goes on"
 
 
 class TestHanging:
@@ -157,12 +165,10 @@ class TestHanging:
     async def test_callers_are_told_what_is_known(self, desk, make, looptime):
         new = make(patience=15)
         desk.open.clear()
-        desk.cut_off = lambda: None  # it cannot be cut off either
-        new._cut_off = desk.cut_off
+        new._cut_off = lambda: None  # it cannot be cut off either
         first = asyncio.ensure_future(new.submit("first"))
         await asyncio.sleep(0)
-        while not desk.busy.is_set():  # a thread is about to run: real time, but no longer than that
-            await asyncio.sleep(0)
+        desk.busy.wait()
         second = asyncio.ensure_future(new.submit("second"))
         job = asyncio.ensure_future(new.run(lambda: desk.seen.append("job")))
         outcomes = await asyncio.gather(first, second, job, return_exceptions=True)
@@ -170,19 +176,9 @@ class TestHanging:
         assert [type(each) for each in outcomes] == [UnavailableError] * 3
         assert [each.facts["outcome"] for each in outcomes] == ["unknown", "none", "none"]
         desk.open.set()
-        while desk.seen != [["first"]]:
-            await asyncio.sleep(0)
         await new.stop()
+        desk.gone.wait()
         assert desk.seen == [["first"]]  # what was told to have changed nothing was not done later
-
-    async def test_it_is_cut_off_and_goes_on(self, desk, make):
-        new = make(patience=15)
-        desk.open.clear()
-        with pytest.raises(UnavailableError):
-            await new.submit("first")
-        assert desk.cuts == 1
-        desk.open.set()
-        assert await asyncio.shield(asyncio.ensure_future(new.submit("second"))) == "second done"
 
     async def test_the_shortest_patience_counts(self, desk, make, looptime):
         new = make(patience=15)

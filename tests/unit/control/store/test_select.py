@@ -59,7 +59,7 @@ def test_a_missing_driver_is_told_with_what_to_type(tmp_path, monkeypatch):
     assert caught.value.hint == "pip install 'shoal[postgres]'"
 
 
-def wrapped(error, *, invalidated=False):
+def wrapped(error):
     return exc.DBAPIError("INSERT …", {"document": "p@ss/word"}, error, hide_parameters=True)
 
 
@@ -68,6 +68,7 @@ def wrapped(error, *, invalidated=False):
     [
         (psycopg.errors.DiskFull("could not extend file"), True, ExhaustedError, None),
         (psycopg.errors.AdminShutdown("terminating connection"), False, UnavailableError, None),
+        (psycopg.errors.AdminShutdown("terminating connection"), True, UnavailableError, "unknown"),
         (psycopg.OperationalError("server closed the connection"), False, UnavailableError, None),
         (psycopg.OperationalError("server closed the connection"), True, UnavailableError, "unknown"),
         (psycopg.errors.ReadOnlySqlTransaction("cannot execute UPDATE"), True, UnavailableError, None),

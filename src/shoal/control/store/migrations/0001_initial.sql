@@ -62,4 +62,7 @@ CREATE TABLE meta (
 
 INSERT INTO meta (name, value) VALUES ('event_cursor', 0);
 
+-- The highest generation of any workload that was forgotten.
+INSERT INTO meta (name, value) VALUES ('generation_floor', 0);
+
 INSERT INTO meta (name, value) VALUES ('probe', 0);

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Makes sure that the real services the tests talk to are installed. Called by `make test`. Starts and stops nothing:
+# the tests run private ones (tests/services). Without root a missing one is only named; its tests are skipped then,
+# and fail with CI=true.
+set -euo pipefail
+
+missing=()
+
+# PostgreSQL: what tests/services/postgres.py looks for.
+if [ -z "${SHOAL_TEST_POSTGRES:-}" ] && ! command -v initdb >/dev/null &&
+    ! compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null; then
+    missing+=(postgresql)
+fi
+
+if [ ${#missing[@]} -eq 0 ]; then
+    exit 0
+fi
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "services: installing the Debian packages ${missing[*]}" >&2
+    apt-get update -qq >&2
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+else
+    echo "services: not installed: ${missing[*]}; their tests are skipped (on Debian: apt-get install ${missing[*]})" >&2
+fi

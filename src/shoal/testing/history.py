@@ -1,0 +1,213 @@
+"""A random life of a control plane, and a checker of what must never happen in it.
+
+A seed decides everything: which wishes are uttered, which nodes fall silent or forget, which answers get lost, when the
+control plane is restarted and when its store is away. While it goes on every order that reaches an agent is checked;
+in the end everything is healed, and what was acknowledged must have come true.
+
+    no overcommit             what is reserved on a node never exceeds it
+    one owner per generation  no generation of a workload is ever ordered on two nodes
+    no delete without a wish  a copy is removed only after its deletion was wished or a newer placement was made
+    nothing lost              every acknowledged wish is what the fleet ends with
+"""
+
+from __future__ import annotations
+
+import random  # noqa: TID251 repeatable by its seed, that is the point
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.core.errors import NotFoundError, ShoalError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.testing.control import AGENTS_ADDRESS, ControlKit
+
+NODES = 4
+WORKLOADS = 8
+
+
+@dataclass(slots=True)
+class Wishes:
+    """What was acknowledged last for each workload: a revision, or None for its deletion."""
+
+    acknowledged: dict[str, str | None] = field(default_factory=dict)
+    #: Wishes whose answer was lost: they may or may not count.
+    uncertain: set[str] = field(default_factory=set)
+    deleted_once: set[str] = field(default_factory=set)
+    revision: int = 0
+
+
+class HistoryError(AssertionError):
+    """A promise was broken."""
+
+
+class History:
+    """One random life."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._random = random.Random(seed)  # noqa: S311 not for secrets
+        self._kit = ControlKit(folder)
+        self._wishes = Wishes()
+        self._owners: dict[tuple[str, int], str] = {}
+        self._read: dict[str, int] = {}
+
+    async def run(self, steps: int) -> None:
+        """Live, heal, and check."""
+        kit = self._kit
+        async with kit:
+            for index in range(NODES):
+                kit.node(f"n{index}", cpu_millicores=1000, memory_mb=1000)
+            for _ in range(steps):
+                await self._step()
+                self._check()
+                await kit.clock.sleep(self._random.choice((0.01, 0.1, 1.0, 12.0)))
+                self._check()
+            await self._heal()
+            await self._check_end()
+
+    async def _step(self) -> None:
+        action = self._random.choices(
+            (
+                self._apply,
+                self._delete,
+                self._silence,
+                self._speak,
+                self._lose_answers,
+                self._restart,
+                self._store_away,
+                self._forget,
+                self._slow_down,
+            ),
+            weights=(10, 4, 2, 3, 2, 1, 1, 1, 1),
+        )[0]
+        await action()
+
+    # -----------------------------------------------------------------------------------------------------
+    # What may happen
+
+    async def _apply(self) -> None:
+        name = f"w{self._random.randrange(WORKLOADS)}"
+        self._wishes.revision += 1
+        revision = f"r{self._wishes.revision}"
+        spec = {"cpu": self._random.choice((100, 250, 400)), "at_most_one": self._random.random() < 0.3}
+        try:
+            answer = await self._kit.apply(name, revision=revision, **spec)
+        except ShoalError:
+            self._wishes.uncertain.add(name)
+            return
+        if answer.success:
+            self._wishes.acknowledged[name] = revision
+            self._wishes.uncertain.discard(name)
+
+    async def _delete(self) -> None:
+        name = f"w{self._random.randrange(WORKLOADS)}"
+        self._wishes.deleted_once.add(name)
+        try:
+            answer = await self._kit.delete(name)
+        except ShoalError:
+            self._wishes.uncertain.add(name)
+            return
+        if answer.success:
+            self._wishes.acknowledged[name] = None
+            self._wishes.uncertain.discard(name)
+
+    def _pick(self) -> str:
+        return f"n{self._random.randrange(NODES)}"
+
+    async def _silence(self) -> None:
+        self._kit.agents.nodes[self._pick()].silent = True
+
+    async def _speak(self) -> None:
+        for node in self._kit.agents.nodes.values():
+            node.silent = False
+            node.slow = 0.0
+
+    async def _slow_down(self) -> None:
+        self._kit.agents.nodes[self._pick()].slow = 3.0
+
+    async def _forget(self) -> None:
+        """A machine is replaced. At-most-one work there is gone with it, generations too."""
+        node = self._kit.agents.nodes[self._pick()]
+        node.runs.clear()
+
+    async def _lose_answers(self) -> None:
+        self._kit.network.drop_replies(AGENTS_ADDRESS, self._random.randrange(1, 4))
+
+    async def _restart(self) -> None:
+        await self._kit.stop_control()
+        await self._kit.clock.sleep(self._random.choice((0.0, 5.0, 60.0)))
+        self._kit.store.away = False
+        await self._kit.start_control()
+
+    async def _store_away(self) -> None:
+        self._kit.store.away = not self._kit.store.away
+
+    # -----------------------------------------------------------------------------------------------------
+    # What must never happen
+
+    def _check(self) -> None:
+        self._check_overcommit()
+        for node in self._kit.agents.nodes.values():
+            for verb, name, generation in node.history[self._read.get(node.node_id, 0) :]:
+                self._check_order(node.node_id, verb, name, generation)
+            self._read[node.node_id] = len(node.history)
+
+    def _check_overcommit(self) -> None:
+        for node_id, facts in self._kit.plane.fleet.facts().items():
+            if not facts.spec.capacity.covers(facts.reserved):
+                raise HistoryError(f"{node_id} is overcommitted: {facts.reserved} of {facts.spec.capacity}")
+
+    def _check_order(self, node_id: str, verb: str, name: str, generation: int) -> None:
+        if verb.startswith("apply"):
+            owner = self._owners.setdefault((name, generation), node_id)
+            if owner != node_id:
+                raise HistoryError(f"{name} generation {generation} was ordered on {owner} and on {node_id}")
+            return
+        newer = any(
+            other_name == name and other_generation > generation and owner != node_id
+            for (other_name, other_generation), owner in self._owners.items()
+        )
+        record = self._kit.plane.fleet.workloads.get(WorkloadId(name))
+        moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
+        if not (name in self._wishes.deleted_once or newer or moved):
+            raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
+
+    async def _heal(self) -> None:
+        kit = self._kit
+        kit.store.away = False
+        await self._speak()
+        await kit.clock.sleep(120.0)
+
+    async def _check_end(self) -> None:
+        self._check()
+        for name, revision in self._wishes.acknowledged.items():
+            if name in self._wishes.uncertain:
+                continue
+            if revision is None:
+                await self._expect_gone(name)
+            else:
+                await self._expect_running(name, revision)
+
+    async def _expect_gone(self, name: str) -> None:
+        try:
+            view = await self._kit.workload(name)
+        except NotFoundError:
+            holders = [node.node_id for node in self._kit.agents.nodes.values() if name in node.runs]
+            if holders:
+                raise HistoryError(f"{name} was deleted and still runs on {holders}") from None
+            return
+        raise HistoryError(f"{name} was deleted and is {view.status}")
+
+    async def _expect_running(self, name: str, revision: str) -> None:
+        view = await self._kit.workload(name)
+        if view.revision_id != revision:
+            raise HistoryError(f"{name}: acknowledged {revision}, stored {view.revision_id}")
+        if view.status == "Pending" and view.rejections:
+            return  # the fleet is full, and it says so
+        if view.status == "Updating" and view.rejections:
+            return
+        holders = {
+            node.node_id: node.runs[name].request.revision_id
+            for node in self._kit.agents.nodes.values()
+            if name in node.runs
+        }
+        if view.status != "Running" or holders != {view.assigned_node_id: revision}:
+            raise HistoryError(f"{name} is {view.status} on {view.assigned_node_id!r}, held by {holders}")

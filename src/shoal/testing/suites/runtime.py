@@ -1,0 +1,456 @@
+"""What every runtime promises, whatever it runs.
+
+A test module makes a subclass per backend and overrides the fixture `make_runtime`; a backend that does not run shell
+scripts as processes also overrides `make_request`:
+
+    class TestProcess(RuntimeSuite):
+        __test__ = True
+
+        @pytest.fixture
+        def make_runtime(self, tmp_path: Path) -> Callable[[], Runtime]:
+            return lambda: ProcessRuntime(tmp_path, clock=SystemClock(), node_id=NodeId("n1"))
+
+Every call of `make_runtime` within a test gives a new object on the same ground, as a restarted agent would have it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+
+from shoal.core.errors import PreconditionError, ShoalError
+from shoal.core.ids import WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
+from shoal.runtimes.base import (
+    RunError,
+    RunInfo,
+    RunPhase,
+    RunRequest,
+    Runtime,
+    SupportsDeadlines,
+    SupportsLogs,
+    SupportsProbes,
+    SupportsUsage,
+)
+
+T = TypeVar("T")
+
+_LONG = 30.0
+_FOREVER = "exec sleep 1000"
+
+MakeRuntime = Callable[[], Runtime]
+Opened = Callable[[], Awaitable[Runtime]]
+
+
+class RuntimeSuite:
+    """Conformance of a runtime."""
+
+    __test__ = False
+
+    #: Whether the backend holds a run to its memory limit here. The reason why not, to skip with.
+    limits_memory: str | bool = True
+
+    @pytest.fixture
+    def make_runtime(self) -> MakeRuntime:
+        """Makes runtimes that share what they stand on."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def opened(self, make_runtime: MakeRuntime) -> AsyncIterator[Opened]:
+        """Opens runtimes, and ends every run when the test is over."""
+        runtimes: list[Runtime] = []
+
+        async def open_one() -> Runtime:
+            runtime = make_runtime()
+            await runtime.open()
+            runtimes.append(runtime)
+            return runtime
+
+        yield open_one
+        for runtime in runtimes:
+            with suppress(ShoalError):
+                for run in await runtime.list_runs():
+                    await runtime.stop(run.run_id)
+            await runtime.close()
+
+    @pytest.fixture
+    async def runtime(self, opened: Opened) -> Runtime:
+        """One opened runtime."""
+        return await opened()
+
+    def make_request(
+        self,
+        script: str,
+        *,
+        run_id: str = "web-1",
+        workload_id: str = "web",
+        env: Mapping[str, str] | None = None,
+        stop: StopPolicy | None = None,
+        ports: Mapping[str, int] | None = None,
+        limits: Resources | None = None,
+        deadline: float | None = None,
+    ) -> RunRequest:
+        """A run of a shell script."""
+        spec = ProcessSpec(command=("/bin/sh", "-c", script), env=env or {}, stop=stop or StopPolicy())
+        return RunRequest(
+            run_id=run_id,
+            workload_id=WorkloadId(workload_id),
+            spec=spec,
+            limits=limits or Resources(),
+            ports=ports or {},
+            identity={"SHOAL_TEST_IDENTITY": "this one"},
+            deadline=deadline,
+        )
+
+    def make_missing_program(self, run_id: str) -> RunRequest:
+        """A run that cannot start because what it is to run does not exist."""
+        spec = ProcessSpec(command=("/nowhere/no-such-program",))
+        return RunRequest(run_id=run_id, workload_id=WorkloadId("web"), spec=spec)
+
+    # --- starting and ending ------------------------------------------------------------------------------
+
+    async def test_a_run_runs_until_it_is_stopped(self, runtime: Runtime) -> None:
+        started = await runtime.start(self.make_request(_FOREVER))
+        assert (started.run_id, started.workload_id, started.phase) == ("web-1", "web", RunPhase.RUNNING)
+        assert started.exit is None
+        assert started.pid > 0
+        assert await runtime.inspect("web-1") == started
+        assert await runtime.list_runs() == (started,)
+        stopped = await runtime.stop("web-1")
+        assert stopped is not None
+        assert (stopped.phase, stopped.ended_by) == (RunPhase.ENDED, "stop")
+        assert stopped.exit is not None
+        assert stopped.exit.signal == 15
+        assert not stopped.exit.unknown
+        assert stopped.exit.ended_at is not None
+        assert stopped.exit.ended_at >= started.started_at
+        assert await runtime.inspect("web-1") == stopped
+        assert await runtime.stop("web-1") == stopped
+
+    @pytest.mark.parametrize("code", [0, 1, 3, 255])
+    async def test_an_exit_code_is_reported(self, runtime: Runtime, code: int) -> None:
+        await runtime.start(self.make_request(f"echo before the end; exit {code}"))
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.exit is not None
+        assert (ended.exit.code, ended.exit.signal, ended.exit.unknown) == (code, 0, False)
+        assert ended.ended_by == ""
+        assert "before the end" in ended.last_output
+
+    async def test_an_end_by_a_signal_is_reported(self, runtime: Runtime) -> None:
+        await runtime.start(self.make_request("kill -KILL $$"))
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.exit is not None
+        assert (ended.exit.code, ended.exit.signal, ended.exit.unknown) == (0, 9, False)
+        assert ended.ended_by == ""
+
+    async def test_a_start_that_fails_says_why_and_leaves_nothing(self, runtime: Runtime) -> None:
+        with pytest.raises(RunError) as raised:
+            await runtime.start(self.make_missing_program("web-1"))
+        assert raised.value.failure is FailureReason.INVALID_SPEC
+        assert not raised.value.transient
+        assert "no-such-program" in raised.value.message
+        assert await runtime.inspect("web-1") is None
+        assert await runtime.list_runs() == ()
+        # The same run can be tried again, and the failure is the same.
+        with pytest.raises(RunError):
+            await runtime.start(self.make_missing_program("web-1"))
+
+    async def test_starting_twice_is_one_start(self, runtime: Runtime) -> None:
+        request = self.make_request("echo started; exec sleep 1000")
+        first, second = await asyncio.gather(runtime.start(request), runtime.start(request))
+        third = await runtime.start(request)
+        assert first == second == third
+        assert len(await runtime.list_runs()) == 1
+        await runtime.stop("web-1")
+        fourth = await runtime.start(request)
+        assert fourth.phase is RunPhase.ENDED
+        assert fourth.pid == first.pid
+        if isinstance(runtime, SupportsLogs):
+            assert await read_all(runtime) == b"started\n"
+
+    async def test_what_is_unknown_is_none(self, runtime: Runtime) -> None:
+        assert await runtime.inspect("nobody") is None
+        assert await runtime.stop("nobody") is None
+        await runtime.forget("nobody")
+        await runtime.forget_workload(WorkloadId("nobody"))
+        assert await runtime.list_runs() == ()
+
+    async def test_a_run_has_time_to_end_by_itself(self, runtime: Runtime) -> None:
+        script = 'trap "echo bye; exit 7" TERM; echo up; while :; do sleep 0.05; done'
+        await runtime.start(self.make_request(script, stop=StopPolicy(grace=timedelta(seconds=30))))
+        await wait_output(runtime, b"up\n")
+        ended = await runtime.stop("web-1")
+        assert ended is not None
+        assert ended.exit is not None
+        assert (ended.exit.code, ended.exit.signal) == (7, 0)
+        assert "bye" in ended.last_output
+
+    async def test_the_stop_signal_is_the_one_that_was_asked_for(self, runtime: Runtime) -> None:
+        script = 'trap "exit 9" TERM; trap "exit 8" INT; echo up; while :; do sleep 0.05; done'
+        stop = StopPolicy(signal="INT", grace=timedelta(seconds=30))
+        await runtime.start(self.make_request(script, stop=stop))
+        await wait_output(runtime, b"up\n")
+        ended = await runtime.stop("web-1")
+        assert ended is not None
+        assert ended.exit is not None
+        assert ended.exit.code == 8
+
+    async def test_a_run_that_does_not_listen_is_killed_after_the_grace_period(self, runtime: Runtime) -> None:
+        script = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
+        await runtime.start(self.make_request(script, stop=StopPolicy(grace=timedelta(milliseconds=200))))
+        await wait_output(runtime, b"up\n")
+        ended = await runtime.stop("web-1")
+        assert ended is not None
+        assert ended.exit is not None
+        assert ended.exit.signal == 9
+        assert ended.ended_by == "stop"
+
+    async def test_an_ended_run_is_kept_until_it_is_forgotten(self, runtime: Runtime) -> None:
+        await runtime.start(self.make_request("exit 4"))
+        ended = await wait_ended(runtime, "web-1")
+        assert await runtime.list_runs() == (ended,)
+        await runtime.forget("web-1")
+        assert await runtime.list_runs() == ()
+        assert await runtime.inspect("web-1") is None
+        await runtime.forget("web-1")
+
+    async def test_a_run_that_has_not_ended_cannot_be_forgotten(self, runtime: Runtime) -> None:
+        await runtime.start(self.make_request(_FOREVER))
+        with pytest.raises(PreconditionError):
+            await runtime.forget("web-1")
+        with pytest.raises(PreconditionError):
+            await runtime.forget_workload(WorkloadId("web"))
+        info = await runtime.inspect("web-1")
+        assert info is not None
+        assert info.phase is RunPhase.RUNNING
+
+    async def test_workloads_do_not_get_in_each_others_way(self, runtime: Runtime) -> None:
+        for number in range(5):
+            request = self.make_request(
+                f"echo {number}; exit {number}", run_id=f"w{number}-1", workload_id=f"w{number}"
+            )
+            await runtime.start(request)
+        for number in range(5):
+            ended = await wait_ended(runtime, f"w{number}-1")
+            assert ended.exit is not None
+            assert ended.exit.code == number
+            assert ended.last_output == f"{number}\n"
+
+    # --- watching and coming back -------------------------------------------------------------------------
+
+    async def test_watching_tells_of_every_end(self, runtime: Runtime) -> None:
+        await runtime.start(self.make_request("exit 1", run_id="before-1"))
+        await wait_ended(runtime, "before-1")
+        async with closing(runtime.watch()) as ends:
+            first = await asyncio.wait_for(anext(ends), _LONG)
+            assert first.run_id == "before-1"
+            for number in range(5):
+                await runtime.start(self.make_request(f"exit {number}", run_id=f"after-{number}"))
+            told: dict[str, int] = {}
+            while len(told) < 5:
+                info = await asyncio.wait_for(anext(ends), _LONG)
+                assert info.phase is RunPhase.ENDED
+                assert info.exit is not None
+                if info.run_id != "before-1":
+                    told[info.run_id] = info.exit.code
+        assert told == {f"after-{number}": number for number in range(5)}
+
+    async def test_a_restarted_agent_finds_its_runs(self, opened: Opened) -> None:
+        first = await opened()
+        running = await first.start(self.make_request(_FOREVER, run_id="long-1", workload_id="long"))
+        await first.start(self.make_request("sleep 0.3; exit 5", run_id="short-1", workload_id="short"))
+        await first.start(self.make_request("exit 6", run_id="gone-1", workload_id="gone"))
+        await wait_ended(first, "gone-1")
+        await first.close()
+        second = await opened()
+        assert await second.inspect("long-1") == running
+        told: dict[str, int] = {}
+        async with closing(second.watch()) as ends:
+            while len(told) < 2:
+                info = await asyncio.wait_for(anext(ends), _LONG)
+                assert info.exit is not None
+                told[info.run_id] = info.exit.code
+        assert told == {"short-1": 5, "gone-1": 6}
+        assert await second.start(self.make_request(_FOREVER, run_id="long-1", workload_id="long")) == running
+        stopped = await second.stop("long-1")
+        assert stopped is not None
+        assert stopped.phase is RunPhase.ENDED
+
+    async def test_it_says_that_it_is_healthy(self, runtime: Runtime) -> None:
+        assert await runtime.health() == "healthy"
+
+    # --- surroundings -------------------------------------------------------------------------------------
+
+    async def test_environment_ports_and_identity_are_handed_over(self, runtime: Runtime) -> None:
+        names = ("COLOUR", "SHOAL_PORT_HTTP", "SHOAL_PORT_ADMIN_API", "SHOAL_TEST_IDENTITY", "SHOAL_RUN_ID")
+        script = f'echo "{"|".join(f"${name}" for name in names)}|$SHOAL_WORKLOAD_ID"'
+        ports = {"http": 8123, "admin-api": 8124}
+        info = await runtime.start(self.make_request(script, env={"COLOUR": "green and blue"}, ports=ports))
+        assert dict(info.ports) == ports
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.last_output == "green and blue|8123|8124|this one|web-1|web\n"
+        assert dict(ended.ports) == ports
+
+    async def test_a_run_that_uses_too_much_memory_is_killed_and_said_so(self, runtime: Runtime) -> None:
+        if self.limits_memory is not True:
+            pytest.skip(str(self.limits_memory) or "this backend does not limit memory here")
+        # tail keeps the last line, which never ends.
+        script = "tail -n 1 /dev/zero; exit 1"
+        await runtime.start(self.make_request(script, limits=Resources(memory_mb=24)))
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.exit is not None
+        assert ended.exit.out_of_memory
+
+    async def test_a_limit_that_is_kept_does_no_harm(self, runtime: Runtime) -> None:
+        await runtime.start(self.make_request("exit 0", limits=Resources(cpu_millicores=500, memory_mb=64)))
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.exit is not None
+        assert (ended.exit.code, ended.exit.out_of_memory) == (0, False)
+
+    # --- what only some can do ----------------------------------------------------------------------------
+
+    async def test_logs_are_read_in_order_and_by_their_end(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("for i in 1 2 3 4 5; do echo line $i; done; printf 'no end'"))
+        await wait_ended(runtime, "web-1")
+        everything = b"".join(b"line %d\n" % number for number in range(1, 6)) + b"no end"
+        assert await read_all(logging) == everything
+        assert await read_all(logging, tail_lines=1) == b"no end"
+        assert await read_all(logging, tail_lines=3) == b"line 4\nline 5\nno end"
+        assert await read_all(logging, tail_lines=100) == everything
+
+    async def test_the_two_streams_are_told_apart(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo good; echo bad >&2"))
+        await wait_ended(runtime, "web-1")
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), tail_lines=0, follow=False)]
+        assert b"".join(piece.data for piece in pieces if piece.stream == "stdout") == b"good\n"
+        assert b"".join(piece.data for piece in pieces if piece.stream == "stderr") == b"bad\n"
+
+    async def test_logs_are_followed_over_runs(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo one; sleep 0.2; echo two", run_id="web-1"))
+        following = logging.read_logs(WorkloadId("web"), tail_lines=0, follow=True)
+        async with closing(following) as pieces:
+            read = b""
+            while b"two\n" not in read:
+                read += (await asyncio.wait_for(anext(pieces), _LONG)).data
+            await runtime.start(self.make_request("echo three", run_id="web-2"))
+            while b"three\n" not in read:
+                read += (await asyncio.wait_for(anext(pieces), _LONG)).data
+        assert read == b"one\ntwo\nthree\n"
+
+    async def test_logs_go_with_the_workload_and_not_with_the_run(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo kept"))
+        await wait_ended(runtime, "web-1")
+        await runtime.forget("web-1")
+        assert await read_all(logging) == b"kept\n"
+        await runtime.forget_workload(WorkloadId("web"))
+        with pytest.raises(ShoalError):
+            await read_all(logging)
+
+    async def test_use_is_measured(self, runtime: Runtime) -> None:
+        measuring: SupportsUsage = require(runtime, SupportsUsage)
+        await runtime.start(self.make_request("while :; do :; done"))
+        assert await measuring.usage("nobody") is None
+        for _ in range(100):
+            usage = await measuring.usage("web-1")
+            assert usage is not None
+            if usage.cpu_percent > 0 and usage.memory_bytes > 0:
+                break
+            await asyncio.sleep(0.1)
+        else:
+            pytest.fail(f"a busy loop uses nothing: {usage}")
+        assert usage.collected_at is not None
+        assert usage.source
+        await runtime.stop("web-1")
+        assert await measuring.usage("web-1") is None
+
+    async def test_a_run_ends_at_its_deadline(self, runtime: Runtime) -> None:
+        require(runtime, SupportsDeadlines)
+        await runtime.start(self.make_request(_FOREVER, deadline=0.3))
+        ended = await wait_ended(runtime, "web-1")
+        assert ended.ended_by == "deadline"
+
+    async def test_a_deadline_can_be_moved_on(self, runtime: Runtime) -> None:
+        moving: SupportsDeadlines = require(runtime, SupportsDeadlines)
+        await runtime.start(self.make_request(_FOREVER, run_id="kept-1", workload_id="kept", deadline=3.0))
+        await runtime.start(self.make_request(_FOREVER, run_id="left-1", workload_id="left", deadline=3.0))
+        await moving.extend_deadlines(("kept-1", "nobody"), 600.0)
+        await moving.extend_deadlines(("left-1",), 0.2)
+        assert (await wait_ended(runtime, "left-1")).ended_by == "deadline"
+        kept = await runtime.inspect("kept-1")
+        assert kept is not None
+        assert kept.phase is RunPhase.RUNNING
+
+    async def test_a_probe_runs_in_the_surroundings_of_its_run(self, runtime: Runtime) -> None:
+        probing: SupportsProbes = require(runtime, SupportsProbes)
+        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOUR": "green"}))
+        await wait_output(runtime, b"up\n")
+
+        async def probe(*command: str, timeout: float = 10.0) -> bool:
+            return await probing.run_probe("web-1", command, timeout=timeout)
+
+        assert await probe("sh", "-c", 'test "$COLOUR" = green && test -e here')
+        assert not await probe("sh", "-c", 'test "$COLOUR" = red')
+        assert not await probe("/nowhere/no-such-program")
+        assert not await probe("sleep", "1000", timeout=0.2)
+        await runtime.stop("web-1")
+        assert not await probe("true")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# For the tests of one backend too
+
+
+async def wait_ended(runtime: Runtime, run_id: str) -> RunInfo:
+    """Poll until a run has ended."""
+    async with asyncio.timeout(_LONG):
+        while True:
+            info = await runtime.inspect(run_id)
+            assert info is not None, f"run {run_id} is not known"
+            if info.phase is RunPhase.ENDED:
+                return info
+            await asyncio.sleep(0.02)
+
+
+async def read_all(runtime: SupportsLogs, *, workload_id: str = "web", tail_lines: int = 0) -> bytes:
+    """Everything that is in a workload's log."""
+    pieces = runtime.read_logs(WorkloadId(workload_id), tail_lines=tail_lines, follow=False)
+    return b"".join([piece.data async for piece in pieces])
+
+
+async def wait_output(runtime: Runtime, wanted: bytes, *, workload_id: str = "web") -> bytes:
+    """Poll until a workload has printed something."""
+    logging: SupportsLogs = require(runtime, SupportsLogs)
+    async with asyncio.timeout(_LONG):
+        while True:
+            with suppress(ShoalError):
+                found = await read_all(logging, workload_id=workload_id)
+                if wanted in found:
+                    return found
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def closing(stream: AsyncIterator[T]) -> AsyncGenerator[AsyncIterator[T], None]:
+    """Read from a stream and let go of it afterwards."""
+    try:
+        yield stream
+    finally:
+        if isinstance(stream, AsyncGenerator):
+            await stream.aclose()
+
+
+def require(runtime: Runtime, ability: Any) -> Any:
+    """The runtime as one that has an ability, which is one of the `Supports…`; skips the test when it has not."""
+    if not isinstance(runtime, ability):
+        pytest.skip(f"the backend is not one that {ability.__name__}")
+    return runtime

@@ -1,0 +1,137 @@
+"""`shoal control` as a process: settings, addresses, signals."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE = 60.0
+
+
+def shoal(*arguments: str, env: dict[str, str] | None = None, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**clean_environment(), **(env or {})},
+        **options,
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    names = ("GRPC_PORT", "METRICS_PORT", "NO_COLOR", "COLUMNS")
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SHOAL_", "PERSYS_")) and name not in names
+    }
+
+
+@dataclasses.dataclass
+class Started:
+    """A control plane as a process."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    ready: dict[str, Any]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts control planes, and ends what is left of them."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: str, env: dict[str, str] | None = None) -> Started:
+        log, ready = (tmp_path / f"{name}-{len(started)}" for name in ("log", "ready"))
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", "control", *arguments, "--ready-file", str(ready)],
+                stdout=output,
+                stderr=output,
+                env={**clean_environment(), **(env or {})},
+            )
+        started.append(process)
+        deadline = time.monotonic() + PATIENCE
+        while not ready.exists():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, "it is not ready"
+            time.sleep(0.05)
+        return Started(process, log, json.loads(ready.read_text()))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def test_it_serves_says_where_and_ends_on_sigterm(start, tmp_path):
+    plane = start("--insecure", "--data-dir", str(tmp_path / "data"), env={"GRPC_PORT": "0", "SHOAL_HTTP_PORT": "0"})
+    ready = plane.ready
+    assert ready["role"] == "control"
+    assert ready["pid"] == plane.process.pid
+    answer = json.loads(urllib.request.urlopen(f"http://{ready['http']}/health", timeout=PATIENCE).read())
+    assert answer["status"] == "ok"
+    outcome = shoal("status", "--json", env={"SHOAL_CONTROL": ready["grpc"]})
+    assert outcome.returncode == 0, outcome.stderr
+    assert json.loads(outcome.stdout)["summary"]["total_nodes"] == 0
+    plane.process.send_signal(signal.SIGTERM)
+    assert plane.process.wait(PATIENCE) == 0
+    assert f"control plane ready: grpc {ready['grpc']}, http {ready['http']}\n" in plane.log.read_text()
+
+
+def test_what_is_stored_is_there_after_kill_9(start, tmp_path):
+    arguments = ("--insecure", "--data-dir", str(tmp_path / "data"), "--grpc-port", "0", "--http-port", "0")
+    plane = start(*arguments)
+    spec = tmp_path / "web.yaml"
+    spec.write_text("id: web\ntype: process\nprocess: {command: [sleep, '60']}\n")
+    outcome = shoal("apply", "-f", str(spec), "--control", plane.ready["grpc"])
+    assert outcome.returncode == 3, outcome.stderr
+    plane.process.kill()
+    plane.process.wait()
+    outcome = shoal("workload", "get", "web", "--control", start(*arguments).ready["grpc"])
+    assert outcome.returncode == 0, outcome.stderr
+    assert "Pending" in outcome.stdout
+
+
+def test_everything_that_is_wrong_is_said_at_once(tmp_path):
+    config = tmp_path / "control.toml"
+    config.write_text('strategy = "chaos"\nleese = "3s"\n')
+    outcome = shoal(
+        "control", "--config", str(config), "--grpc-port", "many", "--log-level", "loud", env={"METRICS_PORT": "-4"}
+    )
+    assert outcome.returncode == 2
+    said = outcome.stderr
+    for name in ("--data-dir", "--grpc-port", "METRICS_PORT", "strategy", "leese", "--log-level"):
+        assert name in said, said
+
+
+def test_insecure_has_to_be_said(tmp_path):
+    outcome = shoal("control", "--data-dir", str(tmp_path))
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("error: --insecure: ")
+    assert "\n\nhint: " in outcome.stderr
+
+
+def test_a_port_that_is_taken_is_one_line(start, tmp_path):
+    plane = start("--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
+    port = plane.ready["grpc"].rpartition(":")[2]
+    outcome = shoal("control", "--insecure", "--data-dir", str(tmp_path / "b"), "--grpc-port", port, "--http-port", "0")
+    assert outcome.returncode == 1
+    last = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
+    assert len(last) == 1
+    assert port in last[0]
+    assert "Traceback" not in outcome.stderr

@@ -1,0 +1,95 @@
+"""Hypothesis strategies made from the declared kinds and rules of dataclasses: whatever a rule allows can be drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any
+
+from hypothesis import strategies as st
+
+from shoal.core.shape import MaxLength, NumberToo, OneOf, Pattern, Range, field_kinds, find_problems, plain_kind
+from shoal.model.workloads import WorkloadSpec, WorkloadType
+
+MOST_ENTRIES = 3
+MOST_CHARACTERS = 20
+
+
+def values_of(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Valid values of a kind; `fixed` gives strategies for fields of a dataclass by name."""
+    kind, rules = _strip(kind)
+    return _plain(kind, rules, fixed).filter(lambda value: value is None or not any(r.broken(value) for r in rules))
+
+
+def workload_specs() -> st.SearchStrategy[WorkloadSpec]:
+    """Valid specs of every kind of workload."""
+    return st.one_of(*(_specs_of(kind) for kind in WorkloadType))
+
+
+@functools.cache
+def _specs_of(kind: WorkloadType) -> st.SearchStrategy[WorkloadSpec]:
+    body = values_of(plain_kind(field_kinds(WorkloadSpec)[kind.value]))
+    absent = {other.value: st.none() for other in WorkloadType}
+    return values_of(WorkloadSpec, type=st.just(kind), **{**absent, kind.value: body})
+
+
+def _strip(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    if typing.get_origin(kind) is Annotated:
+        inner, *rules = typing.get_args(kind)
+        inner, deeper = _strip(inner)
+        return inner, (*deeper, *rules)
+    return (_strip(kind.__supertype__)) if hasattr(kind, "__supertype__") else (kind, ())
+
+
+def _plain(kind: Any, rules: tuple[Any, ...], fixed: Mapping[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    origin = typing.get_origin(kind)
+    least = max((rule.least for rule in rules if isinstance(rule, MaxLength)), default=0)
+    if origin in (typing.Union, types.UnionType):
+        return st.none() | values_of(typing.get_args(kind)[0])
+    if origin is tuple:
+        return st.lists(values_of(typing.get_args(kind)[0]), min_size=least, max_size=MOST_ENTRIES).map(tuple)
+    if origin is frozenset:
+        return st.frozensets(values_of(typing.get_args(kind)[0]), min_size=least, max_size=MOST_ENTRIES)
+    if origin in (dict, Mapping):
+        key, value = typing.get_args(kind)
+        return st.dictionaries(values_of(key), values_of(value), min_size=least, max_size=MOST_ENTRIES)
+    if dataclasses.is_dataclass(kind):
+        fields = {name: fixed[name] if name in fixed else values_of(inner) for name, inner in field_kinds(kind).items()}
+        return st.builds(kind, **fields).filter(lambda value: not find_problems(value))
+    return _scalar(kind, rules)
+
+
+def _scalar(kind: Any, rules: tuple[Any, ...]) -> st.SearchStrategy[Any]:
+    if kind is bool:
+        return st.booleans()
+    if kind is timedelta:
+        return st.timedeltas(min_value=timedelta(0), max_value=timedelta(days=365))
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return st.sampled_from(kind)
+    bounds = next((rule for rule in rules if isinstance(rule, Range)), Range(-(10**9), 10**9))
+    if kind is int:
+        return st.integers(int(bounds.low), int(bounds.high))
+    if kind is float:
+        return st.floats(bounds.low, bounds.high)
+    assert kind is str, kind
+    return _text(rules)
+
+
+def _text(rules: tuple[Any, ...]) -> st.SearchStrategy[str]:
+    for rule in rules:
+        if isinstance(rule, OneOf):
+            return st.sampled_from(rule.words)
+        if isinstance(rule, Pattern):
+            matching = st.from_regex(rule.pattern, fullmatch=True).filter(lambda text: len(text) <= 40)
+            return (st.just("") | matching) if rule.allow_empty else matching
+        if isinstance(rule, NumberToo):
+            return st.integers(1, 65535).map(str)
+    if any(rule.broken("relative") for rule in rules):  # a path
+        return st.just("") | st.text("abc./", max_size=MOST_CHARACTERS).map(lambda text: f"/{text}")
+    least = max((rule.least for rule in rules if isinstance(rule, MaxLength)), default=0)
+    return st.text(st.characters(exclude_characters="\x00", codec="utf-8"), min_size=least, max_size=MOST_CHARACTERS)

@@ -1,0 +1,707 @@
+"""Workloads on a fake machine, in virtual time: orders, ends, restarts of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shoal.agent.action_log import ActionQuery, ActionStatus, ActionType
+from shoal.agent.contact import Ownership
+from shoal.core.errors import (
+    ExhaustedError,
+    NotFoundError,
+    PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
+    UnsupportedError,
+)
+from shoal.core.ids import WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import DesiredState, FailureReason, NamedPort, RestartPolicy, RunState, WorkloadType
+from shoal.runtimes.base import RunRequest
+from shoal.testing.runtimes import FakeScript
+from tests.unit.agent.kit import Kit, opened
+from tests.unit.agent.making import probed, process
+
+pytestmark = pytest.mark.looptime
+
+ONCE = RestartPolicy(policy="no")
+
+
+async def actions(kit: Kit, workload_id: str = "w"):
+    return await kit.executor.list_actions(ActionQuery(workload_id=workload_id))
+
+
+async def test_an_accepted_order_is_answered_at_once_and_carried_out(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_takes=3)
+        answer = await kit.apply(revision="r1")
+        assert (answer.status.state, answer.status.generation, answer.status.revision_id) == (RunState.PENDING, 1, "r1")
+        assert answer.task_id
+        await kit.settle(1)
+        assert [action.status for action in await actions(kit)] == [ActionStatus.RUNNING]
+        await kit.settle(3)
+        assert kit.status().state is RunState.RUNNING
+        (action,) = await actions(kit)
+        assert (action.status, action.task_id, action.type) == (
+            ActionStatus.COMPLETED,
+            answer.task_id,
+            ActionType.APPLY,
+        )
+        assert action.created_at <= action.started_at <= action.ended_at
+
+
+async def test_the_same_order_again_is_skipped_and_its_generation_noted(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(generation=3)
+        await kit.settle()
+        again = await kit.apply(generation=3)
+        assert (again.skipped, again.status.state) == (True, RunState.RUNNING)
+        higher = await kit.apply(generation=8)
+        assert (higher.skipped, higher.status.generation) == (True, 8)
+        await kit.settle()
+        assert kit.status().generation == 8
+        assert kit.machine.count("started", "w") == 1
+        with pytest.raises(StaleGenerationError):
+            await kit.apply(generation=7)
+        assert len(await actions(kit)) == 1
+
+
+async def test_another_content_under_an_accepted_generation_is_refused(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(generation=3)
+        with pytest.raises(PreconditionError, match="with another content"):
+            await kit.apply(generation=3, desired=DesiredState.STOPPED)
+
+
+async def test_a_scheduler_that_knows_no_generations_always_gets_the_next(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply()
+        answer = await kit.apply(spec=process("other"))
+        assert (answer.skipped, answer.status.generation) == (False, 2)
+
+
+async def test_an_update_ends_the_old_run_first_and_gives_the_new_one_another_id(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(stop_takes=4)
+        await kit.apply()
+        await kit.settle()
+        await kit.apply(spec=process("other"))
+        await kit.settle(1)
+        assert kit.status().message == "stopping, to be replaced"
+        await kit.settle(4)
+        assert kit.status().state is RunState.RUNNING
+        assert kit.machine.most_at_once("w") == 1
+        starts = [moment.run_id for moment in kit.machine.history if moment.what == "started"]
+        assert len(set(starts)) == 2
+
+
+async def test_orders_for_one_workload_keep_their_order_and_the_last_one_counts(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_takes=1, stop_takes=1)
+        for number in range(1, 6):
+            await kit.apply(spec=process(f"program-{number}"), generation=number)
+        await kit.apply(generation=6, desired=DesiredState.STOPPED)
+        await kit.apply(spec=process("last"), generation=7)
+        await kit.settle(20)
+        (alive,) = kit.machine.alive("w")
+        assert kit.machine.started_with[alive.run_id].spec.command == ("last",)
+        assert kit.machine.most_at_once("w") == 1
+        log = await actions(kit)
+        assert [action.status for action in log] == [ActionStatus.FAILED] * 6 + [ActionStatus.COMPLETED]
+        assert all("overtaken by the later order" in action.error for action in log[:-1])
+
+
+async def test_one_slow_workload_delays_nobody(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.scripts["slow"] = FakeScript(start_takes=1000)
+        await kit.apply("slow")
+        await kit.apply("quick")
+        await kit.settle(0.1)
+        assert (kit.status("slow").state, kit.status("quick").state) == (RunState.PENDING, RunState.RUNNING)
+
+
+async def test_starts_at_the_same_time_are_bounded(tmp_path):
+    async with opened(tmp_path, capacity=Resources(100_000, 100_000)) as kit:
+        kit.machine.script = FakeScript(start_takes=10)
+        for number in range(20):
+            await kit.apply(f"w{number}")
+        await kit.settle(11)
+        assert sum(kit.machine.count("started", f"w{number}") for number in range(20)) == 8
+        await kit.settle(20)
+        assert sum(kit.machine.count("started", f"w{number}") for number in range(20)) == 20
+
+
+async def test_a_crash_loop_is_slowed_down_and_reported(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=0.1, exit_code=3, output="boom")
+        await kit.apply(spec=process(restart=RestartPolicy(delay=timedelta(seconds=1), max_delay=timedelta(seconds=8))))
+        await kit.settle(100)
+        status = kit.status()
+        assert (status.state, status.failure) == (RunState.PENDING, FailureReason.RUNTIME_ERROR)
+        assert (status.exit.code, status.last_output) == (3, "boom")
+        assert status.next_restart_at > kit.clock.wall()
+        assert 10 <= status.restarts <= 20
+        assert kit.machine.most_at_once("w") == 1
+
+
+async def test_a_run_to_completion_runs_once_also_after_the_agent_was_killed(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=2)
+        await kit.apply(spec=process(restart=ONCE))
+        await kit.settle(3)
+        assert (kit.status().state, kit.status().completed) == (RunState.STOPPED, True)
+        for _ in range(3):
+            await kit.restart()
+            await kit.settle(10)
+        assert kit.status().completed
+        assert kit.machine.count("started", "w") == 1
+
+
+async def test_one_that_completed_while_the_agent_was_away_is_not_run_again(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=5)
+        await kit.apply(spec=process(restart=ONCE))
+        await kit.settle(1)
+        await kit.kill()
+        await asyncio.sleep(60)
+        await kit.open()
+        await kit.settle()
+        assert (kit.status().completed, kit.status().exit.code) == (True, 0)
+        assert kit.machine.count("started", "w") == 1
+        assert not kit.machine.runs
+
+
+async def test_what_runs_is_adopted_by_the_next_agent(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(spec=process(ports=(NamedPort("http"),)))
+        await kit.settle()
+        before = kit.status()
+        await kit.restart()
+        await kit.settle()
+        after = kit.status()
+        assert (after.state, after.pid, after.ports) == (RunState.RUNNING, before.pid, before.ports)
+        assert kit.machine.count("started", "w") == 1
+
+
+async def test_a_crash_while_the_agent_was_away_is_taken_in(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply()
+        await kit.settle()
+        await kit.kill()
+        (alive,) = kit.machine.alive("w")
+        kit.machine.kill(alive.run_id)
+        await kit.open()
+        await kit.settle(5)
+        assert (kit.status().state, kit.status().restarts) == (RunState.RUNNING, 1)
+
+
+async def test_an_order_accepted_before_the_agent_was_killed_is_carried_out_by_the_next(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_takes=100)
+        answer = await kit.apply(generation=4)
+        await kit.kill()
+        kit.machine.script = FakeScript()
+        await kit.open()
+        await kit.settle()
+        assert (kit.status().state, kit.status().generation) == (RunState.RUNNING, 4)
+        (action,) = await actions(kit)
+        assert (action.task_id, action.status) == (answer.task_id, ActionStatus.COMPLETED)
+
+
+async def test_a_start_cut_off_by_a_kill_is_not_followed_by_a_second_one(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_takes=1)
+        await kit.apply()
+        await kit.settle(0.5)
+        run_id = kit.executor.roster.actor(WorkloadId("w")).state.progress.run_id
+        await kit.kill()
+        # The machine had the message already.
+        kit.machine.begin(RunRequest(run_id, WorkloadId("w"), process()), FakeScript())
+        await kit.open()
+        await kit.settle(5)
+        assert (kit.status().state, kit.machine.count("started", "w")) == (RunState.RUNNING, 1)
+
+
+async def test_an_agent_told_to_stop_its_workloads_starts_them_again_next_time(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.scripts["slow"] = FakeScript(stop_takes=5)
+        await kit.apply("w", process(restart=ONCE))
+        await kit.apply("slow")
+        await kit.settle()
+        before = kit.clock.monotonic()
+        await kit.executor.stop_all()
+        assert kit.clock.monotonic() - before == 5
+        assert not kit.machine.alive("w")
+        assert not kit.machine.alive("slow")
+        await kit.restart()
+        await kit.settle(1)
+        assert kit.status("w").state is kit.status("slow").state is RunState.RUNNING
+
+
+async def test_deleting_removes_everything_but_the_generation(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(output="hello\n", stop_takes=2)
+        await kit.apply(generation=5)
+        await kit.settle()
+        answer = await kit.delete(generation=6)
+        assert answer.message == "being removed"
+        await kit.settle(1)
+        assert kit.status().deleting
+        assert (await kit.delete(generation=6)).message == "being removed already"
+        await kit.settle(2)
+        assert not kit.knows()
+        assert not kit.machine.runs
+        assert "w" not in kit.machine.logs
+        assert [(a.type, a.status) for a in await actions(kit)] == [
+            (ActionType.APPLY, ActionStatus.COMPLETED),
+            (ActionType.DELETE, ActionStatus.COMPLETED),
+        ]
+        for stale in (5, 6):
+            with pytest.raises(StaleGenerationError):
+                await kit.apply(generation=stale)
+        await kit.restart()
+        with pytest.raises(StaleGenerationError):
+            await kit.apply(generation=6)
+        await kit.apply(generation=7)
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_an_older_delete_does_not_touch_a_newer_copy(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(generation=5)
+        with pytest.raises(StaleGenerationError):
+            await kit.delete(generation=4)
+        await kit.settle()
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_deleting_what_is_not_here_is_done_and_keeps_older_orders_out(tmp_path):
+    async with opened(tmp_path) as kit:
+        answer = await kit.delete("ghost", generation=9)
+        assert "not found" in answer.message
+        (action,) = await actions(kit, "ghost")
+        assert (action.type, action.status) == (ActionType.DELETE, ActionStatus.COMPLETED)
+        with pytest.raises(StaleGenerationError):
+            await kit.apply("ghost", generation=9)
+
+
+async def test_applied_again_while_it_is_removed_it_begins_anew(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=1, stop_takes=3)
+        await kit.apply(spec=process(restart=ONCE), generation=1)
+        await kit.settle(2)
+        assert kit.status().completed
+        await kit.delete(generation=2)
+        await kit.apply(spec=process(restart=ONCE), generation=3)
+        await kit.settle(3)
+        assert (kit.status().completed, kit.status().generation) == (True, 3)
+        assert kit.machine.count("started", "w") == 2
+        assert kit.machine.count("workload forgotten", "w") == 1
+        assert [a.status for a in await actions(kit)] == [ActionStatus.COMPLETED] * 3
+
+
+async def test_an_agent_killed_while_it_removes_goes_on_removing(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(stop_takes=5)
+        await kit.apply(generation=1)
+        await kit.settle()
+        await kit.delete(generation=2)
+        await kit.settle(1)
+        await kit.restart()
+        await kit.settle(10)
+        assert not kit.knows()
+        assert (await actions(kit))[-1].status is ActionStatus.COMPLETED
+
+
+async def test_readiness_decides_when_it_is_running(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(ready_after=3)
+        await kit.apply(spec=probed())
+        await kit.settle(2)
+        assert (kit.status().state, (await actions(kit))[0].status) == (RunState.PENDING, ActionStatus.RUNNING)
+        await kit.settle(2)
+        assert (kit.status().state, (await actions(kit))[0].status) == (RunState.RUNNING, ActionStatus.COMPLETED)
+
+
+async def test_one_that_is_never_ready_has_failed_and_is_tried_again_on_request(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(never_ready=True)
+        await kit.apply(spec=probed())
+        await kit.settle(6)
+        assert (kit.status().state, "not ready within 5s" in kit.status().message) == (RunState.FAILED, True)
+        (action,) = await actions(kit)
+        assert (action.status, action.error) == (ActionStatus.FAILED, kit.status().message)
+        assert not kit.machine.alive("w")
+        kit.machine.script = FakeScript()
+        assert not (await kit.apply(spec=probed())).skipped
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_starts_that_fail_in_passing_are_repeated(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_error="busy", start_errors=3, transient=True)
+        await kit.apply()
+        await kit.settle(0.1)
+        assert "could not be started: busy" in kit.status().message
+        await kit.settle(10)
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_starts_that_fail_for_good_are_not(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(start_error="no such program", failure=FailureReason.INVALID_SPEC)
+        await kit.apply()
+        await kit.settle(100)
+        assert (kit.status().state, kit.status().failure) == (RunState.FAILED, FailureReason.INVALID_SPEC)
+        assert (await actions(kit))[0].error == "no such program"
+
+
+async def test_a_runtime_that_does_not_answer_loses_nothing_and_doubles_nothing(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.outage = UnavailableError("the keeper does not answer")
+        await kit.apply()
+        await kit.settle(60)
+        assert "the keeper does not answer" in kit.status().message
+        assert (await kit.executor.health())["process"].startswith("unhealthy: ")
+        kit.machine.outage = None
+        await kit.settle(20)
+        assert kit.status().state is RunState.RUNNING
+        kit.machine.outage = UnavailableError("gone again")
+        await kit.delete()
+        await kit.settle(60)
+        assert kit.knows()
+        kit.machine.outage = None
+        await kit.settle(20)
+        assert not kit.knows()
+        assert kit.machine.count("started", "w") == 1
+
+
+async def test_runs_that_belong_to_nobody_are_left_alone_until_somebody_asks_for_their_workload(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.begin(RunRequest("w.old", WorkloadId("w"), process()), FakeScript())
+        kit.machine.begin(RunRequest("x.old", WorkloadId("x"), process()), FakeScript())
+        await kit.restart()
+        await kit.settle(100)
+        assert {info.run_id for info in kit.executor.roster.orphans.values()} == {"w.old", "x.old"}
+        await kit.executor.stop_all()
+        assert len(kit.machine.alive("w")) == len(kit.machine.alive("x")) == 1
+        await kit.restart()
+        await kit.apply("w")
+        await kit.settle(1)
+        assert kit.machine.most_at_once("w") == 1
+        assert [info.run_id for info in kit.machine.alive("x")] == ["x.old"]
+        assert set(kit.executor.roster.orphans) == {"x.old"}
+
+
+async def test_strays_of_a_known_workload_are_ended(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply()
+        await kit.settle()
+        await kit.kill()
+        kit.machine.begin(RunRequest("w.stray", WorkloadId("w"), process()), FakeScript())
+        await kit.open()
+        await kit.settle(1)
+        (alive,) = kit.machine.alive("w")
+        assert alive.run_id != "w.stray"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Admission
+
+
+async def test_what_does_not_fit_is_refused_with_need_and_have_and_nothing_is_kept(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply("one", request=Resources(memory_mb=3000))
+        with pytest.raises(ExhaustedError, match="memory need 2000 MB have 1096 MB") as caught:
+            await kit.apply("two", request=Resources(memory_mb=2000))
+        assert caught.value.facts["failure"] == "INSUFFICIENT_RESOURCES"
+        assert (caught.value.facts["need"], caught.value.facts["have"]) == ("memory=2000", "memory=1096")
+        assert not kit.knows("two")
+        assert not await actions(kit, "two")
+
+
+async def test_a_claim_is_given_back_by_the_end_and_not_by_the_order_to_end(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.scripts["one"] = FakeScript(stop_takes=5)
+        kit.machine.scripts["job"] = FakeScript(run_for=1)
+        await kit.apply("one", request=Resources(slots=2))
+        await kit.apply("job", process(restart=ONCE), request=Resources(slots=2))
+        await kit.settle(0.1)
+        await kit.apply("one", desired=DesiredState.STOPPED, request=Resources(slots=2))
+        with pytest.raises(ExhaustedError):
+            await kit.apply("two", request=Resources(slots=1))
+        await kit.settle(2)
+        await kit.apply("two", request=Resources(slots=2))  # the job has completed
+        with pytest.raises(ExhaustedError):
+            await kit.apply("three", request=Resources(slots=2))
+        await kit.settle(5)
+        await kit.apply("three", request=Resources(slots=2))
+
+
+async def test_many_orders_at_once_never_take_more_than_there_is(tmp_path):
+    async with opened(tmp_path) as kit:
+        orders = [kit.apply(f"w{number}", request=Resources(cpu_millicores=900)) for number in range(10)]
+        results = await asyncio.gather(*orders, return_exceptions=True)
+        assert sum(isinstance(result, ExhaustedError) for result in results) == 6
+        assert kit.executor.roster.reserved().cpu_millicores == 3600
+
+
+async def test_what_was_accepted_stays_accepted_on_a_smaller_node(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(request=Resources(memory_mb=4000))
+        await kit.settle()
+        await kit.kill()
+        kit.capacity = Resources(cpu_millicores=1000, memory_mb=1000)
+        await kit.open()
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+        with pytest.raises(ExhaustedError, match="have 0 MB"):
+            await kit.apply("two", request=Resources(memory_mb=1))
+
+
+async def test_a_draining_node_takes_no_new_work_and_keeps_what_it_has(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply("old")
+        kit.executor.roster.set_draining(True)
+        with pytest.raises(PreconditionError, match="being drained") as caught:
+            await kit.apply("new")
+        assert caught.value.facts["reason"] == "draining"
+        await kit.apply("old", process("other"))
+        await kit.apply("old", process("other"), desired=DesiredState.STOPPED)
+        await kit.delete("old")
+        kit.executor.roster.set_draining(False)
+        await kit.apply("new")
+
+
+async def test_a_kind_without_a_runtime_is_refused(tmp_path):
+    async with opened(tmp_path, types=(WorkloadType.CONTAINER,)) as kit:
+        with pytest.raises(UnsupportedError, match="runtime not available"):
+            await kit.apply()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Ports and identity
+
+
+async def test_named_ports_are_chosen_handed_over_kept_and_never_given_twice(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=5, exit_code=1)
+        spec = process(ports=(NamedPort("http"), NamedPort("admin", 9000)))
+        await kit.apply("a", spec)
+        await kit.apply("b", process(ports=(NamedPort("http"),)))
+        await kit.settle(1)
+        chosen = dict(kit.status("a").ports)
+        assert chosen["admin"] == 9000
+        assert chosen["http"] != kit.status("b").ports["http"]
+        (alive,) = kit.machine.alive("a")
+        assert kit.machine.started_with[alive.run_id].ports == chosen
+        with pytest.raises(ExhaustedError, match="port 9000/tcp is promised to workload 'a'"):
+            await kit.apply("c", process(ports=(NamedPort("x", 9000),)))
+        await kit.settle(6)
+        assert kit.status("a").restarts == 1
+        assert kit.status("a").ports == chosen
+        await kit.kill()
+        await asyncio.sleep(60)
+        kit.busy_ports.add(chosen["http"])
+        await kit.open()
+        await kit.settle(1)
+        assert kit.status("a").ports["http"] != chosen["http"]
+
+
+async def test_a_fixed_port_that_is_busy_is_waited_for(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.busy_ports.add(9000)
+        await kit.apply(spec=process(ports=(NamedPort("http", 9000),)))
+        await kit.settle(3)
+        assert (kit.status().state, kit.status().failure) == (RunState.PENDING, FailureReason.NETWORK_ERROR)
+        assert "port 'http' 9000 is in use on this machine" in kit.status().message
+        kit.busy_ports.clear()
+        await kit.settle(20)
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_a_run_is_told_who_it_is(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply(revision="r7", generation=3, request=Resources(memory_mb=500, slots=2))
+        await kit.settle()
+        (alive,) = kit.machine.alive("w")
+        request = kit.machine.started_with[alive.run_id]
+        assert request.limits == Resources(memory_mb=500, slots=2)
+        assert request.identity == {
+            "SHOAL_NODE_ID": "n1",
+            "SHOAL_HOST_ID": "",
+            "SHOAL_CONTROL": "127.0.0.1:8085",
+            "SHOAL_WORKLOAD_ID": "w",
+            "SHOAL_RUN_ID": alive.run_id,
+            "SHOAL_REVISION_ID": "r7",
+            "SHOAL_GENERATION": "3",
+            "SHOAL_SLOTS": "2",
+            "SHOAL_WORKERS": "4",
+            "SHOAL_MEMORY_MB": "2048",
+        }
+
+
+# ---------------------------------------------------------------------------------------------------------
+# At most one
+
+
+def owned_by(kit: Kit, node_id: str, generation: int = 1, *, wanted: bool = True) -> None:
+    async def answer(_workload_id):
+        return Ownership(node_id, generation, wanted)
+
+    kit.contact.ask_through(answer)
+
+
+async def test_without_contact_it_is_not_started(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n1")
+        await kit.apply(at_most_one=True)
+        await kit.settle(100)
+        assert (kit.status().state, kit.machine.history) == (RunState.PENDING, [])
+        kit.contact.renew(sent_at=kit.clock.monotonic() - 4, lease=30)
+        await kit.settle()
+        (alive,) = kit.machine.alive("w")
+        assert kit.machine.started_with[alive.run_id].deadline == 30 * 0.9 - 4
+
+
+async def test_with_contact_but_owned_elsewhere_it_is_not_started(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n2", 2)
+        await kit.apply(at_most_one=True)
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=300)
+        await kit.settle(20)
+        assert kit.status().message == "held: the control plane says generation 2 is node n2's"
+        owned_by(kit, "n1", 1, wanted=False)
+        await kit.settle(20)
+        assert not kit.machine.history
+        owned_by(kit, "n1", 1)
+        await kit.settle(20)
+        assert kit.status().state is RunState.RUNNING
+
+
+async def test_its_deadline_is_moved_on_and_ends_it_when_it_is_not(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n1")
+        await kit.apply("w", at_most_one=True)
+        await kit.apply("free")
+        for _ in range(5):
+            kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+            await kit.executor.extend_deadlines(kit.contact.time_left())
+            await kit.settle(5)
+        assert kit.machine.count("started", "w") == 1
+        await kit.settle(20)
+        assert (kit.status("w").state, kit.status("free").state) == (RunState.PENDING, RunState.RUNNING)
+        assert kit.status("w").message == "stopped: no contact with the control plane"
+        assert kit.machine.history[-2].ended_by == "deadline"
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.settle(1)
+        assert kit.status("w").state is RunState.RUNNING
+
+
+async def test_the_agent_stops_it_when_it_counts_the_lease_as_over(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n1")
+        await kit.apply("w", at_most_one=True)
+        await kit.apply("free")
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.settle()
+        kit.contact = kit.contact
+        kit.executor.lose_contact()
+        owned_by(kit, "n2", 2)
+        await kit.settle(1)
+        assert not kit.machine.alive("w")
+        assert kit.machine.alive("free")
+
+
+async def test_after_a_restart_it_is_adopted_but_never_started_from_memory(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n1")
+        await kit.apply("w", at_most_one=True)
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=100)
+        await kit.settle(1)
+        await kit.restart()
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+        await kit.kill()
+        await asyncio.sleep(1000)
+        assert not kit.machine.alive("w")
+        await kit.open()
+        await kit.settle(100)
+        assert (kit.status().state, kit.machine.alive("w")) == (RunState.PENDING, [])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reports
+
+
+async def test_changes_are_signalled_and_unknown_workloads_are_not_found(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply()
+        await kit.settle()
+        assert kit.changes > 0
+        before = kit.changes
+        await kit.settle(1000)
+        assert kit.changes == before
+        with pytest.raises(NotFoundError, match="not found"):
+            kit.status("nobody")
+        with pytest.raises(NotFoundError, match="not found"):
+            kit.executor.read_logs(WorkloadId("nobody"), tail_lines=0, follow=False)
+
+
+async def test_usage_is_measured_for_what_runs(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply("runs")
+        await kit.apply("rests", desired=DesiredState.STOPPED)
+        await kit.settle()
+        assert set(await kit.executor.usages()) == {"runs"}
+
+
+async def test_logs_can_be_read(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(output="one\ntwo\n")
+        await kit.apply()
+        await kit.settle()
+        pieces = [piece async for piece in kit.executor.read_logs(WorkloadId("w"), tail_lines=1, follow=False)]
+        assert b"".join(piece.data for piece in pieces) == b"two\n"
+
+
+async def test_a_caller_who_gives_up_does_not_leave_half_an_order(tmp_path):
+    async with opened(tmp_path) as kit:
+        call = asyncio.ensure_future(kit.apply(generation=3))
+        await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await kit.settle(1)
+        assert kit.status().state is RunState.RUNNING
+        assert (await kit.apply(generation=3)).skipped
+
+
+async def test_a_spec_that_cannot_be_read_any_more_fails_alone(tmp_path, caplog):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(run_for=1, exit_code=1)
+        await kit.apply("bad")
+        await kit.apply("good")
+        await kit.kill()
+        await kit.database.open()
+        await kit.database.write(
+            lambda connection: connection.execute("UPDATE intents SET spec = x'ff' WHERE workload_id = 'bad'")
+        )
+        await kit.database.close()
+        await kit.open()
+        await kit.settle(30)
+        assert (kit.status("bad").state, kit.status("bad").failure) == (RunState.FAILED, FailureReason.INVALID_SPEC)
+        assert kit.status("good").restarts > 1
+        assert "its stored spec cannot be read" in caplog.text
+
+
+def test_the_script_may_stand_in_the_spec():
+    env = {"SHOAL_FAKE_RUN_FOR": "2.5", "SHOAL_FAKE_EXIT_CODE": "4", "SHOAL_FAKE_NEVER_READY": "true", "PATH": "/bin"}
+    assert FakeScript.from_env(env, FakeScript()) == replace(FakeScript(), run_for=2.5, exit_code=4, never_ready=True)
+    assert FakeScript.from_env({"PATH": "/bin"}, FakeScript(exit_code=9)).exit_code == 9

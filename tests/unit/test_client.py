@@ -1,0 +1,326 @@
+"""The client: values instead of protos, several addresses, waiting by events."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+
+import pytest
+
+from shoal.client import ControlPlane
+from shoal.core.errors import (
+    DeadlineError,
+    ExhaustedError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+    UnsupportedError,
+)
+from shoal.model.documents import GroupDocument, WorkloadDocument
+from shoal.model.views import NodeScore, PlannedPlacement
+from shoal.model.workloads import DesiredState, ProcessSpec, WorkloadSpec, WorkloadType
+from shoal.testing.clock import LoopClock
+from shoal.wire.local import LocalNetwork
+from shoal.wire.local_faults import Outage
+from shoal.wire.methods import AgentControl, methods_of
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
+from shoal.wire.transport import Service
+from tests.unit.cli.scripted import NO_ROOM, START, ScriptedControl, Step, node, workload
+
+pytestmark = pytest.mark.looptime
+
+FIRST, SECOND = "a:8085", "b:8085"
+
+
+def document(name: str = "web", **fields) -> WorkloadDocument:
+    spec = WorkloadSpec(WorkloadType.PROCESS, process=ProcessSpec(("sleep", "60")))
+    return WorkloadDocument(name, spec, **fields)
+
+
+class Setup:
+    """A scripted control plane behind two addresses, and a client of both."""
+
+    def __init__(self) -> None:
+        self.network = LocalNetwork()
+        self.script = ScriptedControl(nodes={"node-1": node("node-1")}, workloads={"old": workload("old")})
+        self.clock = LoopClock(START)
+
+    def client(self, *addresses: str) -> ControlPlane:
+        return ControlPlane(addresses or [FIRST], self.network.transport("client"), clock=self.clock)
+
+    async def serve(self, *addresses: str):
+        service = Service(methods_of(AgentControl), self.script)
+        return [await self.network.transport("control").serve(address, [service]) for address in addresses]
+
+
+@pytest.fixture
+async def setup():
+    setup = Setup()
+    servers = await setup.serve(FIRST, SECOND)
+    yield setup
+    for task in set(setup.script.tasks):
+        task.cancel()
+    for server in servers:
+        await server.stop()
+
+
+async def test_reads_return_values(setup):
+    async with setup.client() as control:
+        assert await control.list_nodes() == (setup.script.nodes["node-1"],)
+        assert await control.get_node("node-1") == setup.script.nodes["node-1"]
+        assert await control.list_workloads() == (setup.script.workloads["old"],)
+        assert await control.get_workload("old") == setup.script.workloads["old"]
+        assert (await control.summary()).total_workloads == 1
+        assert await control.list_groups() == ()
+        with pytest.raises(NotFoundError):
+            await control.get_group("nobody")
+
+
+async def test_apply_and_what_follows(setup):
+    async with setup.client() as control:
+        outcome = await control.apply(document())
+        assert (outcome.workload_id, outcome.revision_id, outcome.generation, outcome.outcome) == (
+            "web",
+            "r1",
+            1,
+            "created",
+        )
+        view = await control.set_desired_state("web", DesiredState.STOPPED)
+        assert view.desired_state == "Stopped"
+        await control.delete("web")
+        group = await control.apply_group(GroupDocument("g", (document("t-0"), document("t-1"))))
+        assert [member.workload_id for member in group.members] == ["t-0", "t-1"]
+        assert await control.delete_group("g") == 2
+        pieces = [piece async for piece in control.logs("old", follow=True)]
+        assert [(piece.data, piece.stream) for piece in pieces] == [(b"more\n", "stdout")]
+
+
+async def test_a_preview_has_scores_and_reasons(setup):
+    setup.script.placements["huge"] = PlannedPlacement("huge", "", "create", rejections=NO_ROOM)
+    async with setup.client() as control:
+        preview = await control.plan([document(), document("huge")])
+    assert not preview.placeable
+    assert preview.placements[0].scores[0] == NodeScore("node-1", 0.75)
+    assert preview.placements[1].rejections == NO_ROOM
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (pb.ApplyWorkloadResponse(failure_reason=pb.INVALID_SPEC, error_message="no"), InvalidError),
+        (pb.ApplyWorkloadResponse(problems=[FieldProblem(field="a", rule="b")]), InvalidError),
+        (pb.ApplyWorkloadResponse(failure_reason=pb.INSUFFICIENT_RESOURCES, error_message="full"), ExhaustedError),
+        (pb.ApplyWorkloadResponse(failure_reason=pb.RUNTIME_ERROR, error_message="busy"), PreconditionError),
+        (pb.ApplyWorkloadResponse(), PreconditionError),
+    ],
+)
+async def test_a_refusal_is_raised(setup, answer, error):
+    setup.script.refuse["web"] = answer
+    async with setup.client() as control:
+        with pytest.raises(error):
+            await control.apply(document())
+
+
+async def test_refusals_of_other_wishes(setup):
+    async with setup.client() as control:
+        with pytest.raises(NotFoundError):
+            await control.delete("nobody")
+        with pytest.raises(PreconditionError, match="nothing to retry"):
+            await control.retry("old")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Several addresses
+
+
+async def test_the_next_address_is_tried(setup):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    async with setup.client(FIRST, SECOND) as control:
+        assert await control.list_nodes()
+        assert (await control.apply(document())).outcome == "created"
+        assert [event.kind async for event in _first(control.watch_events(after=0))] == ["WorkloadChanged"]
+
+
+async def test_what_the_server_itself_raised_counts_more_than_a_silence(setup):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    setup.script.fail_with["ListNodes"] = UnavailableError("the store is away")
+    async with setup.client(FIRST, SECOND) as control:
+        with pytest.raises(UnavailableError, match=r"^the store is away$"):
+            await control.list_nodes()
+
+
+async def test_nobody_is_there(setup):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    setup.network.partition("client", SECOND, outage=Outage.REFUSED)
+    async with setup.client(FIRST, SECOND) as control:
+        with pytest.raises(UnavailableError, match=f"{FIRST}, {SECOND} cannot be reached") as caught:
+            await control.summary()
+    assert "--control" in caught.value.hint
+
+
+async def test_what_must_not_happen_twice_is_called_once(setup):
+    setup.script.fail_with["RemoveNode"] = UnavailableError("the answer was lost")
+    setup.script.fail_with["ApplyGroup"] = UnavailableError("the answer was lost")
+    async with setup.client(FIRST, SECOND) as control:
+        with pytest.raises(UnavailableError):
+            await control.remove_node("node-1")
+        with pytest.raises(UnavailableError):
+            await control.apply_group(GroupDocument("g", (document(),)), expected_generation=3)
+        with pytest.raises(UnavailableError):
+            await control.apply_group(GroupDocument("g", (document(),)))
+    assert setup.script.calls.count("RemoveNode") == 1
+    assert setup.script.calls.count("ApplyGroup") == 1 + 2
+
+
+async def test_a_call_that_is_made_once_goes_where_somebody_is(setup):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    setup.script.nodes["node-1"] = dataclasses.replace(setup.script.nodes["node-1"], status="NotReady")
+    async with setup.client(FIRST, SECOND) as control:
+        await control.remove_node("node-1")
+    assert setup.script.calls.count("RemoveNode") == 1
+
+
+def test_without_an_address_there_is_no_client():
+    with pytest.raises(InvalidError):
+        ControlPlane([], LocalNetwork().transport())
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Waiting
+
+
+def is_running(view):
+    return view is not None and view.status == "Running"
+
+
+async def test_a_wait_ends_with_the_event(setup, looptime):
+    setup.script.scripts["web"] = [Step(7.25, {"status": "Running"})]
+    async with setup.client() as control:
+        await control.apply(document())
+        view = await control.wait_for("web", is_running, timeout=30)
+    assert view.status == "Running"
+    assert looptime == 7.25
+
+
+async def test_a_wait_works_without_events(setup, looptime):
+    setup.script.fail_with["ListEvents"] = UnsupportedError("no events here")
+    setup.script.scripts["web"] = [Step(7.25, {"status": "Running"})]
+    async with setup.client() as control:
+        await control.apply(document())
+        assert await control.wait_for("web", is_running, timeout=30)
+    assert 7.25 <= looptime <= 8
+
+
+async def test_a_wait_looks_again_when_events_get_lost(setup, looptime):
+    setup.script.fail_with["WatchEvents"] = UnsupportedError("a stream that never works")
+    setup.script.scripts["web"] = [Step(7.25, {"status": "Running"})]
+    async with setup.client() as control:
+        await control.apply(document())
+        assert await control.wait_for("web", is_running, timeout=30)
+    assert 7.25 <= looptime <= 9.5
+
+
+async def test_a_wait_ends_in_time(setup, looptime):
+    async with setup.client() as control:
+        with pytest.raises(DeadlineError, match="within 5s: it is Running"):
+            await control.wait_for("old", lambda view: view is None, timeout=5)
+        with pytest.raises(DeadlineError, match="there is no such workload"):
+            await control.wait_for("nobody", is_running, timeout=1)
+    assert looptime == 6
+
+
+async def test_a_wait_outlives_an_absence_of_the_control_plane(setup, looptime):
+    setup.script.scripts["web"] = [Step(20, {"status": "Running"})]
+    async with setup.client() as control:
+        await control.apply(document())
+        waiting = asyncio.ensure_future(control.wait_for("web", is_running, timeout=60))
+        await asyncio.sleep(5)
+        setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+        await asyncio.sleep(10)
+        setup.network.heal()
+        assert is_running(await waiting)
+    assert 20 <= looptime <= 22
+
+
+async def test_a_wait_does_not_begin_when_nobody_is_there(setup):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    async with setup.client() as control:
+        with pytest.raises(UnavailableError):
+            await control.wait_for("old", is_running, timeout=60)
+
+
+async def test_following_many_lists_them_once_a_turn(setup):
+    names = [f"w-{number}" for number in range(20)]
+    for name in names:
+        setup.script.workloads[name] = workload(name)
+    async with setup.client() as control, contextlib.aclosing(control.follow(names)) as changes:
+        views = await anext(changes)
+    assert set(views) == set(names)
+    assert setup.script.calls.count("GetWorkload") == 0
+
+
+async def test_a_change_during_a_look_is_not_missed(setup, looptime):
+    """The event arrives while the answer of the look that came too early is still on its way."""
+    setup.script.scripts["web"] = [Step(0.05, {"status": "Running"})]
+    setup.network.delay(FIRST, 0.1)
+    async with setup.client() as control:
+        await control.apply(document())
+        assert await control.wait_for("web", is_running, timeout=30)
+    assert looptime < 1
+
+
+async def test_events_go_on_after_a_restart(setup):
+    async with setup.client() as control:
+        seen = []
+
+        async def watch():
+            async for event in control.watch_events(after=0):
+                seen.append(event.cursor)
+
+        task = asyncio.ensure_future(watch())
+        await control.apply(document("w-1"))
+        await asyncio.sleep(1)
+        setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+        async with setup.client(SECOND) as other:
+            setup.network.heal("client", SECOND)
+            setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+            await other.apply(document("w-2"))
+        await asyncio.sleep(30)
+        setup.network.heal()
+        await asyncio.sleep(5)
+        await control.apply(document("w-3"))
+        await asyncio.sleep(1)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    assert seen == [1, 2, 3]
+
+
+async def _first(stream):
+    async with contextlib.aclosing(stream):
+        async for each in stream:
+            yield each
+            return
+
+
+async def test_the_patience_of_a_watch_begins_anew_with_each_connection(setup, looptime):
+    async with setup.client() as control:
+        watching = asyncio.ensure_future(_gather(control.watch_events(after=0, patience=20)))
+        for _ in range(5):
+            await asyncio.sleep(10)
+            setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+            await asyncio.sleep(10)
+            setup.network.heal()
+        await asyncio.sleep(10)
+        assert not watching.done()
+        setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+        with pytest.raises(UnavailableError):
+            await watching
+    assert 130 <= looptime <= 133
+
+
+async def _gather(stream):
+    return [each async for each in stream]
