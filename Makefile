@@ -45,7 +45,7 @@ test: .venv/.stamp-dev services
 	$(BIN)/pytest tests --ignore=tests/long $(ARGS)
 
 test-long: .venv/.stamp-dev services
-	$(BIN)/pytest tests/long $(ARGS)
+	$(BIN)/pytest tests/long --hypothesis-profile=long $(ARGS)
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff format --check .

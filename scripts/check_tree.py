@@ -33,10 +33,16 @@ def problems_of(path: Path) -> Iterator[str]:
             yield f"{name}:{number}: a path of somebody's machine"
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a person wrote it: not generated, and not in a hidden folder such as bench/.peers."""
+    hidden = any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    return not hidden and not path.is_relative_to(GENERATED)
+
+
 def main() -> None:
     """Check every Python file of ours that was not generated."""
     paths = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
-    found = [each for path in paths if not path.is_relative_to(GENERATED) for each in problems_of(path)]
+    found = [each for path in paths if is_ours(path) for each in problems_of(path)]
     for each in found:
         print(each, file=sys.stderr)
     if found:

@@ -19,9 +19,11 @@ settings.register_profile(
     "shoal",
     deadline=None,
     derandomize=os.environ.get("CI") == "true",
-    max_examples=100,
+    max_examples=50,
     suppress_health_check=[HealthCheck.too_slow],
 )
+# `make test-long` takes this one: new examples each time, and many.
+settings.register_profile("long", settings.get_profile("shoal"), derandomize=False, max_examples=1000)
 settings.load_profile("shoal")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from tests.services.postgres import PostgresServer
+from tests.services.postgres import PACKAGE, PostgresServer, do_without
 
 pytestmark = pytest.mark.integration
 
@@ -24,3 +24,12 @@ def test_what_is_acknowledged_is_on_the_disk(postgres_server: PostgresServer, po
             assert connection.execute(f"SHOW {setting}").fetchone() == ("on",)
         if postgres_server.data_dir is not None:
             assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
+
+
+@pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
+def test_a_missing_server_is_skipped_at_a_desk_and_fails_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(outcome, match=f"apt-get install {PACKAGE}"):
+        do_without()

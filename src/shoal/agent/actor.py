@@ -50,13 +50,14 @@ from shoal.agent.facts import (
     TimerFired,
     Wait,
     WorkloadState,
+    new_run_id,
 )
 from shoal.agent.ports import PortBook
 from shoal.agent.state import handle
 from shoal.agent.views import status_of, verdict_of
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import NotFoundError, ShoalError
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnsupportedError
 from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
@@ -178,7 +179,7 @@ class WorkloadActor:
         entropy = self._around.entropy
         return Moment(
             now=self._around.clock.wall(),
-            run_id=f"{self.workload_id}.{entropy.token(10)}",
+            run_id=new_run_id(self.workload_id, entropy.token(10)),
             chance=entropy.uniform(0.0, 1.0),
         )
 
@@ -317,7 +318,10 @@ class WorkloadActor:
             deadline=deadline,
         )
         reach("agent.start.before")
-        info = await self._runtime.start(request)
+        try:
+            info = await self._runtime.start(request)
+        except (InvalidError, UnsupportedError) as error:
+            return StartFailed(run_id, FailureReason.INVALID_SPEC, error.message)
         reach("agent.start.after")
         return info
 

@@ -23,7 +23,7 @@ from shoal.agent.action_log import Action, ActionQuery, ActionStatus
 from shoal.agent.actor import PATIENCE, Surroundings, WorkloadActor, ended
 from shoal.agent.contact import Contact
 from shoal.agent.database import AgentDatabase
-from shoal.agent.facts import RUNNING_STAGES, ContactLost, FoundRun, Intent, Moment, RunRules, WorkloadState
+from shoal.agent.facts import RUNNING_STAGES, ContactLost, FoundRun, Intent, Moment, RunRules, WorkloadState, new_run_id
 from shoal.agent.intake import Answer, Intake
 from shoal.agent.intents import StoredWorkload
 from shoal.agent.orders import ApplyOrder, DeleteOrder, rules_of
@@ -159,7 +159,7 @@ class Executor:
         current = next((info for info in runs if info.run_id == progress.run_id), None)
         found = _found(current) if current is not None else None
         self._ports.adopt(intent.workload_id, (found.ports if found is not None else progress.ports).values())
-        run_id = f"{intent.workload_id}.{self._entropy.token(10)}"
+        run_id = new_run_id(intent.workload_id, self._entropy.token(10))
         moment = Moment(self._clock.wall(), run_id, self._entropy.uniform(0.0, 1.0))
         first = reopen(intent, rules, progress, found, moment, spec=spec)
         actor = WorkloadActor(self._surroundings, first, actions=await self._keep_newest(actions))

@@ -374,6 +374,11 @@ class Step:
         return replace(self, instructions=(*self.instructions, *instructions))
 
 
+def new_run_id(workload_id: str, token: str) -> str:
+    """An id for a run: readable, never used before, and safe as a file name also for the longest workload id."""
+    return f"{workload_id[:100]}-{token}"
+
+
 def describe_exit(exit_: Exit) -> str:
     """How a run ended, in words."""
     if exit_.unknown:

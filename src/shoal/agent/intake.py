@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from shoal.agent import action_log, intents
 from shoal.agent.action_log import Action, ActionStatus, ActionType
 from shoal.agent.actor import PATIENCE, Surroundings, WorkloadActor
-from shoal.agent.facts import Intent, IntentChanged, Moment
+from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
 from shoal.agent.orders import ApplyOrder, Decision, DeleteOrder, claim_of, judge_apply, judge_delete, rules_of
 from shoal.agent.roster import Roster
 from shoal.agent.slots import find_refusal
@@ -199,7 +199,7 @@ class Intake:
             actor.change_intent(event, action)
             return actor
         intent, entropy = event.intent, self._around.entropy
-        run_id = f"{intent.workload_id}.{entropy.token(10)}"
+        run_id = new_run_id(intent.workload_id, entropy.token(10))
         moment = Moment(self._around.clock.wall(), run_id, entropy.uniform(0.0, 1.0))
         first = begin_life(intent, event.rules, moment, spec=event.spec)
         actor = WorkloadActor(self._around, first, actions=[action] if action is not None else [])
@@ -228,7 +228,8 @@ class Intake:
             try:
                 result = await work
             except asyncio.CancelledError:
-                outcome.cancel()
+                if not outcome.done():
+                    outcome.set_exception(UnavailableError("the agent is stopping; the order may have been taken"))
                 raise
             except Exception as error:  # noqa: BLE001 - every error is the caller's
                 if outcome.cancelled():

@@ -109,7 +109,7 @@ async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> Non
         await control.apply(document)
     for document in documents:
         wanted = "Completed" if document.id == "batch" else "Running"
-        await _wait(control, clock, document.id, lambda view, wanted=wanted: view.status == wanted)
+        await _wait(control, clock, document.id, _has_status(wanted))
     seconds = clock.monotonic() - began
     await _show(control)
     views = await control.list_workloads()
@@ -126,7 +126,7 @@ async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock
     output.words(f"processes of {victim} still alive: {', '.join(f'{name} ({pid})' for name, pid in before.items())}")
     await fleet.start_agent(victim)
     for name, pid in before.items():
-        await _wait(control, clock, name, lambda view, pid=pid: view.status == "Running" and _pid(view) == pid)
+        await _wait(control, clock, name, _runs_as(pid))
     await _show(control)
     after = await _pids(control, victim)
     report.note(after == before, "the new agent adopted it: same processes, no restart")
@@ -241,6 +241,14 @@ async def _show(control: ControlPlane) -> None:
 def _title(text: str) -> None:
     output.words("")
     output.words(text, style="bold")
+
+
+def _has_status(wanted: str) -> Callable[[WorkloadView], bool]:
+    return lambda view: view.status == wanted
+
+
+def _runs_as(pid: int) -> Callable[[WorkloadView], bool]:
+    return lambda view: view.status == "Running" and _pid(view) == pid
 
 
 def _pid(view: WorkloadView) -> int:

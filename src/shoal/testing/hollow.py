@@ -103,7 +103,10 @@ class HollowFleet:
         *,
         listen: str = "127.0.0.1:0",
         clock: Clock | None = None,
+        on_order: Callable[[str, str, int], None] | None = None,
     ) -> None:
+        #: Called with (apply or delete, workload id, generation) when an order arrives, before anything is decided.
+        self._on_order = on_order or (lambda _verb, _workload_id, _generation: None)
         self._transport = transport
         self._control_address = control_address
         self._listen = listen
@@ -238,6 +241,7 @@ class HollowFleet:
     async def apply_workload(self, request: agent.ApplyWorkloadRequest, call: Call) -> agent.ApplyWorkloadResponse:
         """Take an order, by the rules of generations."""
         node = await self._node(call)
+        self._on_order("apply", request.id, request.generation)
         refusal = node.refuse.get(request.id) or node.refuse.get("*")
         if refusal is not None:
             raise refusal
@@ -260,6 +264,7 @@ class HollowFleet:
     async def delete_workload(self, request: agent.DeleteWorkloadRequest, call: Call) -> agent.DeleteWorkloadResponse:
         """Remove a copy, unless it is of a newer generation."""
         node = await self._node(call)
+        self._on_order("delete", request.id, request.generation)
         highest = node.generations.get(request.id, 0)
         if node.knows_generations and request.generation and request.generation < highest:
             raise StaleGenerationError(request.id, offered=request.generation, highest=highest)

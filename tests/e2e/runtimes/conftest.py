@@ -53,7 +53,7 @@ def start_agent(data_dir: Path) -> Iterator[StartAgent]:
     def start_one(*runs: dict[str, object], prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("agent_process.py")
         command = [*prefix, sys.executable, str(script), str(data_dir), json.dumps(runs)]
-        agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         started.append(agent)
         assert agent.stdout is not None
         agent.first_line = agent.stdout.readline()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,9 @@ import pytest
 from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, ProcessSpec
+from shoal.runtimes import cgroups
 from shoal.runtimes.base import RunError, RunPhase, RunRequest
 from shoal.runtimes.keeper import procfs, protocol
 from shoal.runtimes.keeper.children import ChildDefaults, Launch, fork_gated, read_report
@@ -355,3 +358,55 @@ async def test_an_older_keeper_is_wound_down_and_replaced(data_dir: Path) -> Non
         assert await runtime.health() == "healthy"
     finally:
         await runtime.close()
+
+
+async def test_a_run_is_in_its_groups_with_its_limits_and_they_go_with_it(
+    open_runtime: OpenRuntime, data_dir: Path
+) -> None:
+    runtime = await open_runtime()
+    if not runtime.limits().startswith("cgroup v1"):
+        pytest.skip(f"looks at cgroups of version 1; here: {runtime.limits()}")
+    wish = request("sleep 1000 & exec sleep 1000")
+    info = await runtime.start(dataclasses.replace(wish, limits=Resources(cpu_millicores=500, memory_mb=32)))
+    (record,) = read_run_records(data_dir)
+    await wait_until(lambda: len(cgroups.members(record.cgroups)) == 2)
+    assert info.pid in cgroups.members(record.cgroups)
+    assert keeper_of(data_dir) not in cgroups.members(record.cgroups)
+    (memory,) = (path for group in record.cgroups for path in Path(group).glob("memory.limit_in_bytes"))
+    assert memory.read_text() == f"{32 * 1024 * 1024}\n"
+    (quota,) = (path for group in record.cgroups for path in Path(group).glob("cpu.cfs_quota_us"))
+    assert quota.read_text() == "50000\n"
+    await runtime.stop("web-1")
+    await wait_until(lambda: not any(Path(group).exists() for group in record.cgroups))
+
+
+async def test_a_group_of_version_2_is_emptied_before_it_has_children_with_limits() -> None:
+    """On the real hierarchy, with whatever controller it has: the kernel refuses as long as processes are in it."""
+    place = next((each for each in cgroups.read_memberships() if each.version == 2 and each.controllers), None)
+    if os.geteuid() != 0 or place is None:
+        pytest.skip("takes root and a cgroup hierarchy of version 2 with a controller")
+    parent = place.top / f"shoal-test-{os.getpid()}"
+    name = min(place.controllers)
+    controllers = frozenset({name})
+    switch = place.top / "cgroup.subtree_control"
+    was_on = name in switch.read_text().split()
+    if not was_on:
+        switch.write_text(f"+{name}")
+    parent.mkdir()
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    try:
+        (parent / "cgroup.procs").write_text(str(sleeper.pid))
+        with pytest.raises(OSError, match="busy"):
+            cgroups._hand_down(parent, controllers, frozenset({os.getpid()}))
+        assert cgroups._direct_members(parent) == {sleeper.pid}
+        cgroups._hand_down(parent, controllers, frozenset({sleeper.pid}))
+        assert cgroups._direct_members(parent) == frozenset()
+        assert cgroups._direct_members(parent / "shoal-agent") == {sleeper.pid}
+        assert set((parent / "cgroup.subtree_control").read_text().split()) == controllers
+        cgroups._hand_down(parent, controllers, frozenset())
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+        await wait_until(lambda: cgroups.remove([str(parent)]) == ())
+        if not was_on:
+            switch.write_text(f"-{name}")

@@ -611,7 +611,6 @@ async def test_the_agent_stops_it_when_it_counts_the_lease_as_over(tmp_path):
         await kit.apply("free")
         kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
         await kit.settle()
-        kit.contact = kit.contact
         kit.executor.lose_contact()
         owned_by(kit, "n2", 2)
         await kit.settle(1)

@@ -109,6 +109,8 @@ class OneWorkload(RuleBasedStateMachine):
     def apply(self, spec, desired, retry):
         before = self.intent
         generation = before.generation + 1
+        if spec.encode() != before.spec_bytes:
+            self.completed.clear()  # going back to an earlier spec is a change like any other
         self.intent = intent(
             spec=spec,
             desired=desired,

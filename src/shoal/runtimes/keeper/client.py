@@ -265,8 +265,8 @@ class KeeperLink:
     async def _wait_connected(self, ends_at: float) -> KeeperConnection:
         while self._connection is None:
             changed = self._changed
-            if self.closed:
-                raise UnavailableError("the runtime is closed")
+            if self.closed or not self.connections:
+                raise UnavailableError(f"the runtime is {'closed' if self.closed else 'not open'}")
             try:
                 async with asyncio.timeout(max(0.0, ends_at - self._clock.monotonic())):
                     await changed.wait()
@@ -287,7 +287,7 @@ class KeeperLink:
                 continue
             try:
                 await self._establish()
-            except (OSError, ShoalError) as error:
+            except (OSError, KeyError, TypeError, ValueError, ShoalError) as error:
                 failures += 1
                 self.trouble = str(error)
                 log.warning("no connection to the keeper of %s: %s", self._files.data_dir, error)

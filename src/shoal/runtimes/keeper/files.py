@@ -115,7 +115,8 @@ def write_whole(path: Path, content: bytes) -> None:
         temporary.replace(path)
         sync_directory(path.parent)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         if not path.exists() or path.stat().st_size < len(padded):
             raise
         _write_and_sync(path, padded.ljust(path.stat().st_size), 0)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROC = Path("/proc")
+_KERNEL = 2
 RUN_ID = "SHOAL_RUN_ID"
 WORKLOAD_ID = "SHOAL_WORKLOAD_ID"
 KEEPER_ID = "SHOAL_KEEPER"
@@ -97,14 +98,22 @@ class Census:
     def __init__(self, keeper_id: str) -> None:
         self._stats = {stat.pid: stat for stat in all_stats()}
         self._by_run: dict[str, list[ProcessStat]] = {}
-        mark = f"{KEEPER_ID}={keeper_id}".encode()
-        prefix = f"{RUN_ID}=".encode()
-        for stat in self._stats.values():
-            environ = read_environ(stat.pid) if stat.alive else ()
-            if mark in environ:
-                for each in environ:
-                    if each.startswith(prefix):
-                        self._by_run.setdefault(each[len(prefix) :].decode(errors="replace"), []).append(stat)
+        self._mark = f"{KEEPER_ID}={keeper_id}".encode()
+        bare = [stat for stat in self._stats.values() if stat.alive and not self._enter(stat)]
+        for stat in bare:
+            # In the middle of exec a process has no environment to be seen; by now it is through.
+            if _KERNEL not in (stat.pid, stat.parent):
+                self._enter(stat)
+
+    def _enter(self, stat: ProcessStat) -> bool:
+        """Put a process to its run, if it has one. False when it shows no environment."""
+        environ = read_environ(stat.pid)
+        if self._mark in environ:
+            prefix = f"{RUN_ID}=".encode()
+            for each in environ:
+                if each.startswith(prefix):
+                    self._by_run.setdefault(each[len(prefix) :].decode(errors="replace"), []).append(stat)
+        return bool(environ)
 
     @property
     def runs(self) -> frozenset[str]:

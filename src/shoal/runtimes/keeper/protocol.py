@@ -144,7 +144,7 @@ def wish_from_json(given: Mapping[str, Any]) -> StartWish:
             memory_mb=int(given["memory_mb"]),
             deadline=None if deadline is None else float(deadline),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Refusal("invalid", f"not a start request: {error!r}") from error
 
 

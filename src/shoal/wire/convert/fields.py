@@ -12,13 +12,13 @@ from datetime import UTC, datetime, timedelta
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.model.workloads import MAX_DURATION, DesiredState, FailureReason, WorkloadType
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # The first and the last moment a datetime can hold, in seconds since 1970. The first is also what a foreign program
 # sends for "never".
 _FIRST_SECOND = -62_135_596_800
@@ -69,12 +69,12 @@ def _moment(stamp: Timestamp, field: str, problems: list[Problem]) -> datetime |
 
 def millis_of(moment: datetime | None) -> int:
     """A moment in milliseconds since 1970; 0 for none."""
-    return 0 if moment is None else epoch_ms(moment)
+    return 0 if moment is None else (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def seconds_of(moment: datetime | None) -> int:
     """A moment in whole seconds since 1970; 0 for none."""
-    return 0 if moment is None else int(moment.timestamp())
+    return 0 if moment is None else (moment - _EPOCH) // timedelta(seconds=1)
 
 
 def read_millis(value: int, field: str, problems: list[Problem]) -> datetime | None:
@@ -84,7 +84,7 @@ def read_millis(value: int, field: str, problems: list[Problem]) -> datetime | N
     if value > _LAST_SECOND * 1000:
         problems.append(problem(field, value, "must be a date before the year 10000"))
         return None
-    return from_epoch_ms(value)
+    return _EPOCH + timedelta(milliseconds=value)
 
 
 def read_seconds(value: int, field: str, problems: list[Problem]) -> datetime | None:

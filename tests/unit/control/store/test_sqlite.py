@@ -210,6 +210,18 @@ async def test_ping_tries_a_write_after_the_disk_was_full(path):
     await store.close()
 
 
+async def test_few_transactions_pay_for_trimming(path):
+    store = SqliteStore(path, decode_spec=decode_spec, max_events=50)
+    await store.open()
+    oldest = []
+    for _ in range(100):
+        await store.commit(Batch(events=(event("a"),)))
+        oldest.append((await store.events(EventQuery(limit=1))).oldest)
+    await store.close()
+    # One more than a tenth too many, and they go down to fifty at once.
+    assert sorted(set(oldest)) == [1, 7, 13, 19, 25, 31, 37, 43, 49]
+
+
 async def test_the_file_does_not_grow_for_ever(path):
     store = SqliteStore(path, decode_spec=decode_spec, max_events=100)
     await store.open()

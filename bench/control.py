@@ -1,0 +1,371 @@
+"""The control plane and the agent: how soon an order arrives, how soon work runs, how soon a loss is noticed, memory.
+
+Two set-ups, each a fleet of real processes in a directory of its own: one control plane with a hundred hollow nodes
+(`shoal.testing.hollow`) that live in this process and speak gRPC with it, and one control plane with two real agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+
+from bench import scheduler
+from bench.areas import Area
+from bench.figures import Figure, at_most, percentile
+from bench.load import PATIENCE, Load, Sightings, sightings
+from bench.peers import Peer
+from shoal.cli.fleet import CONTROL, LocalFleet
+from shoal.client import ControlPlane
+from shoal.core.errors import DeadlineError
+from shoal.model.documents import WorkloadDocument
+from shoal.model.events import Event
+from shoal.model.workloads import ProcessSpec, ResourceRequest, WorkloadSpec, WorkloadType
+from shoal.testing.hollow import HollowFleet, HollowNode
+from shoal.wire.channel import GrpcTransport
+
+NODES = 100
+RATE = 50.0
+OPERATIONS = 400
+
+STARTS = 20
+SHORT_LEASE = timedelta(seconds=3)
+SHORT_INTERVAL = timedelta(milliseconds=500)
+IDLE_SECONDS = 5.0
+
+MB = 2**20
+
+ECHO = Peer("grpc-echo", ("grpcio==1.85.1", "typing-extensions==4.16.0"), "grpc_echo.py")
+
+_OPEN_LOOP = f"{OPERATIONS} of them at {RATE:g}/s, counted from the moment each was due"
+
+FIGURES = (
+    Figure(
+        "apply_to_agent_p50",
+        "ms",
+        f"From the wish for a new workload to its order at the agent, {_OPEN_LOOP}: the median. Between the two the "
+        "wish is stored, a node is chosen and reserved, and that is stored too.",
+        peer="grpc_echo_p50",
+    ),
+    Figure("apply_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500), peer="grpc_echo_p99"),
+    Figure(
+        "update_to_agent_p50",
+        "ms",
+        f"From the wish for another spec of a running workload to its order at the agent, {_OPEN_LOOP}: the median.",
+    ),
+    Figure("update_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500)),
+    Figure(
+        "delete_to_agent_p50",
+        "ms",
+        f"From the wish to delete a running workload to its order at the agent, {_OPEN_LOOP}: the median.",
+    ),
+    Figure("delete_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500)),
+    Figure(
+        "delete_to_gone_p50",
+        "ms",
+        "For the same deletions, until the event that the record is gone has arrived at the client: the median. Most "
+        "of it is the hollow node, which waits 50 ms for more to report before it beats.",
+    ),
+    Figure("delete_to_gone_p99", "ms", "The same: the 99th percentile."),
+    Figure(
+        "grpc_echo_p50",
+        "ms",
+        f"The peer: one call of a bare grpc.aio echo from one process to another and back, {_OPEN_LOOP}: the median.",
+    ),
+    Figure("grpc_echo_p99", "ms", "The same: the 99th percentile."),
+    Figure(
+        "control_cpu",
+        "% of a core",
+        f"What the control plane's process used while {NODES} nodes beat and workloads were applied at {RATE:g}/s.",
+    ),
+    Figure(
+        "apply_to_running_p50",
+        "ms",
+        f"With two real agents: from the wish for a process (`sleep infinity`) to the event that it runs, {STARTS} "
+        "processes one after the other: the median.",
+    ),
+    Figure("apply_to_running_p99", "ms", f"The same: the 99th percentile, which is the slowest of the {STARTS}."),
+    Figure(
+        "loss_noticed",
+        "s",
+        "An agent, its keeper and its processes are killed at a lease of 3 s and beats every 0.5 s: from the kill to "
+        "the event that the node is NotReady.",
+    ),
+    Figure(
+        "loss_replaced",
+        "s",
+        f"The same kill: until all workloads of the node, half of {STARTS}, run on the other one.",
+    ),
+    Figure(
+        "loss_noticed_at_defaults",
+        "s",
+        f"At the default lease of 30 s and beats every 10 s, with {NODES} hollow nodes of which one falls silent: from "
+        "when its last beat was sent to the event that it is NotReady.",
+        bar=at_most(35),
+        once=True,
+    ),
+    Figure(
+        "agent_memory",
+        "MB",
+        f"Resident memory (RSS) of an idle agent and its keeper, added up, {IDLE_SECONDS:g} s after the start; the "
+        "larger of two agents; MB of 2^20 bytes. Pages that the two processes share are counted twice.",
+        bar=at_most(80),
+    ),
+    Figure(
+        "agent_memory_shared_once",
+        "MB",
+        "The same as proportional memory (PSS): a page that several processes share is divided among them.",
+    ),
+    Figure(
+        "control_memory",
+        "MB",
+        f"Resident memory (RSS) of the control plane with {NODES} nodes and no workload yet.",
+    ),
+    Figure(
+        "control_memory_after_load",
+        "MB",
+        f"The same process after {OPERATIONS} applies, updates and deletes.",
+    ),
+    Figure(
+        "scheduler_same_shape",
+        "/s",
+        "Placements decided per second for 1,000 workloads of one shape on 1,000 nodes with 20 tenants each, pure code "
+        "without store and network.",
+    ),
+    Figure("scheduler_ten_shapes", "/s", "The same for workloads of ten shapes."),
+    Figure("scheduler_one", "ms", "One placement alone on the same nodes."),
+)
+
+
+def measure(run: int) -> Mapping[str, float]:
+    """Everything once."""
+    return {
+        **_measure_scheduler(),
+        **_measure_echo(),
+        **asyncio.run(_measure_hollow(at_defaults=run == 0)),
+        **asyncio.run(_measure_agents()),
+    }
+
+
+def _measure_scheduler() -> dict[str, float]:
+    found = scheduler.measure()
+    return {
+        "scheduler_same_shape": found["same_shape_per_s"],
+        "scheduler_ten_shapes": found["ten_shapes_per_s"],
+        "scheduler_one": found["single_ms"],
+    }
+
+
+def _measure_echo() -> dict[str, float]:
+    answer = ECHO.run([str(RATE), str(OPERATIONS)], within=OPERATIONS / RATE + PATIENCE)
+    return _percentiles("grpc_echo", answer["seconds"])
+
+
+def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
+    return {f"{name}_p50": 1000 * percentile(seconds, 0.5), f"{name}_p99": 1000 * percentile(seconds, 0.99)}
+
+
+# ---------------------------------------------------------------------------------------------------------
+# A hundred hollow nodes
+
+
+class _Orders:
+    """What arrives at the hollow nodes, handed to the load that is under way."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self._generations: dict[str, int] = {}
+
+    def arrived(self, verb: str, workload_id: str, generation: int) -> None:
+        # An order that was sent twice, or once more for an older wish, is no news.
+        is_news = generation > self._generations.get(workload_id, 0)
+        self._generations[workload_id] = max(generation, self._generations.get(workload_id, 0))
+        if self.load is not None and (is_news or verb == "delete"):
+            self.load.see(verb, workload_id)
+
+
+async def _measure_hollow(*, at_defaults: bool) -> dict[str, float]:
+    found: dict[str, float] = {}
+    orders = _Orders()
+    names = [f"workload-{number:04d}" for number in range(OPERATIONS)]
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
+        fleet = await stack.enter_async_context(LocalFleet(folder, agents=0))
+        control = await stack.enter_async_context(fleet.client())
+        hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_order=orders.arrived)
+        await hollow.start()
+        stack.push_async_callback(hollow.stop)
+        for number in range(NODES):
+            hollow.add(HollowNode(f"hollow-{number:03d}"))
+        await _wait_until_ready(control)
+        process = psutil.Process(fleet.pid_of(CONTROL))
+        found["control_memory"] = process.memory_info().rss / MB
+
+        async def apply(name: str, *, revision: str) -> None:
+            await control.apply(_document(name, cpu=50, memory=32, env={"REVISION": revision}))
+
+        load = orders.load = Load(names, rate=RATE, effects=("apply",))
+        watch = _CpuWatch(process)
+        await load.run(functools.partial(apply, revision="1"))
+        found["control_cpu"] = watch.percent()
+        found |= _percentiles("apply_to_agent", load.latencies("apply"))
+
+        load = orders.load = Load(names, rate=RATE, effects=("apply",))
+        await load.run(functools.partial(apply, revision="2"))
+        found |= _percentiles("update_to_agent", load.latencies("apply"))
+
+        seen = await stack.enter_async_context(sightings(control))
+        load = orders.load = Load(names, rate=RATE, effects=("delete", "gone"))
+        seen.listen(_tell_of("WorkloadDeleted", functools.partial(load.see, "gone")))
+        await load.run(control.delete)
+        found |= _percentiles("delete_to_agent", load.latencies("delete"))
+        found |= _percentiles("delete_to_gone", load.latencies("gone"))
+
+        found["control_memory_after_load"] = process.memory_info().rss / MB
+        if at_defaults:
+            found["loss_noticed_at_defaults"] = await _silence(hollow.nodes["hollow-000"], seen)
+    return found
+
+
+async def _wait_until_ready(control: ControlPlane) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENCE
+    while (ready := (await control.summary()).ready_nodes) < NODES:
+        if loop.time() > deadline:
+            raise DeadlineError(f"{ready} of {NODES} hollow nodes were Ready within {PATIENCE:g} s")
+        await asyncio.sleep(0.05)
+
+
+def _tell_of(kind: str, listener: Callable[[str], None]) -> Callable[[Event], None]:
+    def heard(event: Event) -> None:
+        if event.kind == kind:
+            listener(event.subject_id)
+
+    return heard
+
+
+async def _silence(node: HollowNode, seen: Sightings) -> float:
+    """Let a node fall silent right after a beat. Returns the seconds from that beat to its loss."""
+    loop = asyncio.get_running_loop()
+    last_beat = loop.create_future()
+
+    def beaten(taken: float) -> None:
+        node.silent = True
+        if not last_beat.done():
+            last_beat.set_result(loop.time() - taken)
+
+    node.beaten = beaten
+    node.changed.set()
+    async with asyncio.timeout(PATIENCE):
+        sent: float = await last_beat
+    lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == node.node_id)
+    return lost[0] - sent
+
+
+class _CpuWatch:
+    """How much of a core a process uses from now on."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._begun = asyncio.get_running_loop().time()
+        self._used = self._seconds()
+
+    def _seconds(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def percent(self) -> float:
+        return 100 * (self._seconds() - self._used) / (asyncio.get_running_loop().time() - self._begun)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Two real agents
+
+
+async def _measure_agents() -> dict[str, float]:
+    found: dict[str, float] = {}
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
+        fleet = await stack.enter_async_context(
+            LocalFleet(folder, agents=2, cpu=8, memory="8GB", lease=SHORT_LEASE, heartbeat_interval=SHORT_INTERVAL)
+        )
+        control = await stack.enter_async_context(fleet.client())
+        await asyncio.sleep(IDLE_SECONDS)
+        found |= _agent_memory(fleet)
+        seen = await stack.enter_async_context(sightings(control))
+        found |= await _starts(control, seen)
+        found |= await _lose_a_machine(fleet, control, seen)
+    return found
+
+
+def _agent_memory(fleet: LocalFleet) -> dict[str, float]:
+    from shoal.runtimes.process import read_keeper_pid
+
+    resident, proportional = [], []
+    for name in fleet.names:
+        pids = (fleet.pid_of(name), read_keeper_pid(fleet.directory_of(name) / "data"))
+        both = [psutil.Process(pid).memory_full_info() for pid in pids if pid is not None]
+        if len(both) != len(pids):
+            raise DeadlineError(f"the keeper of {name} does not run")
+        resident.append(sum(each.rss for each in both))
+        proportional.append(sum(each.pss for each in both))
+    return {"agent_memory": max(resident) / MB, "agent_memory_shared_once": max(proportional) / MB}
+
+
+async def _starts(control: ControlPlane, seen: Sightings) -> dict[str, float]:
+    loop = asyncio.get_running_loop()
+    taken = []
+    for number in range(STARTS):
+        name = f"process-{number:02d}"
+        begun = loop.time()
+        await control.apply(_document(name, cpu=100, memory=64))
+        running = await seen.wait_for(functools.partial(_runs, name=name))
+        taken.append(running[0] - begun)
+    return _percentiles("apply_to_running", taken)
+
+
+def _runs(event: Event, *, name: str) -> bool:
+    return event.kind == "WorkloadRunning" and event.subject_id == name
+
+
+async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Sightings) -> dict[str, float]:
+    victim = fleet.names[-1]
+    orphaned = {view.workload_id for view in await control.list_workloads(node_id=victim)}
+    seen.events.clear()  # only what happens from here on
+    killed = asyncio.get_running_loop().time()
+    await fleet.kill_machine(victim)
+    lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == victim)
+    running = [(await seen.wait_for(functools.partial(_runs, name=name)))[0] for name in sorted(orphaned)]
+    return {"loss_noticed": lost[0] - killed, "loss_replaced": max(running) - killed}
+
+
+def _document(name: str, *, cpu: int, memory: int, env: Mapping[str, str] | None = None) -> WorkloadDocument:
+    return WorkloadDocument(
+        name,
+        WorkloadSpec(
+            type=WorkloadType.PROCESS,
+            resources=ResourceRequest(cpu_millicores=cpu, memory_mb=memory),
+            process=ProcessSpec(command=("sleep", "infinity"), env=env or {}),
+        ),
+    )
+
+
+AREA = Area(
+    name="control",
+    title="Control plane and agent",
+    about=(
+        f"A real `shoal control` process with SQLite on disk. Its {NODES} hollow nodes are simulated agents that live\n"
+        "in the measuring process, speak the agents' protocol over gRPC and run nothing; the client that sends the\n"
+        "wishes lives there too. Two agents are real processes where it says so."
+    ),
+    figures=FIGURES,
+    measure=measure,
+    packages=("grpcio", "protobuf", "sqlalchemy", "psutil"),
+    peers=(ECHO,),
+)

@@ -1,0 +1,99 @@
+"""Writes docs/benchmarks.md from the files in bench/results and from what the areas say about their figures.
+
+The same files give the same page, to the letter; a test compares the page in the repository with them. Called by
+`bench.__main__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from bench import areas, runner
+from bench.areas import Area
+from bench.figures import Measured
+from bench.runner import Results, number
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
+
+_HEAD = """\
+# Benchmarks
+
+This page is written by `make bench` from the files in [bench/results](../bench/results); do not edit it.
+`make bench` measures everything again, `make bench ONLY=control` one area. It exits with 1 when a bar is missed.
+
+Each figure is the median of the runs, and the spread is the highest run less the lowest. A bar is a promise; a figure
+without one is there to be watched. A ratio is the median divided by that of the figure it is set against. Peers run in
+the same runs, on the same machine, in virtual environments of their own. Percentiles are by nearest rank. Figures
+depend on the machine and on what else it does: compare those of one run with one another before those of two machines.
+"""
+
+
+def render(folder: Path = runner.RESULTS) -> str:
+    """The page for the results in a folder."""
+    sections = [_HEAD]
+    for name in areas.AREAS:
+        path = folder / f"{name}.json"
+        if path.is_file():
+            sections.append("\n".join(_section(areas.load(name), runner.read(path))))
+    return "\n".join(sections)
+
+
+def write(folder: Path = runner.RESULTS, page: Path = PAGE) -> Path:
+    """Write the page."""
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text(render(folder), encoding="utf-8")
+    return page
+
+
+def _section(area: Area, results: Results) -> Iterator[str]:
+    yield f"## {area.title}"
+    yield ""
+    yield area.about
+    yield ""
+    yield f"Measured on {results.date} in {results.runs} runs on {_machine(results)}."
+    yield f"Packages: {_listed(f'{name} {version}' for name, version in results.packages.items())}."
+    for name, requirements in results.peers.items():
+        yield f"Peer {name}: {_listed(each.replace('==', ' ') for each in requirements)}."
+    yield f"To repeat it: `make bench ONLY={area.name}`."
+    yield ""
+    yield "| Figure | Median | Spread | Bar | | Against | Ratio |"
+    yield "| --- | ---: | ---: | --- | --- | --- | ---: |"
+    for figure in results.figures:
+        yield _row(figure)
+    yield ""
+    yield "What each of them is:"
+    yield ""
+    meanings = {figure.name: figure for figure in area.figures}
+    for measured in results.figures:
+        declared = meanings.get(measured.name)
+        if declared is not None:
+            once = " Measured in the first run alone." if declared.once else ""
+            yield f"- `{declared.name}`: {declared.meaning}{once}"
+    yield ""
+
+
+def _row(figure: Measured) -> str:
+    kept = {True: "kept", False: "**missed**", None: ""}[figure.ok]
+    cells = (
+        f"`{figure.name}`",
+        number(figure.value, figure.unit),
+        number(figure.spread, figure.unit),
+        figure.bar or "",
+        kept,
+        f"`{figure.peer}`" if figure.peer else "",
+        f"{number(figure.ratio)} ×" if figure.ratio is not None else "",
+    )
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")
+
+
+def _machine(results: Results) -> str:
+    facts = results.machine
+    return (
+        f"{facts['cpu']} ({facts['architecture']}), {facts['cores']} cores, {facts['memory_gb']} GB of memory, "
+        f"{facts['kernel']}, Python {facts['python']}"
+    )
+
+
+def _listed(names: Iterator[str] | Sequence[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,305 @@
+"""The agent's word to the control plane: register, beat at once, beat on, and start over when it is not known any more.
+
+Every beat is a full snapshot with a sequence number. One goes out each interval, and at once when a status has changed
+(then at most ten a second). The lease is counted from the sending of the last beat that was acknowledged
+(`shoal.agent.contact`); each such beat moves the deadlines of what may exist only once, and when the lease ends by this
+agent's own count, those are stopped.
+
+What goes wrong changes nothing for what runs: errors are waited out with jittered backoff, over all addresses in turn.
+An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
+
+Called by `shoal.agent.server`; calls `shoal.agent.control_client`.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.agent.contact import Contact, Ownership
+from shoal.agent.control_client import ControlClient
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.roster import WorkloadReport
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, UnavailableError
+from shoal.core.faults import reach
+from shoal.core.ids import WorkloadId
+from shoal.core.retry import Backoff
+from shoal.core.tasks import Signal
+from shoal.model.nodes import NodeSpec, NodeUsage
+from shoal.model.workloads import DesiredState, Usage
+from shoal.wire import convert
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+#: Beats that follow from changes are at least this far apart.
+MIN_GAP = 0.1
+DEFAULT_INTERVAL = 10.0
+#: A lease that nobody names lasts so many intervals.
+LEASE_INTERVALS = 3.0
+MAX_CALL_SECONDS = 10.0
+MIN_CALL_SECONDS = 1.0
+
+RETRY = Backoff(first=0.5, cap=15.0)
+
+
+class RegistrationState(enum.Enum):
+    """How this agent stands with the control plane."""
+
+    OFFLINE = "offline"  # it has not been reached, or not lately
+    REGISTERED = "registered"  # it acknowledges this agent's beats
+    REFUSED = "refused"  # it does not want this node, and says why
+    SUPERSEDED = "superseded"  # another agent took this node id; this one is silent
+
+
+class Reports(Protocol):
+    """What a beat is made of, and what its answer changes."""
+
+    def statuses(self) -> tuple[WorkloadReport, ...]:
+        """Every workload of the node."""
+        ...
+
+    async def measure(self) -> None:
+        """Measure what the node and its workloads use. Never waits for a sampling interval."""
+        ...
+
+    def usages(self) -> dict[WorkloadId, Usage]:
+        """What workloads used when it was last measured."""
+        ...
+
+    def node_usage(self) -> NodeUsage:
+        """What the node used when it was last measured, and what is reserved now."""
+        ...
+
+    def set_draining(self, draining: bool) -> None:
+        """The control plane's wish."""
+        ...
+
+    async def extend_deadlines(self, seconds: float) -> None:
+        """Let what may exist only once go on for so long."""
+        ...
+
+    def lose_contact(self) -> None:
+        """The lease has ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often to beat, and how long a beat is good for; in the control plane's numbers."""
+
+    interval: float = DEFAULT_INTERVAL
+    lease: float = DEFAULT_INTERVAL * LEASE_INTERVALS
+
+    @property
+    def patience(self) -> float:
+        """How long to wait for an answer: short enough for another try within the lease."""
+        return min(MAX_CALL_SECONDS, max(MIN_CALL_SECONDS, self.lease / LEASE_INTERVALS))
+
+
+class Registration:
+    """Keeps one node registered."""
+
+    def __init__(
+        self,
+        *,
+        client: ControlClient,
+        spec: NodeSpec,
+        reports: Reports,
+        contact: Contact,
+        changed: Signal,
+        clock: Clock,
+        entropy: Entropy,
+        metrics: AgentMetrics,
+        previous_session: str = "",
+        remember_session: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.state = RegistrationState.OFFLINE
+        #: Why, when it is not registered.
+        self.reason = "not reached yet"
+        self.rhythm = Rhythm()
+        self._client = client
+        self._spec = spec
+        self._reports = reports
+        self._contact = contact
+        self._changed = changed
+        self._clock = clock
+        self._entropy = entropy
+        self._metrics = metrics
+        self._previous_session = previous_session
+        self._remember_session = remember_session
+        self._session = ""
+        self._sequence = 0
+        contact.ask_through(self._ownership)
+
+    @property
+    def address(self) -> str:
+        """The control plane in use."""
+        return self._client.address
+
+    # -----------------------------------------------------------------------------------------------------
+    # Loops
+
+    async def run(self) -> None:
+        """Stay registered until cancelled; returns only when another agent took the node id."""
+        failures = 0
+        while True:
+            try:
+                await self._register()
+                await self._beat_on()
+            except SessionSupersededError as error:
+                self._set_state(RegistrationState.SUPERSEDED, error.message)
+                log.error("%s; %s. Workloads go on and are left alone", error.message, error.hint)
+                return
+            except NotFoundError:
+                # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
+                failures = 1 if self.state is RegistrationState.REGISTERED else failures + 1
+                self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
+            except ShoalError as error:
+                failures += 1
+                if self.state is not RegistrationState.REFUSED:
+                    self._set_state(RegistrationState.OFFLINE, error.message)
+                await self._client.use_next()
+            await self._clock.sleep(RETRY.delay(failures, self._entropy))
+
+    async def watch_lease(self) -> None:
+        """Stop what may exist only once when the lease ends, whatever the other loop is waiting for."""
+        while True:
+            await self._contact.wait_for_lease()
+            while (left := self._contact.time_left()) > 0:
+                await self._clock.sleep(left)
+            log.warning("no contact with the control plane for a lease")
+            self._reports.lose_contact()
+
+    async def _beat_on(self) -> None:
+        failures, sent_at = 0, self._clock.monotonic() - MIN_GAP
+        next_at = self._clock.monotonic()
+        while True:
+            await self._wait_for_beat(next_at, sent_at, hurry=failures == 0)
+            sent_at = self._clock.monotonic()
+            try:
+                await self._beat(sent_at, measure=sent_at >= next_at)
+            except (NotFoundError, SessionSupersededError):
+                self._metrics.beat("refused")
+                raise
+            except ShoalError as error:
+                failures += 1
+                self._metrics.beat("failed")
+                self._set_state(RegistrationState.OFFLINE, error.message)
+                await self._client.use_next()
+                delay = min(self.rhythm.interval, RETRY.delay(failures, self._entropy))
+                next_at = self._clock.monotonic() + delay
+            else:
+                failures = 0
+                next_at = sent_at + self.rhythm.interval
+
+    async def _wait_for_beat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
+        wait = next_at - self._clock.monotonic()
+        if wait <= 0:
+            return
+        if not hurry:
+            await self._clock.sleep(wait)
+        elif await self._changed.wait(timeout=wait):
+            gap = sent_at + MIN_GAP - self._clock.monotonic()
+            if gap > 0:
+                await self._clock.sleep(gap)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Calls
+
+    async def _register(self) -> None:
+        request = convert.node_spec_to_proto(
+            self._spec, timestamp=self._clock.wall(), previous_session=self._session or self._previous_session
+        )
+        try:
+            answer = await self._client.register_node(request, timeout=MAX_CALL_SECONDS)
+        except ShoalError:
+            self._metrics.registration("failed")
+            raise
+        if not answer.accepted:
+            self._metrics.registration("refused")
+            reason = answer.reason or "no reason was given"
+            if (self.state, self.reason) != (RegistrationState.REFUSED, reason):
+                log.error("the control plane at %s refuses this node: %s", self.address, reason)
+            self._set_state(RegistrationState.REFUSED, reason)
+            raise UnavailableError(reason)
+        self._metrics.registration("accepted")
+        self._session, self._sequence = answer.session, 0
+        interval = answer.heartbeat_interval_ms / 1000 or float(answer.heartbeat_interval_seconds)
+        interval = interval if interval > 0 else DEFAULT_INTERVAL
+        self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=interval * LEASE_INTERVALS))
+        reach("agent.register.after")
+        log.info("registered with the control plane at %s", self.address)
+        if self._remember_session is not None and answer.session:
+            await self._remember_session(answer.session)
+
+    async def _beat(self, sent_at: float, *, measure: bool) -> None:
+        request = await self._snapshot(measure=measure)
+        reach("agent.heartbeat.before")
+        answer = await self._client.heartbeat(request, timeout=self.rhythm.patience)
+        if not answer.acknowledged:
+            raise UnavailableError("the control plane did not acknowledge a heartbeat")
+        interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
+        self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
+        self._metrics.beat("acknowledged")
+        self._set_state(RegistrationState.REGISTERED, "")
+        await self._take_in(answer, sent_at)
+
+    async def _take_in(self, answer: pb.HeartbeatResponse, sent_at: float) -> None:
+        was_lost = self._contact.has_lapsed()
+        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
+        self._reports.set_draining(answer.drain_node)
+        if was_lost:
+            # The lease may have been given away meanwhile: whatever still runs of what may exist only once must end
+            # before it is asked for again, also when this process was frozen and noticed nothing.
+            self._reports.lose_contact()
+        else:
+            await self._reports.extend_deadlines(self._contact.time_left())
+
+    async def _snapshot(self, *, measure: bool) -> pb.HeartbeatRequest:
+        if measure:
+            await self._reports.measure()
+        reports, usages = self._reports.statuses(), self._reports.usages()
+        self._sequence += 1
+        measured = [
+            convert.usage_to_control(usages.get(each.status.workload_id), each.status.workload_id, each.type.value)
+            for each in reports
+        ]
+        return pb.HeartbeatRequest(
+            node_id=self._spec.node_id,
+            usage=convert.node_usage_to_proto(self._reports.node_usage()),
+            workload_statuses=[convert.run_status_to_control(each.status, each.type.value) for each in reports],
+            timestamp=convert.timestamp_to_proto(self._clock.wall()),
+            workload_usage=[each for each in measured if each is not None],
+            session=self._session,
+            sequence=self._sequence,
+        )
+
+    async def _ownership(self, workload_id: WorkloadId) -> Ownership:
+        view = await self._client.get_workload(workload_id)
+        wanted = view.desired_state == DesiredState.RUNNING.value
+        return Ownership(node_id=view.assigned_node_id, generation=view.generation, wanted=wanted)
+
+    def _lease_of(self, answer: pb.RegisterNodeResponse | pb.HeartbeatResponse, *, otherwise: float) -> float:
+        """The lease in the answer: exact when it is given so, else by the date, else what was known before."""
+        if answer.lease_ms > 0:
+            return answer.lease_ms / 1000
+        if answer.HasField("lease_expires_at"):
+            ends_at = answer.lease_expires_at.seconds + answer.lease_expires_at.nanos / 1e9
+            left = ends_at - self._clock.wall().timestamp()
+            if left > 0:
+                return left
+        return otherwise
+
+    def _set_state(self, state: RegistrationState, reason: str) -> None:
+        if state is not self.state and state is not RegistrationState.SUPERSEDED:
+            if state is RegistrationState.REGISTERED:
+                log.info("in contact with the control plane at %s", self.address)
+            elif state is RegistrationState.OFFLINE:
+                log.warning("no contact with the control plane at %s: %s", self.address, reason)
+        self.state, self.reason = state, reason

@@ -1,0 +1,377 @@
+"""Builds an agent from its settings and runs it until it is told to stop. The only place that wires it.
+
+SIGTERM and a restart leave workloads running: they are children of the keeper. `stop_workloads_on_exit` stops them
+first, and with nothing left to keep the keeper ends too. Called by `shoal.cli.agent` and by `shoal.testing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor as Threads
+from functools import partial
+
+from shoal.agent import intents
+from shoal.agent.contact import Contact
+from shoal.agent.control_client import ControlClient
+from shoal.agent.database import AgentDatabase
+from shoal.agent.executor import Executor, NodeSelf
+from shoal.agent.health import NodeWatch
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.ports import PortBook
+from shoal.agent.probes import default_node_id, detect_capacity, detect_host_id, make_probes
+from shoal.agent.registration import Registration, RegistrationState
+from shoal.agent.service import AgentHandlers
+from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.entropy import Entropy, SystemEntropy
+from shoal.core.errors import InvalidError, ShoalError, problem
+from shoal.core.ids import NodeId
+from shoal.core.shape import check
+from shoal.core.tasks import Signal, TaskScope
+from shoal.core.telemetry import MetricRegistry
+from shoal.model.nodes import Feature, NodeSpec
+from shoal.model.resources import Resources
+from shoal.model.workloads import WorkloadType
+from shoal.runtimes.base import Runtime
+from shoal.wire.addresses import parse_address
+from shoal.wire.http import HttpServer, serve_http
+from shoal.wire.methods import AgentService, methods_of
+from shoal.wire.transport import Server, Service, Transport
+
+__all__ = ["CONFIG_ENV", "ENV_NAMES", "Agent", "AgentSettings", "run_agent"]
+
+log = logging.getLogger(__name__)
+
+Runtimes = Mapping[WorkloadType, Runtime]
+
+
+class Agent:
+    """One node agent: its parts, made from settings and joined."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        transport: Transport,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+        runtimes: Callable[[AgentSettings, NodeId], Runtimes] | None = None,
+        metrics: AgentMetrics | None = None,
+        ports: PortBook | None = None,
+        database_threads: Threads | None = None,
+    ) -> None:
+        _require_insecure(settings)
+        check(settings)
+        self.settings = settings
+        self.clock: Clock = clock or SystemClock()
+        self.entropy: Entropy = entropy or SystemEntropy()
+        self.metrics = metrics or AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
+        self._transport = transport
+        self._make_runtimes = runtimes or self._process_runtime
+        self._ports = ports
+        self._database = AgentDatabase(settings.directory, threads=database_threads)
+        self._scope = TaskScope("agent")
+        self._changed = Signal()
+        self._contact = Contact(self.clock)
+        self._client: ControlClient | None = None
+        self._executor: Executor | None = None
+        self._watch: NodeWatch | None = None
+        self._registration: Registration | None = None
+        self._server: Server | None = None
+        self._http: HttpServer | None = None
+
+    # -----------------------------------------------------------------------------------------------------
+    # What it is
+
+    @property
+    def node_id(self) -> str:
+        """Who this node is."""
+        return self.executor.node.node_id
+
+    @property
+    def address(self) -> str:
+        """Where it serves gRPC."""
+        if self._server is None:
+            raise RuntimeError("the agent has not been started")
+        return self._server.address
+
+    @property
+    def http_address(self) -> str:
+        """Where it serves HTTP; empty without."""
+        return self._http.address if self._http is not None else ""
+
+    @property
+    def executor(self) -> Executor:
+        """Its workloads."""
+        if self._executor is None:
+            raise RuntimeError("the agent has not been started")
+        return self._executor
+
+    @property
+    def registration(self) -> Registration | None:
+        """How it stands with the control plane; None when it stands alone."""
+        return self._registration
+
+    @property
+    def version(self) -> str:
+        """What it calls its version."""
+        import shoal
+
+        return self.settings.version or shoal.__version__
+
+    # -----------------------------------------------------------------------------------------------------
+    # Life
+
+    async def start(self) -> None:
+        """Take up what was left, serve, and register. What was opened is closed again when it fails."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._close()
+            raise
+
+    async def stop(self) -> None:
+        """End: workloads go on, unless the settings say that they end first."""
+        if self._server is not None:
+            await self._server.stop()
+        if self._executor is not None and self.settings.stop_workloads_on_exit:
+            await self._scope.close()
+            await self._executor.stop_all(self.settings.stop_grace.total_seconds())
+        await self._close()
+
+    async def failed(self) -> None:
+        """Wait until something breaks that should not, and raise it."""
+        waits = [asyncio.ensure_future(self._scope.failed()), asyncio.ensure_future(self.executor.failed())]
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in waits:
+                each.cancel()
+
+    async def _start(self) -> None:
+        settings = self.settings
+        await self._database.open()
+        node = await self._identify()
+        self._executor = Executor(
+            node=node,
+            database=self._database,
+            runtimes=self._make_runtimes(settings, NodeId(node.node_id)),
+            contact=self._contact,
+            clock=self.clock,
+            entropy=self.entropy,
+            changed=self._changed.set,
+            ports=self._ports,
+        )
+        self._watch = NodeWatch(
+            executor=self._executor,
+            database=self._database,
+            probes=make_probes(settings.directory),
+            clock=self.clock,
+            whole_machine=settings.cpu is None and settings.memory is None,
+            control_trouble=self._control_trouble,
+        )
+        await self._executor.open()
+        await self._watch.look()
+        await self._serve(self._executor, self._watch)
+        self._scope.start(self._watch.run(), name="health")
+        if settings.control_addresses:
+            await self._begin_registration(self._watch, node)
+        else:
+            log.warning("this agent stands alone: it registers nowhere")
+
+    async def _serve(self, executor: Executor, watch: NodeWatch) -> None:
+        handlers = AgentHandlers(executor, health=watch.report, version=self.version, metrics=self.metrics)
+        service = Service(methods_of(AgentService), handlers)
+        self._server = await self._transport.serve(self.settings.grpc_address, [service])
+        self._server.set_serving(True)
+        if self.settings.http_address is not None:
+            self._http = await serve_http(
+                self.settings.http_address, metrics=self._render_metrics, health=self.health, ready=self.is_ready
+            )
+
+    async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
+        previous = await self._database.read(partial(intents.get_meta, key="session"))
+        self._client = ControlClient(self._transport, self.settings.control_addresses)
+        self._registration = Registration(
+            client=self._client,
+            spec=self._node_spec(node),
+            reports=watch,
+            contact=self._contact,
+            changed=self._changed,
+            clock=self.clock,
+            entropy=self.entropy,
+            metrics=self.metrics,
+            previous_session=previous,
+            remember_session=self._remember_session,
+        )
+        self._scope.start(self._registration.run(), name="registration")
+        self._scope.start(self._registration.watch_lease(), name="lease")
+
+    async def _close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(0)
+        if self._http is not None:
+            await self._http.stop()
+        await self._scope.close()
+        if self._client is not None:
+            await self._client.close()
+        if self._executor is not None:
+            await self._executor.close()
+        await self._database.close()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Identity
+
+    async def _identify(self) -> NodeSelf:
+        settings = self.settings
+        remembered = await self._database.read(partial(intents.get_meta, key="node_id"))
+        node_id = settings.node_id or remembered or default_node_id(socket.gethostname())
+        if node_id != remembered:
+            await self._database.write(partial(intents.put_meta, key="node_id", value=node_id))
+        return NodeSelf(
+            node_id=node_id,
+            capacity=self._capacity(),
+            host_id=settings.host_id or detect_host_id(),
+            control=settings.control_addresses,
+            workers_per_slot=settings.workers_per_slot,
+        )
+
+    def _capacity(self) -> Resources:
+        settings = self.settings
+        return detect_capacity(
+            cpu=settings.cpu,
+            memory_mb=settings.memory_mb,
+            disk_gb=settings.disk_gb,
+            slots=settings.slots,
+            data_dir=settings.directory,
+        )
+
+    def _node_spec(self, node: NodeSelf) -> NodeSpec:
+        spec = NodeSpec(
+            node_id=node.node_id,
+            endpoint=self.settings.endpoint(self.address, local_host=self._local_host()),
+            capacity=node.capacity,
+            workload_types=tuple(kind.value for kind in self.executor.types),
+            storage_drivers=("local",),
+            labels={"os": platform.system().lower(), "arch": platform.machine().lower(), **self.settings.all_labels},
+            agent_version=self.version,
+            host_id=node.host_id,
+            cluster_id=self.settings.cluster_id,
+            features=frozenset(feature.value for feature in Feature),
+        )
+        check(spec)
+        return spec
+
+    def _local_host(self) -> str:
+        """This machine's address as the control plane sees it. Sends nothing: the kernel only looks up the route."""
+        towards = parse_address(self.settings.control_addresses[0])
+        family = socket.AF_INET6 if ":" in towards.host else socket.AF_INET
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((towards.host, towards.port))
+                return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+    async def _remember_session(self, session: str) -> None:
+        try:
+            await self._database.write(partial(intents.put_meta, key="session", value=session))
+        except ShoalError as error:
+            log.warning("the session could not be written down: %s", error.message)
+
+    def _process_runtime(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
+        from shoal.runtimes.process import ProcessRuntime
+
+        return {WorkloadType.PROCESS: ProcessRuntime(settings.directory, clock=self.clock, node_id=node_id)}
+
+    # -----------------------------------------------------------------------------------------------------
+    # Health
+
+    def is_ready(self) -> bool:
+        """Whether it is well and takes work."""
+        return self._watch is not None and self._watch.report().healthy
+
+    def health(self) -> tuple[int, Mapping[str, object]]:
+        """The true status, for /health."""
+        if self._watch is None or self._executor is None:
+            return 503, {"status": "starting"}
+        report, registration = self._watch.report(), self._registration
+        body = {
+            "status": "ok" if report.healthy else "unhealthy",
+            "node_id": self.node_id,
+            "version": self.version,
+            "runtimes": dict(self._watch.runtimes),
+            "parts": dict(report.parts),
+            "registration": registration.state.value if registration is not None else "standalone",
+            "registration_reason": registration.reason if registration is not None else "",
+            "draining": self._executor.roster.draining,
+            "workloads": len(self._executor.roster.actors),
+            "orphans": sorted(self._executor.roster.orphans),
+        }
+        return (200 if report.healthy else 503), body
+
+    def _control_trouble(self) -> str:
+        """What is wrong with this agent's standing. A control plane that is away is no fault of the agent's."""
+        registration = self._registration
+        if registration is not None and registration.state in (RegistrationState.SUPERSEDED, RegistrationState.REFUSED):
+            return f"{registration.state.value}: {registration.reason}"
+        return ""
+
+    def _render_metrics(self) -> bytes:
+        if self._watch is not None and self._executor is not None:
+            roster, registration = self._executor.roster, self._registration
+            self.metrics.refresh(
+                reports=roster.reports(),
+                orphans=len(roster.orphans),
+                runtimes=self._watch.runtimes,
+                registered=registration is not None and registration.state is RegistrationState.REGISTERED,
+                draining=roster.draining,
+                capacity=self._executor.node.capacity,
+                reserved=roster.reserved(),
+                usage=self._watch.node_usage(),
+            )
+        return self.metrics.render()
+
+
+async def run_agent(
+    settings: AgentSettings,
+    *,
+    transport: Transport,
+    stop: asyncio.Event,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+    runtimes: Callable[[AgentSettings, NodeId], Runtimes] | None = None,
+    metrics: AgentMetrics | None = None,
+    on_ready: Callable[[Agent], None] | None = None,
+) -> None:
+    """Run an agent until `stop` is set, or until something of it breaks that should not."""
+    agent = Agent(settings, transport=transport, clock=clock, entropy=entropy, runtimes=runtimes, metrics=metrics)
+    await agent.start()
+    try:
+        if on_ready is not None:
+            on_ready(agent)
+        stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(agent.failed())
+        try:
+            await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+            if failing.done():
+                failing.result()
+        finally:
+            stopping.cancel()
+            failing.cancel()
+    finally:
+        await agent.stop()
+
+
+def _require_insecure(settings: AgentSettings) -> None:
+    if not settings.insecure:
+        rule = "is required: this version has no certificates yet, so whoever reaches the agent may give it orders"
+        raise InvalidError(
+            [problem("--insecure", None, rule)],
+            hint="start with --insecure on a network you trust; security by certificates comes in a later version",
+        )

@@ -1,0 +1,234 @@
+"""`persys.agent.v1.AgentService`: read and check the request, call, write the answer. No decisions here.
+
+An apply is answered as soon as it is on disk, with `applied` and the status PENDING, or with `skipped` and the present
+status; its entry in the log of actions (`metadata["task_id"]`) completes when the workload runs and is ready, has run
+to its end or is stopped as asked, and fails when the agent gives up or a later order overtakes it. Deletes can be
+repeated: removing what is not here succeeds, and is in the log as completed.
+
+Served by `shoal.agent.server`; calls `shoal.agent.executor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from datetime import datetime
+from typing import Any
+
+from shoal.agent.action_log import Action, ActionQuery
+from shoal.agent.executor import Executor
+from shoal.agent.health import HealthReport
+from shoal.agent.intake import Answer
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.orders import ApplyOrder, DeleteOrder
+from shoal.agent.roster import WorkloadReport
+from shoal.core.errors import InvalidError, MisroutedError, Problem, ShoalError, problem
+from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.model.workloads import AgentSpec, DesiredState
+from shoal.wire import convert
+from shoal.wire.methods import NODE_HEADER
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.transport import Call
+
+MAX_REVISION = 256
+MAX_CHUNK = 256 * 1024
+
+
+class AgentHandlers:
+    """One coroutine per RPC."""
+
+    def __init__(
+        self, executor: Executor, *, health: Callable[[], HealthReport], version: str, metrics: AgentMetrics
+    ) -> None:
+        self._executor = executor
+        self._health = health
+        self._version = version
+        self._metrics = metrics
+
+    async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
+        """Run or stop a workload as the request says."""
+        self._check_route(call)
+        order = _read_apply(request)
+        answer = await self._counted("apply", self._executor.apply(order))
+        return pb.ApplyWorkloadResponse(
+            applied=not answer.skipped,
+            skipped=answer.skipped,
+            message=answer.message,
+            status=_status_of(answer, order),
+        )
+
+    async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
+        """Remove a workload with everything that is kept for it."""
+        self._check_route(call)
+        problems = _id_problems(request.id)
+        _check_number(request.generation, "generation", problems)
+        _raise(problems)
+        answer = await self._counted(
+            "delete", self._executor.delete(DeleteOrder(WorkloadId(request.id), request.generation))
+        )
+        return pb.DeleteWorkloadResponse(success=True, message=answer.message)
+
+    async def get_workload_status(
+        self, request: pb.GetWorkloadStatusRequest, call: Call
+    ) -> pb.GetWorkloadStatusResponse:
+        """One workload; NOT_FOUND when it is not here."""
+        self._check_route(call)
+        _raise(_id_problems(request.id))
+        return pb.GetWorkloadStatusResponse(status=_write(self._executor.roster.report(WorkloadId(request.id))))
+
+    async def list_workloads(self, request: pb.ListWorkloadsRequest, call: Call) -> pb.ListWorkloadsResponse:
+        """Every workload, or those of one kind."""
+        self._check_route(call)
+        reports = self._executor.roster.reports()
+        if request.type != pb.WORKLOAD_TYPE_UNSPECIFIED:
+            kind = convert.workload_type_from_agent(request.type)
+            reports = tuple(report for report in reports if report.type is kind)
+        return pb.ListWorkloadsResponse(workloads=[_write(report) for report in reports])
+
+    async def health_check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
+        """How the agent and each of its runtimes are."""
+        del request
+        self._check_route(call)
+        report = self._health()
+        return pb.HealthCheckResponse(
+            healthy=report.healthy,
+            version=self._version,
+            runtime_status=report.parts,
+            memory_utilization=report.memory_percent,
+            cpu_utilization=report.cpu_percent,
+            disk_utilization=report.disk_percent,
+        )
+
+    async def list_actions(self, request: pb.ListActionsRequest, call: Call) -> pb.ListActionsResponse:
+        """What the agent was told, and what became of it."""
+        self._check_route(call)
+        query = ActionQuery(
+            workload_id=request.workload_id,
+            type=request.action_type,
+            status=request.status,
+            limit=request.limit,
+            newest_first=request.newest_first,
+        )
+        _raise([*(_id_problems(query.workload_id, "workload_id") if query.workload_id else []), *query.problems()])
+        actions = await self._executor.list_actions(query)
+        return pb.ListActionsResponse(actions=[_write_action(action) for action in actions])
+
+    async def read_logs(self, request: pb.ReadLogsRequest, call: Call) -> AsyncIterator[pb.LogChunk]:
+        """What a workload printed, and with `follow` what it goes on to print."""
+        self._check_route(call)
+        problems = _id_problems(request.workload_id, "workload_id")
+        _check_number(request.tail_lines, "tail_lines", problems)
+        _raise(problems)
+        pieces = self._executor.read_logs(
+            WorkloadId(request.workload_id), tail_lines=request.tail_lines, follow=request.follow
+        )
+        async for piece in pieces:
+            for start in range(0, len(piece.data), MAX_CHUNK):
+                yield pb.LogChunk(data=piece.data[start : start + MAX_CHUNK], stream=piece.stream)
+
+    def _check_route(self, call: Call) -> None:
+        """An address can come to belong to another agent: a call for that node must not be taken for this one's."""
+        meant_for, own = call.metadata.get(NODE_HEADER, ""), self._executor.node.node_id
+        if meant_for and meant_for != own:
+            raise MisroutedError(
+                f"this is node {own!r}, and the call was meant for {meant_for!r}", node_id=own, meant_for=meant_for
+            )
+
+    async def _counted(self, action: str, work: Coroutine[Any, Any, Answer]) -> Answer:
+        try:
+            answer = await work
+        except ShoalError as error:
+            self._metrics.order(action, type(error).__name__)
+            raise
+        self._metrics.order(action, "skipped" if answer.skipped else "accepted")
+        return answer
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyOrder:
+    """Read an apply, or raise `InvalidError` with everything that is wrong with it."""
+    problems = _id_problems(request.id)
+    _check_number(request.generation, "generation", problems)
+    _check_number(request.attempt, "attempt", problems)
+    if len(request.revision_id) > MAX_REVISION or "\x00" in request.revision_id:
+        rule = f"must have at most {MAX_REVISION} characters and no NUL"
+        problems.append(problem("revision_id", request.revision_id, rule))
+    desired, spec = DesiredState.RUNNING, None
+    try:
+        desired = convert.desired_state_from_agent(request.desired_state)
+    except InvalidError as error:
+        problems.extend(error.problems)
+    try:
+        spec = convert.agent_spec_from_proto(request.spec, request.type)
+    except InvalidError as error:
+        problems.extend(error.problems)
+    if problems or spec is None:
+        raise InvalidError(problems)
+    return _order(request, desired, spec)
+
+
+def _order(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: AgentSpec) -> ApplyOrder:
+    data = convert.spec_bytes(request.spec)
+    digest = convert.spec_sha256(data)
+    return ApplyOrder(
+        workload_id=WorkloadId(request.id),
+        type=spec.type,
+        revision_id=request.revision_id or digest.hex(),
+        desired=desired,
+        spec_bytes=data,
+        spec_sha256=digest,
+        spec=spec,
+        generation=request.generation,
+        attempt=request.attempt,
+    )
+
+
+def _id_problems(workload_id: str, field: str = "id") -> list[Problem]:
+    return [] if is_identifier(workload_id) else [problem(field, workload_id, IDENTIFIER_RULE)]
+
+
+def _check_number(value: int, field: str, problems: list[Problem]) -> None:
+    if value < 0:
+        problems.append(problem(field, value, "must not be negative"))
+
+
+def _raise(problems: list[Problem]) -> None:
+    if problems:
+        raise InvalidError(problems)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Writing
+
+
+def _write(report: WorkloadReport) -> pb.WorkloadStatus:
+    return convert.run_status_to_agent(report.status, report.type, report.desired)
+
+
+def _status_of(answer: Answer, order: ApplyOrder) -> pb.WorkloadStatus | None:
+    if answer.status is None:
+        return None
+    status = convert.run_status_to_agent(answer.status, order.type, order.desired)
+    if answer.task_id:
+        status.metadata["task_id"] = answer.task_id
+        status.metadata["task_status"] = "pending"
+    return status
+
+
+def _write_action(action: Action) -> pb.AgentAction:
+    return pb.AgentAction(
+        task_id=action.task_id,
+        workload_id=action.workload_id,
+        action_type=action.type.value,
+        status=action.status.value,
+        error=action.error,
+        created_at=_seconds(action.created_at),
+        started_at=_seconds(action.started_at),
+        ended_at=_seconds(action.ended_at),
+    )
+
+
+def _seconds(moment: datetime | None) -> int:
+    return int(moment.timestamp()) if moment is not None else 0

@@ -1,0 +1,184 @@
+"""Everything that can be set about an agent, and the environment variables that may set it.
+
+    settings = load_settings(AgentSettings, flags=…, env=os.environ, env_names=ENV_NAMES, file=…)
+
+Called by `shoal.cli`; read by `shoal.agent.server`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+
+from shoal.agent.probes import MEMORY_RULE, parse_memory
+from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
+from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range
+from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
+from shoal.model.resources import MAX_DISK_GB, MAX_SLOTS
+from shoal.wire.addresses import Address, parse_address
+
+CONTROL_PORT = 8085
+AGENT_PORT = 50051
+
+#: The variable that names a settings file when no flag does.
+CONFIG_ENV = "PERSYS_CONFIG_FILE"
+
+ENV_NAMES: Mapping[str, tuple[str, ...]] = {
+    "data_dir": ("SHOAL_AGENT_DATA_DIR", "PERSYS_STATE_PATH"),
+    "control": ("SHOAL_CONTROL", "PERSYS_SCHEDULER_ADDR"),
+    "insecure": ("SHOAL_INSECURE", "PERSYS_SCHEDULER_INSECURE"),
+    # Not SHOAL_NODE_ID: that is what an agent tells its workloads, and a workload may be an agent.
+    "node_id": ("SHOAL_AGENT_NODE_ID", "PERSYS_NODE_ID"),
+    "grpc_host": ("SHOAL_AGENT_GRPC_HOST", "PERSYS_GRPC_ADDR"),
+    "grpc_port": ("SHOAL_AGENT_GRPC_PORT", "PERSYS_GRPC_PORT"),
+    "advertise": ("SHOAL_AGENT_ADVERTISE", "PERSYS_AGENT_GRPC_ENDPOINT"),
+    "http_host": ("SHOAL_AGENT_HTTP_HOST",),
+    "http_port": ("SHOAL_AGENT_HTTP_PORT", "PERSYS_METRICS_PORT"),
+    "labels": ("SHOAL_AGENT_LABELS", "PERSYS_NODE_LABELS"),
+    "region": ("SHOAL_AGENT_REGION", "PERSYS_NODE_REGION"),
+    "environment": ("SHOAL_AGENT_ENVIRONMENT", "PERSYS_NODE_ENV"),
+    "cluster_id": ("SHOAL_CLUSTER_ID",),
+    "slots": ("SHOAL_AGENT_SLOTS",),
+    "cpu": ("SHOAL_AGENT_CPU",),
+    "memory": ("SHOAL_AGENT_MEMORY",),
+    "version": ("PERSYS_VERSION",),
+    "log_level": ("PERSYS_LOG_LEVEL",),
+}
+
+
+def _is_memory(text: str) -> str | None:
+    try:
+        parse_memory(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Everything that can be set about an agent."""
+
+    #: Where the agent remembers what it was told, and where its workloads' files and logs are. Made when missing.
+    data_dir: Annotated[str, MaxLength(4096, 1)]
+    #: The control plane's addresses, host:port (8085 when the port is left out), tried in turn.
+    control: Annotated[tuple[Annotated[str, MaxLength(300, 1)], ...], MaxLength(32)] = ()
+    #: Serve orders without registering anywhere.
+    standalone: bool = False
+    #: Speak without certificates. Has to be asked for.
+    insecure: bool = False
+    #: Who this node is. Empty: the machine's name, remembered in the data directory on the first start.
+    node_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
+    #: The address that the control plane dials. Loopback unless told otherwise, as long as nothing is authenticated.
+    grpc_host: Annotated[str, MaxLength(255)] = "127.0.0.1"
+    grpc_port: Annotated[int, Range(0, 65535)] = AGENT_PORT
+    #: What is registered instead of the address above: host, or host:port. For agents behind another address.
+    advertise: Annotated[str, MaxLength(300)] = ""
+    #: /metrics and /health; not served without a port.
+    http_host: Annotated[str, MaxLength(255)] = "127.0.0.1"
+    http_port: Annotated[int, Range(0, 65535)] | None = None
+    #: How many task processes the node runs side by side. None: one for each core.
+    slots: Annotated[int, Range(0, MAX_SLOTS)] | None = None
+    #: Cores that the node offers. None: what its cgroup allows, else what the machine has; memory and disk likewise.
+    cpu: Annotated[float, Range(0.001, 10_000)] | None = None
+    memory: Annotated[str, MaxLength(32), Check(_is_memory, MEMORY_RULE)] | None = None
+    disk_gb: Annotated[int, Range(0, MAX_DISK_GB)] | None = None
+    #: How many threads a task may use for each of its slots; handed on to it.
+    workers_per_slot: Annotated[int, Range(1, 1024)] = 1
+    labels: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(250)] = field(default_factory=dict)
+    #: Shorthands for the labels `region` and `env`.
+    region: LABEL_VALUE = ""
+    environment: LABEL_VALUE = ""
+    #: A control plane of another cluster refuses the node. Empty: whichever it is.
+    cluster_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
+    #: Nodes with an equal one are on one host. Empty: found out from the machine.
+    host_id: Annotated[str, MaxLength(256)] = ""
+    #: Stop the workloads before the agent ends, instead of leaving them running.
+    stop_workloads_on_exit: bool = False
+    #: How long that may take in all. Each workload has its own grace period within it.
+    stop_grace: timedelta = timedelta(seconds=60)
+    #: What is registered and shown as the agent's version. Empty: the package's.
+    version: Annotated[str, MaxLength(128)] = ""
+    #: debug, info, warning or error; empty: as for every command.
+    log_level: Annotated[str, OneOf(("", "debug", "info", "warn", "warning", "error"))] = ""
+
+    def extra_problems(self, at: str) -> Iterator[Problem]:
+        """Rules across fields."""
+        prefix = f"{at}." if at else ""
+        if not self.control and not self.standalone:
+            rule = "is required: where is the control plane? An agent without one is started with --standalone"
+            yield problem(f"{prefix}control", None, rule)
+        for index, address in enumerate(self.control):
+            yield from _address_problems(_with_port(address, CONTROL_PORT), f"{prefix}control[{index}]")
+        for name, host in (("grpc_host", self.grpc_host), ("http_host", self.http_host)):
+            yield from _address_problems(f"{_bracketed(host)}:0", f"{prefix}{name}", listening=True)
+        if self.advertise:
+            yield from _address_problems(_with_port(self.advertise, AGENT_PORT), f"{prefix}advertise")
+
+    @property
+    def directory(self) -> Path:
+        """The data directory. Whoever named a state file, as foreign agents do, means the directory it is in."""
+        path = Path(self.data_dir)
+        return path.parent if path.suffix == ".db" else path
+
+    @property
+    def control_addresses(self) -> tuple[str, ...]:
+        """Where the control plane is; nowhere when the agent stands alone."""
+        return () if self.standalone else tuple(_with_port(address, CONTROL_PORT) for address in self.control)
+
+    @property
+    def grpc_address(self) -> str:
+        """Where to serve."""
+        return f"{_bracketed(self.grpc_host)}:{self.grpc_port}"
+
+    @property
+    def http_address(self) -> str | None:
+        """Where to serve HTTP; None: nowhere."""
+        return f"{_bracketed(self.http_host)}:{self.http_port}" if self.http_port is not None else None
+
+    @property
+    def memory_mb(self) -> int | None:
+        """The memory that was given."""
+        return parse_memory(self.memory) if self.memory is not None else None
+
+    @property
+    def all_labels(self) -> dict[str, str]:
+        """The labels that were given, in any of the ways there are."""
+        named = {"region": self.region, "env": self.environment}
+        return {**{key: value for key, value in named.items() if value}, **self.labels}
+
+    def endpoint(self, served_at: str, *, local_host: str) -> str:
+        """What is registered: as given, else where the agent serves, in a form that others can dial.
+
+        Args:
+            served_at: the address that is really served, with its port.
+            local_host: this machine's address as the control plane sees it, for agents that listen everywhere.
+        """
+        served = parse_address(served_at)
+        if self.advertise:
+            return _with_port(self.advertise, served.port)
+        listening = parse_address(self.grpc_address, listening=True)
+        return str(Address(local_host, served.port)) if listening.is_wildcard else served_at
+
+
+def _with_port(text: str, port: int) -> str:
+    """host:port from host or host:port."""
+    text = text.strip()
+    if text.startswith("["):
+        return text if "]:" in text else f"{text}:{port}"
+    return f"{_bracketed(text)}:{port}" if text.count(":") != 1 else text
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _address_problems(address: str, field_name: str, *, listening: bool = False) -> list[Problem]:
+    try:
+        parse_address(address, field=field_name, listening=listening)
+    except InvalidError as error:
+        return list(error.problems)
+    return []

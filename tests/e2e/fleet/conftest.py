@@ -1,0 +1,37 @@
+"""A fleet of real processes for the tests of one module."""
+
+from datetime import timedelta
+
+import pytest
+
+from shoal.cli.fleet import LocalFleet
+
+LEASE = timedelta(seconds=2)
+HEARTBEAT = timedelta(milliseconds=300)
+
+
+@pytest.fixture
+async def fleet(tmp_path):
+    """A control plane and two agents, with a short lease; workloads outlive agents that are told to stop."""
+    fleet = LocalFleet(
+        tmp_path,
+        agents=2,
+        slots=8,
+        cpu="4",
+        memory="4096MB",
+        lease=LEASE,
+        heartbeat_interval=HEARTBEAT,
+        stop_workloads_on_exit=False,
+    )
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        await fleet.kill()
+
+
+@pytest.fixture
+async def control(fleet):
+    """A client of the fleet's control plane."""
+    async with fleet.client() as client:
+        yield client

@@ -1,0 +1,71 @@
+"""Rates against the reading before, from groups and from processes."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from shoal.core.clock import epoch_ms
+from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper.procfs import ProcessStat
+from shoal.runtimes.keeper.records import RunRecord
+from shoal.runtimes.usage import Meter, _sum_up
+from shoal.testing.clock import LoopClock
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def record(*, pid: int = 100, started_at_ms: int = 0, cgroups: tuple[str, ...] = ()) -> RunRecord:
+    return RunRecord("web-1", "web", "b", pid, 1, started_at_ms, cgroups=cgroups)
+
+
+@pytest.mark.looptime
+async def test_cpu_is_a_rate_since_the_reading_before(tmp_path: Path) -> None:
+    clock = LoopClock(START)
+    (tmp_path / "cpuacct.usage").write_text("0")
+    (tmp_path / "memory.usage_in_bytes").write_text("4096")
+    run = record(started_at_ms=epoch_ms(clock.wall()), cgroups=(str(tmp_path),))
+    meter = Meter(clock)
+    await clock.sleep(10)
+    (tmp_path / "cpuacct.usage").write_text(str(5 * 10**9))
+    assert (await meter.read(run)).cpu_percent == pytest.approx(50.0)
+    await clock.sleep(2)
+    (tmp_path / "cpuacct.usage").write_text(str(9 * 10**9))
+    usage = await meter.read(run)
+    assert usage.cpu_percent == pytest.approx(200.0)
+    assert usage.memory_bytes == 4096
+    assert usage.source == "cgroup v1"
+    # A counter that fell back, or two readings at once, are no reason for a negative number or a failure.
+    (tmp_path / "cpuacct.usage").write_text("0")
+    await clock.sleep(1)
+    assert (await meter.read(run)).cpu_percent == 0.0
+    assert (await meter.read(run)).cpu_percent == 0.0
+
+
+def test_a_run_is_its_session_and_its_descendants() -> None:
+    def stat(pid: int, parent: int, session: int) -> ProcessStat:
+        return ProcessStat(pid, "S", parent, session, session, cpu_ticks=100, start_time=1, resident_pages=10)
+
+    stats = [
+        stat(100, 50, 100),
+        stat(101, 100, 100),
+        stat(102, 101, 102),  # a session of its own, below us
+        stat(103, 1, 100),  # left to init, still in our session
+        stat(104, 50, 104),  # a stranger
+        stat(50, 50, 50),  # its own parent: no endless loop
+    ]
+    measured = _sum_up(record(), {each.pid: each for each in stats})
+    assert measured.cpu_seconds == 400 / os.sysconf("SC_CLK_TCK")
+    assert measured.memory_bytes == 40 * os.sysconf("SC_PAGE_SIZE")
+
+
+async def test_a_process_without_groups_is_measured_from_proc() -> None:
+    stat = procfs.read_stat(os.getpid())
+    assert stat is not None
+    clock = LoopClock(START)
+    usage = await Meter(clock).read(record(pid=os.getpid(), started_at_ms=epoch_ms(clock.wall())))
+    assert usage.source == "proc"
+    assert usage.memory_bytes > 1024 * 1024
