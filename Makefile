@@ -57,7 +57,7 @@ check: .venv/.stamp-dev
 	$(BIN)/python scripts/check_tree.py
 
 bench: .venv/.stamp-dev
-	$(BIN)/python -m bench $(ONLY)
+	$(BIN)/python -m bench $(if $(ONLY),--only $(ONLY))
 
 proto: .venv/.stamp-dev
 	$(BIN)/python scripts/generate_protos.py

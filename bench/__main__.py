@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench import areas, report, runner
 from shoal.core.errors import ShoalError
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, *, folder: Path = runner.RESULTS, page: Path = report.PAGE) -> int:
     """Exit code 0 when every bar holds, 1 when one is missed or something failed, 2 for wrong usage."""
     given = _parser().parse_args(arguments)
     if given.report:
-        report.write()
+        report.write(folder, page)
         return 0
     good = True
     for name in [given.only] if given.only else areas.AREAS:
@@ -28,10 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(runner.table(results), flush=True)
         good = good and results.good
         if not given.trial:
-            _say(f"{name}: written to bench/results/{runner.write(results).name}")
+            _say(f"{name}: the results are in {runner.write(results, folder).name}")
     if not given.trial:
-        report.write()
-        _say("docs/benchmarks.md is written from it")
+        _say(f"{report.write(folder, page).name} is written from the results")
     if not good:
         _say("a bar was missed")
     return 0 if good else 1

@@ -11,6 +11,7 @@ import functools
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,20 +31,33 @@ from shoal.model.workloads import ProcessSpec, ResourceRequest, WorkloadSpec, Wo
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire.channel import GrpcTransport
 
-NODES = 100
-RATE = 50.0
-OPERATIONS = 400
-
-STARTS = 20
-SHORT_LEASE = timedelta(seconds=3)
-SHORT_INTERVAL = timedelta(milliseconds=500)
-IDLE_SECONDS = 5.0
-
 MB = 2**20
 
 ECHO = Peer("grpc-echo", ("grpcio==1.85.1", "typing-extensions==4.16.0"), "grpc_echo.py")
 
-_OPEN_LOOP = f"{OPERATIONS} of them at {RATE:g}/s, counted from the moment each was due"
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured. A test of the measuring itself takes less of everything."""
+
+    #: Hollow nodes.
+    nodes: int = 100
+    #: Operations a second, one kind after the other.
+    rate: float = 50.0
+    #: Operations of each kind.
+    operations: int = 400
+    #: Processes that real agents start.
+    starts: int = 20
+    #: Seconds that a real agent is left alone before its memory is read.
+    idle: float = 5.0
+    #: Of the control plane that loses a real machine.
+    lease: timedelta = timedelta(seconds=3)
+    interval: timedelta = timedelta(milliseconds=500)
+
+
+FULL = Scale()
+
+_OPEN_LOOP = f"{FULL.operations} of them at {FULL.rate:g}/s, counted from the moment each was due"
 
 FIGURES = (
     Figure(
@@ -82,15 +96,16 @@ FIGURES = (
     Figure(
         "control_cpu",
         "% of a core",
-        f"What the control plane's process used while {NODES} nodes beat and workloads were applied at {RATE:g}/s.",
+        f"What the control plane's process used while {FULL.nodes} nodes beat and workloads were applied at "
+        f"{FULL.rate:g}/s.",
     ),
     Figure(
         "apply_to_running_p50",
         "ms",
-        f"With two real agents: from the wish for a process (`sleep infinity`) to the event that it runs, {STARTS} "
-        "processes one after the other: the median.",
+        "With two real agents: from the wish for a process (`sleep infinity`) to the event that it runs, "
+        f"{FULL.starts} processes one after the other: the median.",
     ),
-    Figure("apply_to_running_p99", "ms", f"The same: the 99th percentile, which is the slowest of the {STARTS}."),
+    Figure("apply_to_running_p99", "ms", f"The same: the 99th percentile, which is the slowest of the {FULL.starts}."),
     Figure(
         "loss_noticed",
         "s",
@@ -100,20 +115,20 @@ FIGURES = (
     Figure(
         "loss_replaced",
         "s",
-        f"The same kill: until all workloads of the node, half of {STARTS}, run on the other one.",
+        f"The same kill: until all workloads of the node, half of {FULL.starts}, run on the other one.",
     ),
     Figure(
         "loss_noticed_at_defaults",
         "s",
-        f"At the default lease of 30 s and beats every 10 s, with {NODES} hollow nodes of which one falls silent: from "
-        "when its last beat was sent to the event that it is NotReady.",
+        f"At the default lease of 30 s and beats every 10 s, with {FULL.nodes} hollow nodes of which one falls silent: "
+        "from when its last beat was sent to the event that it is NotReady.",
         bar=at_most(35),
         once=True,
     ),
     Figure(
         "agent_memory",
         "MB",
-        f"Resident memory (RSS) of an idle agent and its keeper, added up, {IDLE_SECONDS:g} s after the start; the "
+        f"Resident memory (RSS) of an idle agent and its keeper, added up, {FULL.idle:g} s after the start; the "
         "larger of two agents; MB of 2^20 bytes. Pages that the two processes share are counted twice.",
         bar=at_most(80),
     ),
@@ -125,12 +140,12 @@ FIGURES = (
     Figure(
         "control_memory",
         "MB",
-        f"Resident memory (RSS) of the control plane with {NODES} nodes and no workload yet.",
+        f"Resident memory (RSS) of the control plane with {FULL.nodes} nodes and no workload yet.",
     ),
     Figure(
         "control_memory_after_load",
         "MB",
-        f"The same process after {OPERATIONS} applies, updates and deletes.",
+        f"The same process after {FULL.operations} applies, updates and deletes.",
     ),
     Figure(
         "scheduler_same_shape",
@@ -148,8 +163,8 @@ def measure(run: int) -> Mapping[str, float]:
     return {
         **_measure_scheduler(),
         **_measure_echo(),
-        **asyncio.run(_measure_hollow(at_defaults=run == 0)),
-        **asyncio.run(_measure_agents()),
+        **asyncio.run(measure_hollow(FULL, at_defaults=run == 0)),
+        **asyncio.run(measure_agents(FULL)),
     }
 
 
@@ -163,7 +178,7 @@ def _measure_scheduler() -> dict[str, float]:
 
 
 def _measure_echo() -> dict[str, float]:
-    answer = ECHO.run([str(RATE), str(OPERATIONS)], within=OPERATIONS / RATE + PATIENCE)
+    answer = ECHO.run([str(FULL.rate), str(FULL.operations)], within=FULL.operations / FULL.rate + PATIENCE)
     return _percentiles("grpc_echo", answer["seconds"])
 
 
@@ -190,10 +205,11 @@ class _Orders:
             self.load.see(verb, workload_id)
 
 
-async def _measure_hollow(*, at_defaults: bool) -> dict[str, float]:
+async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]:
+    """The figures of a control plane with hollow nodes."""
     found: dict[str, float] = {}
     orders = _Orders()
-    names = [f"workload-{number:04d}" for number in range(OPERATIONS)]
+    names = [f"workload-{number:04d}" for number in range(scale.operations)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
         fleet = await stack.enter_async_context(LocalFleet(folder, agents=0))
@@ -201,27 +217,27 @@ async def _measure_hollow(*, at_defaults: bool) -> dict[str, float]:
         hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_order=orders.arrived)
         await hollow.start()
         stack.push_async_callback(hollow.stop)
-        for number in range(NODES):
+        for number in range(scale.nodes):
             hollow.add(HollowNode(f"hollow-{number:03d}"))
-        await _wait_until_ready(control)
+        await _wait_until_ready(control, scale.nodes)
         process = psutil.Process(fleet.pid_of(CONTROL))
         found["control_memory"] = process.memory_info().rss / MB
 
         async def apply(name: str, *, revision: str) -> None:
             await control.apply(_document(name, cpu=50, memory=32, env={"REVISION": revision}))
 
-        load = orders.load = Load(names, rate=RATE, effects=("apply",))
+        load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
         watch = _CpuWatch(process)
         await load.run(functools.partial(apply, revision="1"))
         found["control_cpu"] = watch.percent()
         found |= _percentiles("apply_to_agent", load.latencies("apply"))
 
-        load = orders.load = Load(names, rate=RATE, effects=("apply",))
+        load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
         await load.run(functools.partial(apply, revision="2"))
         found |= _percentiles("update_to_agent", load.latencies("apply"))
 
         seen = await stack.enter_async_context(sightings(control))
-        load = orders.load = Load(names, rate=RATE, effects=("delete", "gone"))
+        load = orders.load = Load(names, rate=scale.rate, effects=("delete", "gone"))
         seen.listen(_tell_of("WorkloadDeleted", functools.partial(load.see, "gone")))
         await load.run(control.delete)
         found |= _percentiles("delete_to_agent", load.latencies("delete"))
@@ -233,12 +249,12 @@ async def _measure_hollow(*, at_defaults: bool) -> dict[str, float]:
     return found
 
 
-async def _wait_until_ready(control: ControlPlane) -> None:
+async def _wait_until_ready(control: ControlPlane, nodes: int) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENCE
-    while (ready := (await control.summary()).ready_nodes) < NODES:
+    while (ready := (await control.summary()).ready_nodes) < nodes:
         if loop.time() > deadline:
-            raise DeadlineError(f"{ready} of {NODES} hollow nodes were Ready within {PATIENCE:g} s")
+            raise DeadlineError(f"{ready} of {nodes} hollow nodes were Ready within {PATIENCE:g} s")
         await asyncio.sleep(0.05)
 
 
@@ -288,18 +304,19 @@ class _CpuWatch:
 # Two real agents
 
 
-async def _measure_agents() -> dict[str, float]:
+async def measure_agents(scale: Scale) -> dict[str, float]:
+    """The figures of a control plane with two real agents."""
     found: dict[str, float] = {}
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
         fleet = await stack.enter_async_context(
-            LocalFleet(folder, agents=2, cpu=8, memory="8GB", lease=SHORT_LEASE, heartbeat_interval=SHORT_INTERVAL)
+            LocalFleet(folder, agents=2, cpu=8, memory="8GB", lease=scale.lease, heartbeat_interval=scale.interval)
         )
         control = await stack.enter_async_context(fleet.client())
-        await asyncio.sleep(IDLE_SECONDS)
+        await asyncio.sleep(scale.idle)
         found |= _agent_memory(fleet)
         seen = await stack.enter_async_context(sightings(control))
-        found |= await _starts(control, seen)
+        found |= await _starts(control, seen, scale.starts)
         found |= await _lose_a_machine(fleet, control, seen)
     return found
 
@@ -318,10 +335,10 @@ def _agent_memory(fleet: LocalFleet) -> dict[str, float]:
     return {"agent_memory": max(resident) / MB, "agent_memory_shared_once": max(proportional) / MB}
 
 
-async def _starts(control: ControlPlane, seen: Sightings) -> dict[str, float]:
+async def _starts(control: ControlPlane, seen: Sightings, count: int) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     taken = []
-    for number in range(STARTS):
+    for number in range(count):
         name = f"process-{number:02d}"
         begun = loop.time()
         await control.apply(_document(name, cpu=100, memory=64))
@@ -360,9 +377,9 @@ AREA = Area(
     name="control",
     title="Control plane and agent",
     about=(
-        f"A real `shoal control` process with SQLite on disk. Its {NODES} hollow nodes are simulated agents that live\n"
-        "in the measuring process, speak the agents' protocol over gRPC and run nothing; the client that sends the\n"
-        "wishes lives there too. Two agents are real processes where it says so."
+        f"A real `shoal control` process with SQLite on disk. Its {FULL.nodes} hollow nodes are simulated agents that\n"
+        "live in the measuring process, speak the agents' protocol over gRPC and run nothing; the client that sends\n"
+        "the wishes lives there too. Two agents are real processes where it says so."
     ),
     figures=FIGURES,
     measure=measure,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -135,6 +136,7 @@ class Registration:
         self._remember_session = remember_session
         self._session = ""
         self._sequence = 0
+        self._measured_at = -math.inf
         contact.ask_through(self._ownership)
 
     @property
@@ -183,7 +185,7 @@ class Registration:
             await self._wait_for_beat(next_at, sent_at, hurry=failures == 0)
             sent_at = self._clock.monotonic()
             try:
-                await self._beat(sent_at, measure=sent_at >= next_at)
+                await self._beat(sent_at)
             except (NotFoundError, SessionSupersededError):
                 self._metrics.beat("refused")
                 raise
@@ -238,8 +240,12 @@ class Registration:
         if self._remember_session is not None and answer.session:
             await self._remember_session(answer.session)
 
-    async def _beat(self, sent_at: float, *, measure: bool) -> None:
-        request = await self._snapshot(measure=measure)
+    async def _beat(self, sent_at: float) -> None:
+        if sent_at - self._measured_at >= self.rhythm.interval:
+            # Beats that follow from changes should be quick, and rates over tenths of a second say little.
+            self._measured_at = sent_at
+            await self._reports.measure()
+        request = self._snapshot()
         reach("agent.heartbeat.before")
         answer = await self._client.heartbeat(request, timeout=self.rhythm.patience)
         if not answer.acknowledged:
@@ -261,9 +267,7 @@ class Registration:
         else:
             await self._reports.extend_deadlines(self._contact.time_left())
 
-    async def _snapshot(self, *, measure: bool) -> pb.HeartbeatRequest:
-        if measure:
-            await self._reports.measure()
+    def _snapshot(self) -> pb.HeartbeatRequest:
         reports, usages = self._reports.statuses(), self._reports.usages()
         self._sequence += 1
         measured = [

@@ -255,7 +255,7 @@ class Agent:
     def _node_spec(self, node: NodeSelf) -> NodeSpec:
         spec = NodeSpec(
             node_id=node.node_id,
-            endpoint=self.settings.endpoint(self.address, local_host=self._local_host()),
+            endpoint=self.settings.endpoint(self.address, local_host=self._local_host),
             capacity=node.capacity,
             workload_types=tuple(kind.value for kind in self.executor.types),
             storage_drivers=("local",),

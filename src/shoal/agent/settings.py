@@ -7,7 +7,7 @@ Called by `shoal.cli`; read by `shoal.agent.server`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -150,7 +150,7 @@ class AgentSettings:
         named = {"region": self.region, "env": self.environment}
         return {**{key: value for key, value in named.items() if value}, **self.labels}
 
-    def endpoint(self, served_at: str, *, local_host: str) -> str:
+    def endpoint(self, served_at: str, *, local_host: Callable[[], str]) -> str:
         """What is registered: as given, else where the agent serves, in a form that others can dial.
 
         Args:
@@ -161,7 +161,7 @@ class AgentSettings:
         if self.advertise:
             return _with_port(self.advertise, served.port)
         listening = parse_address(self.grpc_address, listening=True)
-        return str(Address(local_host, served.port)) if listening.is_wildcard else served_at
+        return str(Address(local_host(), served.port)) if listening.is_wildcard else served_at
 
 
 def _with_port(text: str, port: int) -> str:

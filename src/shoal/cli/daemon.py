@@ -45,11 +45,14 @@ def load(
     flags: Mapping[str, object | None],
     env_names: Mapping[str, Sequence[str]],
     config: str | None,
-    log_level: str | None,
+    log_level: Callable[[T], str | None] | str | None,
     log_format: str | None,
     flag_names: Mapping[str, str] | None = None,
 ) -> T:
-    """Read the settings of a process and set up its log lines. Raises `InvalidError` with everything that is wrong."""
+    """Read the settings of a process and set up its log lines. Raises `InvalidError` with everything that is wrong.
+
+    A level that is one of the settings is taken out of them.
+    """
     from shoal.core.config import load_settings
     from shoal.core.telemetry import setup_logging
 
@@ -64,7 +67,8 @@ def load(
         problems.extend(error.problems)
         hint = error.hint
     try:
-        setup_logging(level=log_level, style=log_format)
+        level = (log_level(loaded) if loaded is not None else None) if callable(log_level) else log_level
+        setup_logging(level=level, style=log_format)
     except InvalidError as error:
         problems.extend(error.problems)
     if problems or loaded is None:

@@ -37,8 +37,8 @@ from shoal.core.tasks import TaskScope
 CONTROL = "control"
 STARTS_WITHIN = 60.0
 """Seconds a child may take until it serves; generous, because a busy machine is not a broken one."""
-STOPS_WITHIN = 45.0
-"""Seconds an agent may take to stop its workloads: four times the usual grace of one."""
+STOPS_WITHIN = 75.0
+"""Seconds an agent may take to end: a little more than it gives its workloads."""
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
 
@@ -79,7 +79,19 @@ class _Child:
 
 
 class LocalFleet:
-    """One control plane and several agents, as child processes of this one."""
+    """One control plane and several agents, as child processes of this one.
+
+    Args:
+        base_dir: where everything is kept. One fleet at a time can own it.
+        agents: how many agents `start` starts; they are called node-1, node-2, …
+        slots: of each agent, like `cpu`, `memory` and `disk_gb`; None leaves it to the agent.
+        lease: the control plane's; None for its default, as `heartbeat_interval`.
+        grpc_port: of the control plane, like `http_port`; 0 for one that is free, kept for the life of the fleet.
+        usual_ports: taken instead of any free ones if they are free.
+        stop_workloads_on_exit: whether an agent that is asked to end stops its workloads first.
+        extra_env: added to the environment of every child.
+        control_args: further flags of `shoal control`, and `agent_args` of every `shoal agent`.
+    """
 
     def __init__(
         self,
@@ -89,10 +101,12 @@ class LocalFleet:
         slots: int | None = None,
         cpu: str | float | None = None,
         memory: str | int | None = None,
+        disk_gb: int | None = None,
         lease: timedelta | None = None,
         heartbeat_interval: timedelta | None = None,
         grpc_port: int = 0,
         http_port: int = 0,
+        usual_ports: tuple[int, int] = (0, 0),
         stop_workloads_on_exit: bool = True,
         extra_env: Mapping[str, str] | None = None,
         control_args: Sequence[str] = (),
@@ -105,10 +119,11 @@ class LocalFleet:
         self.base_dir = Path(base_dir).absolute()
         #: The agents' names, which are their node ids.
         self.names: tuple[str, ...] = tuple(f"node-{number}" for number in range(1, agents + 1))
-        self._capacity = {"--slots": slots, "--cpu": cpu, "--memory": memory}
+        self._capacity = {"--slots": slots, "--cpu": cpu, "--memory": memory, "--disk-gb": disk_gb}
         self._lease = lease
         self._heartbeat_interval = heartbeat_interval
         self._ports = [grpc_port, http_port]
+        self._usual_ports = usual_ports
         self._stop_workloads = stop_workloads_on_exit
         self._extra_env = dict(extra_env or {})
         self._control_args = tuple(control_args)
@@ -152,6 +167,11 @@ class LocalFleet:
         """What a child writes."""
         return self.directory_of(name) / "log"
 
+    @property
+    def is_started(self) -> bool:
+        """Whether the directory is this fleet's, and something may run in it."""
+        return self._lock is not None
+
     def pid_of(self, name: str) -> int:
         """The process id of a running child. Raises `PreconditionError` when it does not run."""
         return self._running(name).process.pid
@@ -182,6 +202,8 @@ class LocalFleet:
 
     async def stop(self) -> None:
         """Stop the agents, then the control plane, and leave no process behind."""
+        if self._lock is None:
+            return  # nothing was started, and what runs in the directory is somebody else's
         agents = [name for name in self._children if name != CONTROL]
         await asyncio.gather(*(self.stop_agent(name) for name in agents))
         for name in self.names:
@@ -191,6 +213,8 @@ class LocalFleet:
 
     async def kill(self) -> None:
         """End everything at once, workloads included."""
+        if self._lock is None:
+            return
         for name in self.names:
             self._dismiss(name)
             await self._sweep(name)
@@ -228,7 +252,12 @@ class LocalFleet:
     async def start_control(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the control plane, at the same addresses as before if it ran already."""
         await self._own_directory()
-        self._ports = [port or free_port(self._entropy) for port in self._ports]
+        # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours
+        # and nobody left behind by an earlier owner holds the usual ones.
+        self._ports = [
+            port or (usual if usual and is_free(usual) else free_port(self._entropy))
+            for port, usual in zip(self._ports, self._usual_ports, strict=True)
+        ]
         arguments = [
             *("control", "--insecure", "--data-dir", str(self._data_dir(CONTROL))),
             *("--grpc-port", str(self._ports[0]), "--http-port", str(self._ports[1])),

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,11 @@ def data(text: str) -> None:
     print(text, flush=True)
 
 
+def to_width(text: str) -> str:
+    """As much of a line as fits the terminal behind stderr; all of it without one."""
+    return cut(text, _width(sys.stderr)) if sys.stderr.isatty() else text
+
+
 def raw(chunk: bytes) -> None:
     """Bytes as they are, such as a workload's own output."""
     stream = getattr(sys.stdout, "buffer", None)
@@ -117,43 +123,40 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, em
     if not rows and empty:
         words(empty)
         return
-    console = _console(sys.stdout)
-    for line in table_lines(columns, rows, width=console.width):
-        console.print(line, soft_wrap=True, highlight=False)
+    for line in _table_lines(columns, rows, width=_width(sys.stdout)):
+        _emit(sys.stdout, line)
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, width: int) -> list[Text]:
     """The same as lines, for displays that print themselves."""
-    from rich.text import Text
+    return [_styled(line) for line in _table_lines(columns, rows, width=width)]
 
+
+def _table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, width: int) -> list[list[Cell]]:
     cleaned = [[_cell(each) for each in row] for row in rows]
     layout = fit(columns, [[cell.text for cell in row] for row in cleaned], width)
     chosen = list(zip(layout.columns, layout.widths, strict=True))
     header = [Cell(column.title, "bold") for column in columns]
     lines = []
     for row in [header, *cleaned]:
-        line = Text(no_wrap=True, overflow="ignore")
-        for position, (index, size) in enumerate(chosen):
-            if position:
-                line.append(" " * GAP)
-            text = pad(cut(row[index].text, size), size, right=columns[index].right)
-            line.append(text, style=row[index].style or None)
-        line.rstrip()
+        line = [
+            Cell(pad(cut(row[index].text, size), size, right=columns[index].right) + " " * GAP, row[index].style)
+            for index, size in chosen
+        ]
+        while line and not line[-1].text.strip():
+            line.pop()
+        if line:
+            line[-1] = Cell(line[-1].text.rstrip(), line[-1].style)
         lines.append(line)
     return lines
 
 
 def facts(pairs: Sequence[tuple[str, str | Cell]]) -> None:
     """Names and values, one pair a line; pairs without a value are left out."""
-    from rich.text import Text
-
     shown = [(name, cell) for name, cell in ((name, _cell(value)) for name, value in pairs) if cell.text]
     size = max((len(name) for name, _ in shown), default=0)
-    console = _console(sys.stdout)
     for name, cell in shown:
-        line = Text(f"{name}{' ' * (size - len(name) + GAP)}", style="bold")
-        line.append(cell.text, style=cell.style or "not bold")
-        console.print(line, soft_wrap=True, highlight=False)
+        _emit(sys.stdout, [Cell(f"{pad(name, size)}{' ' * GAP}", "bold"), cell])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -162,9 +165,7 @@ def facts(pairs: Sequence[tuple[str, str | Cell]]) -> None:
 
 def words(text: str, *, style: str = "") -> None:
     """Something to tell the person at the terminal."""
-    from rich.text import Text
-
-    _console(sys.stderr).print(Text(text, style=style), soft_wrap=True, highlight=False)
+    _emit(sys.stderr, [Cell(text, style)])
 
 
 def warn(text: str) -> None:
@@ -259,14 +260,13 @@ class Progress:
 def progress() -> Iterator[Progress]:
     """A `Progress` for the length of a block. A live one leaves nothing behind on the screen."""
     display = Progress()
-    console = _console(sys.stderr)
-    if not _is_lively(console):
+    if not _is_lively(sys.stderr):
         yield display
         return
     from rich.live import Live
     from rich.text import Text
 
-    with Live(Text(""), console=console, transient=True, refresh_per_second=8) as live:
+    with Live(Text(""), console=_console(sys.stderr), transient=True, refresh_per_second=8) as live:
         display._live = live  # noqa: SLF001  the display is made here and nowhere else
         yield display
 
@@ -289,7 +289,7 @@ def screen() -> Iterator[Callable[[Callable[[int], Sequence[Text]]], None]]:
 
 def stdout_is_lively() -> bool:
     """Whether stdout is a terminal that can redraw."""
-    return _is_lively(_console(sys.stdout))
+    return _is_lively(sys.stdout)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -336,21 +336,42 @@ def _cell(value: str | Cell) -> Cell:
 
 
 def _labelled(label: str, text: str, style: str) -> None:
+    _emit(sys.stderr, [Cell(f"{label}:", style), Cell(f" {text}")])
+
+
+def _emit(stream: IO[str], line: Sequence[Cell]) -> None:
+    """Print one line. Rich is loaded for terminals only: a server's log needs none of it, nor its memory."""
+    if stream.isatty():
+        _console(stream).print(_styled(line), soft_wrap=True, highlight=False)
+    else:
+        print("".join(cell.text for cell in line), file=stream, flush=True)
+
+
+def _styled(line: Sequence[Cell]) -> Text:
     from rich.text import Text
 
-    line = Text(f"{label}:", style=style)
-    line.append(f" {text}", style="not bold default")
-    _console(sys.stderr).print(line, soft_wrap=True, highlight=False)
+    text = Text(no_wrap=True, overflow="ignore")
+    for cell in line:
+        text.append(cell.text, style=cell.style or None)
+    return text
 
 
-def _is_lively(console: Console) -> bool:
-    return console.is_terminal and not console.is_dumb_terminal
+def _is_lively(stream: IO[str]) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 def _console(stream: IO[str]) -> Console:
     from rich.console import Console
 
     # On a terminal rich follows its size, also when it changes; elsewhere the width must not depend on who looks.
-    given = os.environ.get("COLUMNS", "").isdigit()
-    width = None if stream.isatty() or given else WIDTH_WITHOUT_TERMINAL
+    width = None if stream.isatty() else _width(stream)
     return Console(file=stream, width=width, force_terminal=stream.isatty(), emoji=False, markup=False)
+
+
+def _width(stream: IO[str]) -> int:
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    if not stream.isatty():
+        return WIDTH_WITHOUT_TERMINAL
+    return shutil.get_terminal_size((WIDTH_WITHOUT_TERMINAL, 24)).columns

@@ -21,7 +21,7 @@ from shoal.cli import daemon, output, session
 from shoal.cli.options import START
 from shoal.cli.output import ProgressRow
 from shoal.cli.tables import clean
-from shoal.core.errors import ShoalError
+from shoal.core.errors import InvalidError, ShoalError, problem
 from shoal.core.tasks import task_scope
 
 if TYPE_CHECKING:
@@ -47,67 +47,87 @@ def up(
         float | None, typer.Option("--cpu", metavar="CORES", help="Cores of each agent; else the machine is divided")
     ] = None,
     memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each agent, such as 512M or 2G")
+        str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each agent, such as 512MB or 4GB")
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", min=0, metavar="N", help="Slots of each agent")] = None,
     data_dir: Annotated[
         str, typer.Option("--data-dir", metavar="PATH", help="Where everything is kept between two runs")
     ] = DEFAULT_DIR,
     grpc_port: Annotated[
-        int | None,
-        typer.Option("--grpc-port", min=0, max=65535, metavar="PORT", help="[8085 if it is free, else any]"),
-    ] = None,
+        int,
+        typer.Option("--grpc-port", min=0, max=65535, metavar="PORT", help="0 is 8085 if it is free, else any"),
+    ] = 0,
     http_port: Annotated[
-        int | None,
-        typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="[8084 if it is free, else any]"),
-    ] = None,
+        int,
+        typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="0 is 8084 if it is free, else any"),
+    ] = 0,
 ) -> int:
     """Run a control plane and some agents on this machine, until Ctrl-C.
 
     Ctrl-C stops the workloads, then the agents, then the control plane; a second one does not wait. The next `shoal up`
     in the same folder goes on with what there was. Nothing is encrypted, and only this machine can connect.
     """
+    from shoal.agent.probes import detect_capacity
     from shoal.cli.fleet import LocalFleet
 
-    share = divide_machine(agents)
+    whole = detect_capacity(data_dir=Path(data_dir).absolute())
     fleet = LocalFleet(
         data_dir,
         agents=agents,
-        cpu=cpu if cpu is not None else share.cores,
-        memory=memory if memory is not None else f"{share.memory_mb}M",
+        # A little less than its share for each, rather than a sum above the whole.
+        cpu=cpu if cpu is not None else max(1, whole.cpu_millicores // agents) / 1000,
+        memory=_checked_memory(memory) or f"{max(1, whole.memory_mb // agents)}MB",
+        disk_gb=whole.disk_gb // agents,
         slots=slots,
-        grpc_port=_port(grpc_port, USUAL_PORTS[0]),
-        http_port=_port(http_port, USUAL_PORTS[1]),
+        grpc_port=grpc_port,
+        http_port=http_port,
+        usual_ports=USUAL_PORTS,
     )
     result: int = session.surroundings.get(session.Surroundings()).run(_run(fleet))
     return result
+
+
+def _checked_memory(text: str | None) -> str | None:
+    from shoal.agent.probes import parse_memory
+
+    try:
+        if text is not None:
+            parse_memory(text)
+    except ValueError as error:
+        raise InvalidError([problem("--memory", text, str(error))]) from None
+    return text
 
 
 async def _run(fleet: LocalFleet) -> int:
     stop, hurry = asyncio.Event(), asyncio.Event()
     with daemon.stopping_on_signals(stop, second=hurry.set):
         try:
-            if await _unless(stop, _start(fleet)):
-                return await _watch(fleet, stop)
-            return 0
+            return await _watch(fleet, stop) if await _unless(stop, _start(fleet)) else 0
         finally:
-            output.words("stopping; Ctrl-C again does not wait for workloads to end")
-            # What stops is never cancelled half-way by the one who waits: it is hurried, and then waited for.
-            if not await _unless(hurry, fleet.stop()):
-                await fleet.kill()
-            output.words("stopped")
+            if fleet.is_started:
+                output.words("stopping; Ctrl-C again does not wait for workloads to end")
+                if not await _unless(hurry, fleet.stop()):
+                    await fleet.kill()
+                output.words("stopped")
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, but cancel it when the event is set. Returns whether it was done."""
+    """Do the work, but give it up when the event is set. Returns whether it was done."""
+    errors: list[Exception] = []
+
+    async def do() -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001  handed over to the caller, below
+            errors.append(error)
+
     async with task_scope("up") as scope:
-        doing = scope.start(work, name="work")
-        waiting = scope.start(event.wait(), name="event")
-        await asyncio.wait({doing, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        if not doing.done():
-            return False
-        await doing
-        return True
+        doing = scope.start(do(), name="work")
+        await asyncio.wait({doing, scope.start(event.wait(), name="event")}, return_when=asyncio.FIRST_COMPLETED)
+        done = doing.done()
+    if errors:
+        raise errors[0]
+    return done
 
 
 async def _start(fleet: LocalFleet) -> None:
@@ -145,7 +165,7 @@ async def _watch(fleet: LocalFleet, stop: asyncio.Event) -> int:
         ended = died.result()
     output.fail_with(
         f"{ended}, so everything is stopped",
-        output=ended.tail,
+        output="\n".join(ended.tail.splitlines()[-5:]),
         hint=f"its log is {fleet.log_of(ended.name)}; start again with `shoal up`",
     )
     return 1
@@ -170,7 +190,7 @@ async def _show_events(fleet: LocalFleet) -> None:
     with contextlib.suppress(ShoalError):
         async with fleet.client() as control:
             async for event in control.watch_events(patience=math.inf):
-                output.words(line_of(event))
+                output.words(output.to_width(line_of(event)))
 
 
 async def _show_lines(fleet: LocalFleet) -> None:
@@ -209,12 +229,3 @@ class LoudLines:
         self._rest = self._rest[-_AT_ONCE:]
         found = (_LOUD.match(line.decode(errors="replace")) for line in lines)
         return [clean(f"{match[1].lower()}: {match['rest']}") for match in found if match is not None]
-
-
-# ---------------------------------------------------------------------------------------------------------
-
-
-def _port(asked: int | None, usual: int) -> int:
-    if asked is not None:
-        return asked
-    return usual if is_free(usual) else 0

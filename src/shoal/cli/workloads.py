@@ -91,7 +91,7 @@ async def get_workload(control: ControlPlane, workload: WorkloadName, *, as_json
             ("workload", view.workload_id),
             ("state", output.state(view.status)),
             ("desired", view.desired_state),
-            ("reason", waiting.why(view)),
+            ("reason", waiting.why(view).partition(" (")[0] if view.rejections else waiting.why(view)),
             ("node", view.assigned_node_id),
             ("type", view.type),
             ("group", view.group_id),

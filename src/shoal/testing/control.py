@@ -15,11 +15,13 @@ from typing import Any, Self
 
 from shoal.control.facts import Strategy
 from shoal.control.server import ControlPlane, ControlSettings
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.clock import Clock
 from shoal.core.entropy import SeededEntropy
 from shoal.testing.clock import LoopClock
 from shoal.testing.hollow import HollowFleet, HollowNode
-from shoal.testing.stores import MemoryStore
+from shoal.testing.stores import KeptStore
+from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.local import LocalNetwork
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -53,7 +55,7 @@ class ControlKit:
         )
         self.clock: Clock = LoopClock(START)
         self.network = LocalNetwork()
-        self.store = MemoryStore()
+        self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
         self.plane: ControlPlane
         self.agents = HollowFleet(
             self.network.transport("agents"), CONTROL_ADDRESS, listen=AGENTS_ADDRESS, clock=self.clock
@@ -69,6 +71,7 @@ class ControlKit:
         await self.agents.stop()
         await self.channel.close()
         await self.stop_control()
+        await self.store.dispose()
 
     async def start_control(self) -> None:
         """Start, or start again on what is stored."""

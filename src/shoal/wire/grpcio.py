@@ -17,8 +17,9 @@ os.environ.update(_added)
 try:
     import grpc
     from grpc import aio
+    from grpc_reflection.v1alpha import reflection
 finally:
     for _name in _added:
         del os.environ[_name]
 
-__all__ = ["aio", "grpc"]
+__all__ = ["aio", "grpc", "reflection"]

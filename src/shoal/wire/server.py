@@ -11,11 +11,9 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from grpc_reflection.v1alpha import reflection
-
 from shoal.core.errors import UnavailableError
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.grpcio import aio, grpc
+from shoal.wire.grpcio import aio, grpc, reflection
 from shoal.wire.health import Health
 from shoal.wire.security import Security, add_port
 from shoal.wire.serving import Endpoint, RpcObserver, answer, converse, endpoints_of
@@ -23,6 +21,9 @@ from shoal.wire.status import OK, Status
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+# Streams of a whole fleet fit in; a client that opens more than this is refused with RESOURCE_EXHAUSTED.
+_MAX_CALLS = 10_000
 
 # When a caller goes away, gRPC first ends its requests, as if all had been said, and refuses what is still sent; only
 # a moment later it cancels the call. Given that moment, a handler sees its cancellation and neither of the two.
@@ -76,7 +77,7 @@ async def serve(
     names = [method.service for service in services for method in service.methods]
     health = Health(names)
     endpoints = endpoints_of([*services, health.service()])
-    server = aio.server(options=_OPTIONS)
+    server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((_Handlers(endpoints, observer),))
     listed = {endpoint.method.service for endpoint in endpoints.values()}
     reflection.enable_server_reflection(sorted({*listed, reflection.SERVICE_NAME}), server)

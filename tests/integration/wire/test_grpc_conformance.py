@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.testing.suites.transport import Tally, TransportSuite
+from shoal.testing.suites.parrot import Tally
+from shoal.testing.suites.transport import TransportSuite
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.transport import Transport
 

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from shoal.core.errors import DeadlineError, DeniedError, InvalidError, UnavailableError
-from shoal.testing.suites.transport import CHAT, COUNT, FAIL, SAY, WAIT, Parrot
+from shoal.testing.suites.parrot import CHAT, COUNT, FAIL, SAY, WAIT, Parrot
 from shoal.wire.health import WATCH
 from shoal.wire.local import LocalNetwork
 from shoal.wire.local_faults import Outage

@@ -13,7 +13,7 @@ from shoal.core import errors
 from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
-from shoal.testing.suites.transport import raisable_errors
+from shoal.testing.suites.parrot import raisable_errors
 from shoal.wire.status import ERROR_TRAILER, INVALID_TRAILER, Code, Status, error_of, explain, status_of
 
 TABLE = {

@@ -6,7 +6,7 @@ that is no longer the stored one raises `ConflictError` and nothing of the batch
 batch survives the death of the process and of the machine.
 
 Called by `shoal.control.nodes` and `shoal.control.workloads`; backed by `sqlite.py` and `postgres.py`, which pass one
-conformance suite (`shoal.testing.suites.StoreSuite`).
+conformance suite (`shoal.testing.suites.store.StoreSuite`).
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Store(Protocol):
     async def commit(self, batch: Batch) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors.
 
-        Raises `ConflictError` when a version moved, `UnavailableError` when the store cannot be reached; then
-        nothing of the batch is stored, or (unavailable during the commit itself) that is not known.
+        Raises `ConflictError` when a version moved, `ExhaustedError` when there is no room on the disk or in the
+        queue, `UnavailableError` when the store cannot be reached; then nothing of the batch is stored, or (the fact
+        `outcome` is "unknown": it was lost during the commit itself) that is not known.
         """
         ...
 

@@ -153,6 +153,8 @@ class _Line:
             try:
                 if self._connection is not None:
                     self._database.cut_off(self._connection)
+            except Exception as error:  # noqa: BLE001 it broke by itself meanwhile
+                log.debug("cutting off %s: %s", self._database.where, error)
             finally:
                 self._letting_go.release()
 

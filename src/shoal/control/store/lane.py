@@ -234,6 +234,8 @@ class ThreadLane(Generic[Order, Answer]):
                 entry.future.set_exception(_late(known=entry in dropped or entry.is_job))
         if late:
             log.warning("%s does not answer; %d callers were told", self._name, len(late))
+        # What only waited behind others says nothing about the call under way: that one may have more patience.
+        if any(entry.taken for entry in late):
             self._cut_off()
         self._watch = None
         if self._unanswered:

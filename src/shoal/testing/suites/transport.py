@@ -17,165 +17,47 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import BytesValue, StringValue
 from grpc_health.v1 import health_pb2
 
-from shoal.core import errors
 from shoal.core.errors import (
     DeadlineError,
     ExhaustedError,
     InternalError,
     InvalidError,
     NotFoundError,
-    Problem,
     ShoalError,
-    StaleGenerationError,
     UnavailableError,
     UnsupportedError,
     problem,
+)
+from shoal.testing.suites.parrot import (
+    ASK,
+    CHAT,
+    COUNT,
+    FAIL,
+    FLOOD,
+    GROW,
+    LARGE,
+    MANGLED,
+    NAME,
+    SAY,
+    SERVED,
+    UNHEARD_OF,
+    UNSERVED,
+    WAIT,
+    Parrot,
+    Tally,
+    raisable_errors,
 )
 from shoal.wire.health import CHECK, WATCH
 from shoal.wire.serving import RpcObserver, close_stream
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Channel, Method, Server, Service, Transport
 
-_NAME = "shoal.testing.Parrot"
 _PATIENCE = 30.0
-_LARGE = 64 * 1024
-
-SAY = Method(_NAME, "Say", StringValue, StringValue)
-FAIL = Method(_NAME, "Fail", StringValue, StringValue)
-WAIT = Method(_NAME, "Wait", StringValue, StringValue)
-ASK = Method(_NAME, "Ask", StringValue, StringValue)
-GROW = Method(_NAME, "Grow", BytesValue, BytesValue)
-COUNT = Method(_NAME, "Count", StringValue, StringValue, Cardinality.SERVER_STREAM)
-FLOOD = Method(_NAME, "Flood", StringValue, BytesValue, Cardinality.SERVER_STREAM)
-CHAT = Method(_NAME, "Chat", StringValue, StringValue, Cardinality.BOTH_STREAM)
-UNSERVED = Method(_NAME, "Unserved", StringValue, StringValue)
-UNHEARD_OF = Method(_NAME, "UnheardOf", StringValue, StringValue)
-#: The same method as a careless client sees it: its requests are not what the server expects.
-MANGLED = Method(_NAME, "Say", BytesValue, StringValue)
-
-_SERVED = (SAY, FAIL, WAIT, ASK, GROW, COUNT, FLOOD, CHAT, UNSERVED)
-
-
-def raisable_errors() -> dict[str, ShoalError]:
-    """One error of every type that may cross the wire as itself, with everything that it can carry."""
-    plain = {
-        name: cls(f"it is {name}", hint="do something else", colour="blue")
-        for name, cls in vars(errors).items()
-        if isinstance(cls, type)
-        and issubclass(cls, ShoalError)
-        and cls.__init__ is ShoalError.__init__
-        and cls not in (ShoalError, InternalError)
-    }
-    return plain | {
-        "InvalidError": InvalidError(
-            [problem("spec.type", "wat", "must be one of a, b"), Problem("spec.slots", "-1", "must be 0 or more")],
-            what="workload",
-            hint="read the schema",
-        ),
-        "NotFoundError": NotFoundError("workload", "web", hint="list them"),
-        "StaleGenerationError": StaleGenerationError("web", offered=3, highest=4),
-        "SessionSupersededError": errors.SessionSupersededError("n1"),
-    }
-
-
-class Parrot:
-    """The service that the suite talks to."""
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.cancelled = asyncio.Event()
-        self.sent = 0
-        self.heard: list[str] = []
-
-    async def say(self, request: StringValue, _call: Call) -> StringValue:
-        """Say the same."""
-        return request
-
-    async def fail(self, request: StringValue, _call: Call) -> StringValue:
-        """Raise the error of that name; a bug for a name that is none."""
-        error = raisable_errors().get(request.value)
-        if error is None:
-            raise ZeroDivisionError("secret: the password is 1234")
-        raise error
-
-    async def wait(self, _request: StringValue, _call: Call) -> StringValue:
-        """Never answer."""
-        self.waiting += 1
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        return StringValue()
-
-    async def ask(self, request: StringValue, call: Call) -> StringValue:
-        """What the call says of itself."""
-        answers = {
-            "method": call.method,
-            "peer": call.peer,
-            "time left": "none" if call.time_left is None else f"{call.time_left:.3f}",
-        }
-        return StringValue(value=answers.get(request.value, call.metadata.get(request.value, "")))
-
-    async def grow(self, request: BytesValue, _call: Call) -> BytesValue:
-        """Answer with as many bytes as the request says in text."""
-        return BytesValue(value=bytes(int(request.value)) if request.value.isdigit() else request.value)
-
-    async def count(self, request: StringValue, _call: Call) -> AsyncIterator[StringValue]:
-        """Count up to the number; past it fail if the request says so, or go on for ever without one."""
-        most, _, then = request.value.partition(" ")
-        number = 0
-        try:
-            while not most or number < int(most):
-                number += 1
-                self.sent = number
-                yield StringValue(value=str(number))
-            if then:
-                raise NotFoundError("number", str(number + 1))
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-        except GeneratorExit:
-            self.cancelled.set()
-            raise
-
-    async def flood(self, _request: StringValue, _call: Call) -> AsyncIterator[BytesValue]:
-        """Send large messages without end."""
-        while True:
-            self.sent += 1
-            yield BytesValue(value=bytes(_LARGE))
-
-    async def chat(self, requests: AsyncIterator[StringValue], _call: Call) -> AsyncIterator[StringValue]:
-        """Say everything twice, until told to stop."""
-        try:
-            async for request in requests:
-                self.heard.append(request.value)
-                if request.value == "stop":
-                    return
-                if request.value == "fail":
-                    raise NotFoundError("word", "fail")
-                yield StringValue(value=f"{request.value} {request.value}")
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
-
-
-@dataclass
-class Tally:
-    """An `RpcObserver` that remembers."""
-
-    seen: list[tuple[str, str]] = field(default_factory=list)
-
-    def observe(self, method: str, code: str, seconds: float) -> None:
-        """Remember."""
-        assert seconds >= 0
-        self.seen.append((method, code))
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -215,7 +97,7 @@ class TransportSuite:
     @pytest.fixture
     async def server(self, transport: Transport, parrot: Parrot) -> AsyncIterator[Server]:
         """A server on a free port."""
-        server = await transport.serve("127.0.0.1:0", [Service(_SERVED, parrot)])
+        server = await transport.serve("127.0.0.1:0", [Service(SERVED, parrot)])
         yield server
         await server.stop(grace=0)
 
@@ -380,13 +262,13 @@ class TransportSuite:
 
     async def test_a_slow_reader_slows_the_writer_down(self, channel: Channel, parrot: Parrot) -> None:
         stream = channel.stream(FLOOD, StringValue())
-        assert len((await anext(stream)).value) == _LARGE
+        assert len((await anext(stream)).value) == LARGE
         before = 0
         async with asyncio.timeout(_PATIENCE):
             while parrot.sent > before:
                 before = parrot.sent
                 await asyncio.sleep(0.3)
-        assert parrot.sent * _LARGE < 4 * MAX_MESSAGE_BYTES
+        assert parrot.sent * LARGE < 4 * MAX_MESSAGE_BYTES
         await close_stream(stream)
         assert (await channel.call(SAY, StringValue(value="on"))).value == "on"
 
@@ -453,7 +335,7 @@ class TransportSuite:
 
     async def test_a_stream_nobody_serves_is_unsupported(self, channel: Channel) -> None:
         for cardinality in (Cardinality.SERVER_STREAM, Cardinality.BOTH_STREAM):
-            method = Method(_NAME, "Nothing", StringValue, StringValue, cardinality)
+            method = Method(NAME, "Nothing", StringValue, StringValue, cardinality)
             with pytest.raises(UnsupportedError):
                 if cardinality is Cardinality.SERVER_STREAM:
                     await anext(channel.stream(method, StringValue()))
@@ -483,7 +365,7 @@ class TransportSuite:
         await server.stop(grace=0)
         with pytest.raises(UnavailableError):
             await channel.call(SAY, StringValue())
-        successor = await transport.serve(server.address, [Service(_SERVED, Parrot())])
+        successor = await transport.serve(server.address, [Service(SERVED, Parrot())])
         assert successor.address == server.address
 
         answer = ""
@@ -556,11 +438,11 @@ class TransportSuite:
 
     async def test_a_taken_port_is_named(self, transport: Transport, server: Server) -> None:
         with pytest.raises(UnavailableError, match=server.address):
-            await transport.serve(server.address, [Service(_SERVED, Parrot())])
+            await transport.serve(server.address, [Service(SERVED, Parrot())])
 
     async def test_every_address_can_be_listened_on(self, transport: Transport) -> None:
         for host in ("", "0.0.0.0", "localhost", "[::1]", "[::]"):  # noqa: S104 - what is tested
-            server = await transport.serve(f"{host}:0", [Service(_SERVED, Parrot())])
+            server = await transport.serve(f"{host}:0", [Service(SERVED, Parrot())])
             channel = transport.connect(server.address)
             assert (await channel.call(SAY, StringValue(value=host))).value == host
             await channel.close()
@@ -576,7 +458,7 @@ class TransportSuite:
 
     async def test_health_is_served(self, server: Server, channel: Channel) -> None:
         response = health_pb2.HealthCheckResponse
-        for name in ("", _NAME, "grpc.health.v1.Health"):
+        for name in ("", NAME, "grpc.health.v1.Health"):
             request = health_pb2.HealthCheckRequest(service=name)
             server.set_serving(True)
             assert (await channel.call(CHECK, request)).status == response.SERVING
@@ -587,7 +469,7 @@ class TransportSuite:
 
     async def test_health_can_be_watched(self, server: Server, channel: Channel) -> None:
         response = health_pb2.HealthCheckResponse
-        watching = channel.stream(WATCH, health_pb2.HealthCheckRequest(service=_NAME))
+        watching = channel.stream(WATCH, health_pb2.HealthCheckRequest(service=NAME))
         assert (await anext(watching)).status == response.SERVING
         server.set_serving(True)
         server.set_serving(False)

@@ -185,10 +185,15 @@ class TestHanging:
         desk.open.clear()
         slow = asyncio.ensure_future(new.run(lambda: desk.perform(["slow"]), patience=300))
         await asyncio.sleep(0)
+        desk.busy.wait()
         with pytest.raises(UnavailableError):
             await new.submit("quick")
         assert looptime == 15
-        slow.cancel()
+        assert desk.cuts == 0  # the call under way has more patience than those who wait behind it
+        with pytest.raises(UnavailableError):
+            await slow
+        assert looptime == 300
+        assert desk.cuts == 1
 
     async def test_a_thread_that_never_ends_is_left_behind(self, desk, make):
         new = make(patience=15)
