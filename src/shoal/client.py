@@ -53,6 +53,12 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 LOOK_EVERY = 2.0
 """Seconds after which a wait looks again although no event came: an event can be lost, a look cannot."""
 
+COMES_BACK_WITHIN = 2.0
+"""Seconds that a control plane which has answered before may be away until a call fails: it is being restarted, or it
+is back and the connection has not noticed yet. One that was never reached fails at once, because then the address is
+likely to be wrong."""
+
+_RETRY_EVERY = 0.1
 _LIST_FROM = 8
 """From this many workloads on, one list of all costs less than a call for each."""
 
@@ -140,6 +146,7 @@ class ControlPlane:
         self._channels: dict[str, Channel] = {}
         #: The address that answered last is asked first.
         self._first = 0
+        self._answered = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -410,16 +417,20 @@ class ControlPlane:
             # Whether a call that failed had an effect cannot be known: find an address that lives, then call there.
             await self.summary()
             return await self._channel(self._first).call(method, request, timeout=self._timeout)
-        errors: list[UnavailableError] = []
-        for index in self._order():
-            try:
-                answer = await self._channel(index).call(method, request, timeout=self._timeout)
-            except UnavailableError as error:
-                errors.append(error)
-            else:
-                self._first = index
-                return answer
-        raise self._unavailable(errors)
+        deadline = self._clock.monotonic() + (COMES_BACK_WITHIN if self._answered else 0.0)
+        while True:
+            errors: list[UnavailableError] = []
+            for index in self._order():
+                try:
+                    answer = await self._channel(index).call(method, request, timeout=self._timeout)
+                except UnavailableError as error:
+                    errors.append(error)
+                else:
+                    self._first, self._answered = index, True
+                    return answer
+            if self._clock.monotonic() >= deadline or any(map(_was_said, errors)):
+                raise self._unavailable(errors)
+            await self._clock.sleep(_RETRY_EVERY)
 
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
         errors: list[UnavailableError] = []
@@ -454,9 +465,8 @@ class ControlPlane:
 
     def _unavailable(self, errors: Sequence[UnavailableError]) -> UnavailableError:
         """One error for what every address said. What a control plane itself raised counts more than a silence."""
-        for error in errors:
-            if "address" not in error.facts:
-                return error
+        for error in filter(_was_said, errors):
+            return error
         where = ", ".join(self.addresses)
         # The last clause is the cause; what comes before it is how the transport got there.
         reasons = dict.fromkeys(error.message.rpartition(": ")[2] for error in errors)
@@ -465,6 +475,11 @@ class ControlPlane:
             hint="start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",
             address=where,
         )
+
+
+def _was_said(error: UnavailableError) -> bool:
+    """Whether a control plane itself raised it, rather than the way there."""
+    return "address" not in error.facts
 
 
 async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:

@@ -183,6 +183,27 @@ async def test_a_call_that_is_made_once_goes_where_somebody_is(setup):
     assert setup.script.calls.count("RemoveNode") == 1
 
 
+async def test_one_that_was_never_reached_fails_at_once(setup, looptime):
+    setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+    async with setup.client() as control:
+        with pytest.raises(UnavailableError):
+            await control.summary()
+    assert looptime == 0
+
+
+async def test_one_that_has_answered_is_given_a_moment_to_come_back(setup, looptime):
+    async with setup.client() as control:
+        await control.summary()
+        setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+        asyncio.get_running_loop().call_later(1.0, setup.network.heal)
+        await control.summary()
+        assert 1.0 <= looptime < 1.2
+        setup.network.partition("client", FIRST, outage=Outage.REFUSED)
+        with pytest.raises(UnavailableError):
+            await control.summary()
+    assert 3.0 <= looptime < 3.4
+
+
 def test_without_an_address_there_is_no_client():
     with pytest.raises(InvalidError):
         ControlPlane([], LocalNetwork().transport())

@@ -128,3 +128,8 @@ def megabytes(value: int) -> str:
     if value >= 10 * 1024:
         return f"{value / 1024:.0f}G"
     return f"{value / 1024:.1f}G" if value >= 1024 else f"{value}M"
+
+
+def size(count: int) -> str:
+    """A number of bytes in the unit that fits."""
+    return megabytes(count // 2**20) if count >= 2**20 else f"{count // 1024}K"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output, session
-from shoal.cli.nodes import cores, megabytes
+from shoal.cli.nodes import cores, megabytes, size
 from shoal.cli.options import FLEET, Json, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
@@ -153,7 +153,7 @@ def _workload_rows(snapshot: Snapshot, now: datetime) -> list[list[str | Cell]]:
             output.state(view.status),
             view.assigned_node_id or "-",
             f"{view.usage.cpu_percent:.0f}%" if view.usage else "-",
-            megabytes(round(view.usage.memory_bytes / 2**20)) if view.usage else "-",
+            size(view.usage.memory_bytes) if view.usage else "-",
             str(view.run.restarts if view.run else 0),
             output.ago(view.created_at, now) or "-",
         ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import completion, output, session, waiting
+from shoal.cli.nodes import size
 from shoal.cli.options import Detach, Json, Timeout, WorkloadName, WorkloadNames, client_command
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column, clean
@@ -106,7 +107,7 @@ async def get_workload(control: ControlPlane, workload: WorkloadName, *, as_json
             ("next restart", output.in_words(run.next_restart_at, now) if run else ""),
             ("attempts", f"{view.retry_attempts} of {view.retry_max_attempts}" if view.retry_attempts else ""),
             ("next attempt", output.in_words(view.retry_next_at, now)),
-            ("uses", f"{used.cpu_percent:.0f}% cpu, {used.memory_bytes / 2**20:.0f}M" if used else ""),
+            ("uses", f"{used.cpu_percent:.0f}% cpu, {size(used.memory_bytes)}" if used else ""),
         ]
     )
     if view.rejections:

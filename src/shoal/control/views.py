@@ -174,7 +174,7 @@ class Views:
             storage_drivers=record.spec.storage_drivers,
             labels=record.spec.labels,
             host_id=record.spec.host_id,
-            session=record.session[:SHOWN_SESSION],
+            session=record.session[-SHOWN_SESSION:],
             agent_version=record.spec.agent_version,
             features=tuple(sorted(record.spec.features)),
             clock_skew_ms=contact.skew_ms if contact else 0,

@@ -74,7 +74,7 @@ class NodeView:
     storage_drivers: tuple[str, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     host_id: str = ""
-    #: The first letters of the session, enough to tell two apart and no more.
+    #: The last letters of the session, enough to tell two apart and no more.
     session: str = ""
     agent_version: str = ""
     features: tuple[str, ...] = ()

@@ -17,6 +17,7 @@ dies when the next keeper comes up.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shutil
 import signal
@@ -41,6 +42,8 @@ from shoal.runtimes.keeper.records import (
     record_from_json,
 )
 from shoal.runtimes.usage import Meter
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "ProcessRuntime",
@@ -88,6 +91,8 @@ class ProcessRuntime:
             await self._link.open()
         except OSError as error:
             raise UnavailableError(f"the process runtime cannot be opened: {error}") from error
+        if self.limits().startswith("none"):
+            log.warning("processes run without memory and CPU limits: %s", self.limits().removeprefix("none: "))
 
     async def close(self) -> None:
         """Let go of the keeper. Runs go on; a keeper without any ends."""

@@ -81,16 +81,16 @@ async def until_gone(control, name, *, patience=PATIENCE):
     await until(holds, what=f"{name} is gone", patience=patience)
 
 
-def processes_of(workload_id):
-    """The pids of every living process of a workload, found by what it carries in its environment."""
-    mark = f"SHOAL_WORKLOAD_ID={workload_id}".encode()
+def processes_of(fleet, workload_id):
+    """The pids of every living process of a workload of this fleet, found by what it carries in its environment."""
+    marks = {f"SHOAL_WORKLOAD_ID={workload_id}".encode(), f"SHOAL_CONTROL={fleet.control_address}".encode()}
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError):
             state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            if state not in "ZX" and mark in (entry / "environ").read_bytes().split(b"\0"):
+            if state not in "ZX" and marks <= set((entry / "environ").read_bytes().split(b"\0")):
                 found.append(int(entry.name))
     return found
 
@@ -103,25 +103,25 @@ def is_alive(pid):
         return False
 
 
-async def life(control, name):
+async def life(fleet, control, name):
     """Apply, update, stop, start, delete; each wish is kept, and at each moment one process at most runs."""
     await insist(lambda: control.apply(process(name, revision="v1")))
     await until_status(control, name, "Running", revision="v1")
-    assert len(processes_of(name)) == 1
+    assert len(processes_of(fleet, name)) == 1
     await insist(lambda: control.apply(process(name, revision="v2", command=["sleep", "7200"])))
     await until_status(control, name, "Running", revision="v2")
-    pids = processes_of(name)
+    pids = processes_of(fleet, name)
     assert len(pids) == 1
     assert b"7200" in Path(f"/proc/{pids[0]}/cmdline").read_bytes()
     await insist(lambda: control.set_desired_state(name, DesiredState.STOPPED))
     await until_status(control, name, "Stopped")
-    assert processes_of(name) == []
+    assert processes_of(fleet, name) == []
     await insist(lambda: control.set_desired_state(name, DesiredState.RUNNING))
     await until_status(control, name, "Running", revision="v2")
-    assert len(processes_of(name)) == 1
+    assert len(processes_of(fleet, name)) == 1
     await insist(lambda: _delete(control, name))
     await until_gone(control, name)
-    assert processes_of(name) == []
+    assert processes_of(fleet, name) == []
 
 
 async def _delete(control, name):

@@ -20,7 +20,7 @@ async def test_the_control_plane_is_killed_at_each_point(fleet, control):
         await fleet.kill_control()
         await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=kill"})
         async with nurse(fleet, "control") as deaths:
-            await life(control, f"life-{point.replace('.', '-').replace('_', '-')}")
+            await life(fleet, control, f"life-{point.replace('.', '-').replace('_', '-')}")
             assert [death.name for death in deaths] == ["control"], f"{point} was not reached"
 
 
@@ -33,7 +33,7 @@ async def test_an_agent_is_killed_at_each_point(fleet, control):
         count = "@4" if point == "agent.heartbeat.before" else ""
         async with nurse(fleet, victim) as deaths:
             await _start_doomed(fleet, victim, f"{point}=kill{count}")
-            await life(control, f"life-{point.replace('.', '-').replace('_', '-')}")
+            await life(fleet, control, f"life-{point.replace('.', '-').replace('_', '-')}")
             assert victim in {death.name for death in deaths} or not deaths, point
             assert deaths, f"{point} was not reached"
 

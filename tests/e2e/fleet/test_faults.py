@@ -38,13 +38,13 @@ class TestAgent:
     async def test_killed_alone_its_work_goes_on_and_is_adopted(self, fleet, control):
         await control.apply(process("web"))
         view = await until_status(control, "web", "Running")
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         await fleet.kill_agent(view.assigned_node_id)
         await asyncio.sleep(0.5)
         assert is_alive(pid)
         await fleet.start_agent(view.assigned_node_id)
         await until_status(control, "web", "Running")
-        assert processes_of("web") == [pid]
+        assert processes_of(fleet, "web") == [pid]
         assert (await control.get_workload("web")).run.restarts == 0
 
     async def test_what_ended_while_it_was_away_is_reported_truly_and_not_run_again(self, fleet, control, tmp_path):
@@ -59,7 +59,7 @@ class TestAgent:
         await control.apply(document)
         view = await until_status(control, "job", "Running")
         node = view.assigned_node_id
-        (pid,) = processes_of("job")
+        (pid,) = processes_of(fleet, "job")
         # Short of the lease: the node must not count as lost.
         await fleet.kill_agent(node)
         gate.touch()
@@ -74,17 +74,19 @@ class TestAgent:
         await control.apply(process("web", process={"restart": {"delay": "100ms"}}))
         view = await until_status(control, "web", "Running")
         node = view.assigned_node_id
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         await fleet.kill_control()
         await fleet.kill_agent(node)
         os.kill(pid, signal.SIGKILL)
         await fleet.start_agent(node)
-        await until(lambda: _true(len(processes_of("web")) == 1), what="the agent has started it again by itself")
+        await until(
+            lambda: _true(len(processes_of(fleet, "web")) == 1), what="the agent has started it again by itself"
+        )
 
     async def test_stopped_beyond_its_lease_its_work_moves_and_the_old_copy_goes_when_it_wakes(self, fleet, control):
         await control.apply(process("web"))
         first = (await until_status(control, "web", "Running")).assigned_node_id
-        (old,) = processes_of("web")
+        (old,) = processes_of(fleet, "web")
         fleet.signal(first, signal.SIGSTOP)
         await until(lambda: _moved(control, "web", first), what="web has moved")
         await until_status(control, "web", "Running")
@@ -93,17 +95,17 @@ class TestAgent:
         await until(lambda: _false(is_alive(old)), what="the old copy is gone")
         await asyncio.sleep(1.0)
         assert await on(control, "web") != first
-        assert len(processes_of("web")) == 1
+        assert len(processes_of(fleet, "web")) == 1
 
     async def test_sigterm_leaves_work_running(self, fleet, control):
         await control.apply(process("web"))
         node = (await until_status(control, "web", "Running")).assigned_node_id
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         await fleet.stop_agent(node)
         assert is_alive(pid)
         await fleet.start_agent(node)
         await until_status(control, "web", "Running")
-        assert processes_of("web") == [pid]
+        assert processes_of(fleet, "web") == [pid]
 
     async def test_a_second_agent_under_the_same_name_takes_over_and_the_first_is_told(self, fleet, control, tmp_path):
         name = fleet.names[0]
@@ -150,7 +152,7 @@ class TestMachine:
         node = fleet.names[0]
         await control.apply(process("web", **pinned(node)))
         await until_status(control, "web", "Running")
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         await fleet.kill_agent(node)  # the process goes on under its keeper
         await until(lambda: _has_status(control, node, "NotReady"), what="the node is lost")
         await control.delete("web")
@@ -187,20 +189,20 @@ class TestControlPlane:
     async def test_its_death_changes_nothing_for_what_runs(self, fleet, control):
         await control.apply(process("web"))
         await until_status(control, "web", "Running")
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         await fleet.kill_control()
         await asyncio.sleep(3.0)
         assert is_alive(pid)
         await fleet.start_control()
         await until_status(control, "web", "Running")
         await asyncio.sleep(2.5)
-        assert processes_of("web") == [pid]
+        assert processes_of(fleet, "web") == [pid]
         assert (await control.get_workload("web")).generation == 1
 
     async def test_stopped_beyond_every_lease_it_blames_nobody_when_it_wakes(self, fleet, control):
         await control.apply(process("web"))
         view = await until_status(control, "web", "Running")
-        (pid,) = processes_of("web")
+        (pid,) = processes_of(fleet, "web")
         fleet.signal("control", signal.SIGSTOP)
         await asyncio.sleep(4.0)
         fleet.signal("control", signal.SIGCONT)
@@ -208,7 +210,7 @@ class TestControlPlane:
         await asyncio.sleep(2.5)
         after = await control.get_workload("web")
         assert (after.assigned_node_id, after.generation) == (view.assigned_node_id, view.generation)
-        assert processes_of("web") == [pid]
+        assert processes_of(fleet, "web") == [pid]
         events = await control.list_events(limit=500)
         assert "NodeLost" not in [event.kind for event in events.events]
 
@@ -221,7 +223,7 @@ class TestControlPlane:
             await fleet.start_control()
         for index in range(6):
             await until_status(control, f"w{index}", "Running", revision="v1")
-            assert len(processes_of(f"w{index}")) == 1
+            assert len(processes_of(fleet, f"w{index}")) == 1
 
     async def test_an_update_and_a_delete_reach_a_healthy_agent_while_another_is_stopped(self, fleet, control):
         healthy, stopped = fleet.names

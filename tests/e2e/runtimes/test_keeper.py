@@ -239,6 +239,11 @@ async def test_a_process_can_run_as_another_user(open_runtime: OpenRuntime, data
     await runtime.start(request(script, run_id="a-1", user="nobody"))
     lines = (await wait_ended(runtime, "a-1")).last_output.splitlines()
     assert lines == ["nobody", "nogroup", "nobody", "again", "/nonexistent nobody"]
+    # Nobody but root can get at the data directory by its path; run and probe are inside it all the same.
+    data_dir.chmod(0o700)
+    await runtime.start(request("touch here; echo up; exec sleep 1000", run_id="c-1", user="nobody"))
+    await wait_output(runtime, b"up\n", workload_id="c")
+    assert await runtime.run_probe("c-1", ("sh", "-c", "test -O here"), timeout=10.0)
     await runtime.start(request("id -u; id -g", run_id="b-1", user="54321"))
     assert (await wait_ended(runtime, "b-1")).last_output.split() == ["54321", "54321"]
 

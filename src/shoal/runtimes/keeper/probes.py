@@ -56,6 +56,7 @@ class Probes:
             stdout=null,
             stderr=null,
             user=record.user,
+            own_dir=record.own_dir,
             cgroup_entrances=cgroups.entrances(record.cgroups),
             die_with_keeper=True,
         )

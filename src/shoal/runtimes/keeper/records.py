@@ -45,6 +45,8 @@ class RunRecord:
     ports: Mapping[str, int] = field(default_factory=dict)
     user: str = ""
     working_dir: str = ""
+    #: The working directory is the workload's own, made by the runtime.
+    own_dir: bool = False
     stop_signal: int = 15
     grace: float = 10.0
     #: It has a deadline, and dies with the keeper that holds it.

@@ -293,7 +293,11 @@ class Runs:
         now = self._loop.now()
         if self._census is None or self._census[0] < not_before or now - self._census[0] > _CENSUS_LIFE:
             self._census = (now, procfs.Census(self._keeper_id))
+            self._loop.call_at(now + _CENSUS_LIFE, self._drop_census)
         return self._census[1]
+
+    def _drop_census(self) -> None:
+        self._census = None
 
     def _finish(self, run: Run) -> None:
         run.finished = True

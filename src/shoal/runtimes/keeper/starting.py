@@ -109,6 +109,7 @@ class Starter:
             ports=wish.ports,
             user=wish.user,
             working_dir=wish.working_dir,
+            own_dir=wish.own_dir,
             stop_signal=wish.stop_signal,
             grace=wish.grace,
             at_most_one=wish.deadline is not None,

@@ -1,0 +1,238 @@
+"""A fleet of real processes: started, killed in parts, started again, and gone without a trace."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.cli.fleet import LocalFleet
+from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.model.documents import WorkloadDocument
+from shoal.model.workloads import ProcessSpec, WorkloadSpec, WorkloadType
+
+pytestmark = pytest.mark.e2e
+
+PATIENCE = 60.0
+
+
+def document(name: str = "ticker") -> WorkloadDocument:
+    return WorkloadDocument(name, WorkloadSpec(WorkloadType.PROCESS, process=ProcessSpec(("sleep", "1000"))))
+
+
+def is_running(view) -> bool:
+    return view is not None and view.status == "Running"
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Everything alive that names the directory on its command line or in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(directory) in word for word in words):
+                found.append(process.pid)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs; what has ended and was not yet reaped does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def small(directory: Path, **options) -> LocalFleet:
+    return LocalFleet(
+        directory,
+        cpu=1,
+        memory="512MB",
+        slots=2,
+        lease=timedelta(seconds=3),
+        heartbeat_interval=timedelta(milliseconds=500),
+        **{"agents": 1, **options},
+    )
+
+
+async def test_a_fleet_in_parts(tmp_path):
+    async with small(tmp_path, agents=2) as fleet, fleet.client() as control:
+        await control.apply(document())
+        view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
+        owner, pid = view.assigned_node_id, view.run.pid
+
+        await fleet.kill_agent(owner)
+        assert not fleet.is_running(owner)
+        assert is_alive(pid)
+        with pytest.raises(PreconditionError):
+            fleet.pid_of(owner)
+        await fleet.start_agent(owner)
+        await fleet.wait_ready()
+        with pytest.raises(PreconditionError):
+            await fleet.start_agent(owner)
+
+        address = fleet.control_address
+        await fleet.kill_control()
+        with pytest.raises(UnavailableError):
+            await control.summary()
+        await fleet.start_control()
+        assert fleet.control_address == address
+        await fleet.wait_ready()
+        view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
+        assert view.run.pid == pid
+
+        await fleet.kill_machine(owner)
+        assert not is_alive(pid)
+        view = await control.wait_for(
+            "ticker", lambda view: is_running(view) and view.assigned_node_id != owner, timeout=PATIENCE
+        )
+        assert view.run.pid != pid
+    assert processes_of(tmp_path) == []
+
+
+async def test_a_child_that_dies_is_noticed(tmp_path):
+    async with small(tmp_path) as fleet:
+        os.kill(fleet.pid_of("node-1"), signal.SIGKILL)
+        ended = await asyncio.wait_for(fleet.wait_exit(), PATIENCE)
+        assert (ended.name, ended.code) == ("node-1", -signal.SIGKILL)
+        assert "ready" in ended.tail
+    assert processes_of(tmp_path) == []
+
+
+async def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path):
+    with pytest.raises(UnavailableError, match="control exited with code 2") as caught:
+        async with small(tmp_path, control_args=("--strategy", "chaos")):
+            pass
+    assert str(tmp_path / "control" / "log") in caught.value.hint
+    assert processes_of(tmp_path) == []
+
+
+async def test_a_stopped_fleet_without_stopping_workloads_leaves_nothing_either(tmp_path):
+    async with small(tmp_path, stop_workloads_on_exit=False) as fleet, fleet.client() as control:
+        await control.apply(document())
+        view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
+        await fleet.stop_agent("node-1")
+        assert is_alive(view.run.pid)
+    assert not is_alive(view.run.pid)
+    assert processes_of(tmp_path) == []
+
+
+async def test_the_folder_of_another_fleet_is_left_alone(tmp_path):
+    async with small(tmp_path) as fleet, fleet.client() as control:
+        await control.apply(document())
+        view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
+        with pytest.raises(PreconditionError, match="runs already"):
+            async with small(tmp_path):
+                pass
+        assert is_alive(view.run.pid)
+        assert fleet.is_running("node-1")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# shoal up
+
+
+@dataclasses.dataclass
+class Up:
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for_words(self, words: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while words not in self.log.read_text():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def start_up(tmp_path):
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_up(*arguments: str) -> Up:
+        log = tmp_path / f"up-{len(started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", "up", "--agents", "1", "--grpc-port", "0", *arguments],
+                cwd=tmp_path,
+                stdout=output,
+                stderr=output,
+            )
+        started.append(process)
+        return Up(process, log)
+
+    yield start_up
+    for process in started:
+        process.kill()
+        process.wait()
+    for pid in processes_of(tmp_path / ".shoal"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def shoal(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    ready = json.loads((directory / ".shoal" / "control" / "ready.json").read_text())
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "SHOAL_CONTROL": ready["grpc"]},
+    )
+
+
+def pid_of_workload(directory: Path) -> int:
+    outcome = shoal(directory, "workload", "get", "sleeper", "--json")
+    assert outcome.returncode == 0, outcome.stderr
+    return json.loads(outcome.stdout)["workload"]["run"]["pid"]
+
+
+def test_up_goes_on_where_it_was_and_leaves_nothing_behind(start_up, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("id: sleeper\ntype: process\nprocess: {command: [sleep, '1000']}\n")
+
+    first = start_up()
+    first.wait_for_words("Ctrl-C stops everything")
+    outcome = shoal(tmp_path, "apply", "-f", str(spec))
+    assert outcome.returncode == 0, outcome.stderr
+    pid = pid_of_workload(tmp_path)
+    first.wait_for_words("WorkloadRunning")
+    refused = start_up()
+    assert refused.process.wait(PATIENCE) == 1
+    assert "a fleet runs already" in refused.log.read_text()
+    assert "Traceback" not in refused.log.read_text()
+
+    first.process.kill()  # nobody is left to stop the children
+    first.process.wait()
+    second = start_up()
+    second.wait_for_words("Ctrl-C stops everything")
+    outcome = shoal(tmp_path, "workload", "wait", "sleeper")
+    assert outcome.returncode == 0, outcome.stderr
+    assert pid_of_workload(tmp_path) == pid
+
+    second.process.send_signal(signal.SIGINT)
+    assert second.process.wait(PATIENCE) == 0
+    assert not is_alive(pid)
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+def test_up_ends_when_one_of_its_processes_dies(start_up, tmp_path):
+    up = start_up()
+    up.wait_for_words("Ctrl-C stops everything")
+    children = json.loads((tmp_path / ".shoal" / "children.json").read_text())
+    os.kill(children["control"]["pid"], signal.SIGKILL)
+    assert up.process.wait(PATIENCE) == 1
+    assert "error: control was killed by signal 9" in up.log.read_text()
+    assert processes_of(tmp_path / ".shoal") == []

@@ -1,0 +1,108 @@
+"""Settings, from every source."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from shoal.agent.settings import ENV_NAMES, AgentSettings
+from shoal.core.config import load_settings
+from shoal.core.errors import InvalidError
+from shoal.core.shape import check, field_kinds
+
+
+def load(env=None, **flags) -> AgentSettings:
+    return load_settings(AgentSettings, flags=flags, env=env or {}, env_names=ENV_NAMES)
+
+
+def test_flags_as_they_are_typed():
+    settings = load(
+        data_dir="/data",
+        control="10.0.0.1:9000,10.0.0.2,[::1]",
+        slots="4",
+        cpu="2.5",
+        memory="2048MB",
+        labels=["zone=a", "disk=ssd"],
+        http_port="0",
+        insecure=True,
+        stop_grace="5s",
+    )
+    assert settings.control_addresses == ("10.0.0.1:9000", "10.0.0.2:8085", "[::1]:8085")
+    assert (settings.slots, settings.cpu, settings.memory_mb) == (4, 2.5, 2048)
+    assert settings.all_labels == {"zone": "a", "disk": "ssd"}
+    assert (settings.http_address, settings.grpc_address) == ("127.0.0.1:0", "127.0.0.1:50051")
+    assert settings.stop_grace == timedelta(seconds=5)
+
+
+def test_the_names_of_the_published_agent_are_understood():
+    settings = load(
+        env={
+            "PERSYS_GRPC_ADDR": "0.0.0.0",
+            "PERSYS_GRPC_PORT": "50052",
+            "PERSYS_METRICS_PORT": "8089",
+            "PERSYS_STATE_PATH": "/var/lib/persys/state.db",
+            "PERSYS_SCHEDULER_ADDR": "scheduler:8085",
+            "PERSYS_SCHEDULER_INSECURE": "true",
+            "PERSYS_AGENT_GRPC_ENDPOINT": "edge.example:50051",
+            "PERSYS_NODE_ID": "node-7",
+            "PERSYS_NODE_REGION": "eu",
+            "PERSYS_NODE_ENV": "prod",
+            "PERSYS_NODE_LABELS": "zone=a,disk=ssd",
+            "PERSYS_VERSION": "9.9",
+            "PERSYS_LOG_LEVEL": "debug",
+        }
+    )
+    assert (settings.grpc_address, settings.http_address) == ("0.0.0.0:50052", "127.0.0.1:8089")
+    assert str(settings.directory) == "/var/lib/persys"
+    assert (settings.control_addresses, settings.insecure) == (("scheduler:8085",), True)
+    assert (settings.node_id, settings.version, settings.log_level) == ("node-7", "9.9", "debug")
+    assert settings.all_labels == {"zone": "a", "disk": "ssd", "region": "eu", "env": "prod"}
+    assert settings.endpoint("127.0.0.1:50052", local_host=lambda: "never") == "edge.example:50051"
+
+
+def test_our_own_names_and_flags_win():
+    env = {"PERSYS_NODE_ID": "theirs", "SHOAL_AGENT_NODE_ID": "ours", "SHOAL_CONTROL": "c:1", "PERSYS_GRPC_PORT": "1"}
+    settings = load(env, data_dir="d", grpc_port="2")
+    assert (settings.node_id, settings.grpc_port) == ("ours", 2)
+
+
+def test_every_variable_sets_something():
+    assert set(ENV_NAMES) <= set(field_kinds(AgentSettings))
+
+
+def test_everything_wrong_is_said_at_once():
+    with pytest.raises(InvalidError) as caught:
+        load(control="a b:1", memory="lots", cpu="-1", node_id="../x", slots="many", grpc_host="not a host")
+    fields = {found.field for found in caught.value.problems}
+    assert fields >= {"--data-dir", "--memory", "--cpu", "--node-id", "--slots"}
+
+
+def test_rules_across_fields():
+    with pytest.raises(InvalidError) as caught:
+        check(AgentSettings(data_dir="d", control=("a b:1", "ok:1"), grpc_host="not a host", advertise="h:99999"))
+    assert {found.field for found in caught.value.problems} == {"control[0]", "grpc_host", "advertise"}
+
+
+def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():
+    with pytest.raises(InvalidError, match="--standalone"):
+        check(AgentSettings(data_dir="d"))
+    alone = AgentSettings(data_dir="d", control=("c:1",), standalone=True)
+    check(alone)
+    assert alone.control_addresses == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "endpoint"),
+    [
+        ({}, "127.0.0.1:1234"),
+        ({"grpc_host": "0.0.0.0"}, "10.9.8.7:1234"),
+        ({"grpc_host": "::"}, "10.9.8.7:1234"),
+        ({"advertise": "edge"}, "edge:1234"),
+        ({"advertise": "edge:99"}, "edge:99"),
+        ({"advertise": "fd00::1"}, "[fd00::1]:1234"),
+    ],
+)
+def test_what_is_registered_can_be_dialled(fields, endpoint):
+    settings = AgentSettings(data_dir="d", standalone=True, **fields)
+    assert settings.endpoint("127.0.0.1:1234", local_host=lambda: "10.9.8.7") == endpoint
