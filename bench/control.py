@@ -19,7 +19,7 @@ import psutil
 
 from bench import scheduler
 from bench.areas import Area
-from bench.figures import Figure, at_most, percentile
+from bench.figures import Against, Bar, Figure, at_most, percentile
 from bench.load import PATIENCE, Load, Sightings, sightings
 from bench.peers import Peer
 from shoal.cli.fleet import CONTROL, LocalFleet
@@ -28,7 +28,7 @@ from shoal.core.errors import DeadlineError
 from shoal.model.documents import WorkloadDocument
 from shoal.model.events import Event
 from shoal.model.workloads import ProcessSpec, ResourceRequest, WorkloadSpec, WorkloadType
-from shoal.testing.hollow import HollowFleet, HollowNode
+from shoal.testing.hollow import COALESCE_SECONDS, HollowFleet, HollowNode
 from shoal.wire.channel import GrpcTransport
 
 MB = 2**20
@@ -59,63 +59,68 @@ FULL = Scale()
 
 _OPEN_LOOP = f"{FULL.operations} of them at {FULL.rate:g}/s, counted from the moment each was due"
 
+
+def _latency(
+    name: str, meaning: str, *, bar: Bar | None = None, peer: str | None = None, slowest: str = ""
+) -> tuple[Figure, Figure]:
+    """The median and the 99th percentile of one latency; the bar is for the latter."""
+    halves = []
+    for share in ("p50", "p99"):
+        words = f"{meaning}: the median." if share == "p50" else f"As `{name}_p50`, the 99th percentile{slowest}."
+        against = Against(ECHO.name, f"{peer}_{share}") if peer is not None else None
+        halves.append(Figure(f"{name}_{share}", "ms", words, bar=bar if share == "p99" else None, against=against))
+    return halves[0], halves[1]
+
+
 FIGURES = (
-    Figure(
-        "apply_to_agent_p50",
-        "ms",
-        f"From the wish for a new workload to its order at the agent, {_OPEN_LOOP}: the median. Between the two the "
-        "wish is stored, a node is chosen and reserved, and that is stored too.",
-        peer="grpc_echo_p50",
+    *_latency(
+        "apply_to_agent",
+        "From the wish for a new workload to its order at the agent, with the wish and the choice of a node stored in "
+        f"between, {_OPEN_LOOP}",
+        bar=at_most(500),
+        peer="grpc_echo",
     ),
-    Figure("apply_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500), peer="grpc_echo_p99"),
-    Figure(
-        "update_to_agent_p50",
-        "ms",
-        f"From the wish for another spec of a running workload to its order at the agent, {_OPEN_LOOP}: the median.",
+    *_latency(
+        "update_to_agent",
+        f"From the wish for another spec of a running workload to its order at the agent, {_OPEN_LOOP}",
+        bar=at_most(500),
     ),
-    Figure("update_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500)),
-    Figure(
-        "delete_to_agent_p50",
-        "ms",
-        f"From the wish to delete a running workload to its order at the agent, {_OPEN_LOOP}: the median.",
+    *_latency(
+        "delete_to_agent",
+        f"From the wish to delete a running workload to its order at the agent, {_OPEN_LOOP}",
+        bar=at_most(500),
     ),
-    Figure("delete_to_agent_p99", "ms", "The same: the 99th percentile.", bar=at_most(500)),
-    Figure(
-        "delete_to_gone_p50",
-        "ms",
-        "For the same deletions, until the event that the record is gone has arrived at the client: the median. Most "
-        "of it is the hollow node, which waits 50 ms for more to report before it beats.",
+    *_latency(
+        "delete_to_gone",
+        "From the same wishes to the event, at the client, that the record is gone, of which the hollow node takes "
+        f"{1000 * COALESCE_SECONDS:g} ms to gather what it reports",
     ),
-    Figure("delete_to_gone_p99", "ms", "The same: the 99th percentile."),
-    Figure(
-        "grpc_echo_p50",
-        "ms",
-        f"The peer: one call of a bare grpc.aio echo from one process to another and back, {_OPEN_LOOP}: the median.",
+    *_latency(
+        "grpc_echo",
+        f"The peer: one call of a bare grpc.aio echo, from one process to another and back, {_OPEN_LOOP}",
     ),
-    Figure("grpc_echo_p99", "ms", "The same: the 99th percentile."),
     Figure(
         "control_cpu",
         "% of a core",
         f"What the control plane's process used while {FULL.nodes} nodes beat and workloads were applied at "
         f"{FULL.rate:g}/s.",
     ),
-    Figure(
-        "apply_to_running_p50",
-        "ms",
-        "With two real agents: from the wish for a process (`sleep infinity`) to the event that it runs, "
-        f"{FULL.starts} processes one after the other: the median.",
+    *_latency(
+        "apply_to_running",
+        "With two real agents: from the wish for a process (`sleep infinity`) to the event, at the client, that it "
+        f"runs, {FULL.starts} processes one after the other",
+        slowest=f", which is the slowest of the {FULL.starts}",
     ),
-    Figure("apply_to_running_p99", "ms", f"The same: the 99th percentile, which is the slowest of the {FULL.starts}."),
     Figure(
         "loss_noticed",
         "s",
-        "An agent, its keeper and its processes are killed at a lease of 3 s and beats every 0.5 s: from the kill to "
-        "the event that the node is NotReady.",
+        "An agent, its keeper and its processes are killed right after a beat, at a lease of 3 s and with beats every "
+        "0.5 s: from the kill to the event that the node is NotReady.",
     ),
     Figure(
         "loss_replaced",
         "s",
-        f"The same kill: until all workloads of the node, half of {FULL.starts}, run on the other one.",
+        f"From the same kill until all workloads of the node, half of the {FULL.starts}, run on the other one.",
     ),
     Figure(
         "loss_noticed_at_defaults",
@@ -135,7 +140,7 @@ FIGURES = (
     Figure(
         "agent_memory_shared_once",
         "MB",
-        "The same as proportional memory (PSS): a page that several processes share is divided among them.",
+        "As `agent_memory`, but proportional (PSS): a page that several processes share is divided among them.",
     ),
     Figure(
         "control_memory",
@@ -145,7 +150,7 @@ FIGURES = (
     Figure(
         "control_memory_after_load",
         "MB",
-        f"The same process after {FULL.operations} applies, updates and deletes.",
+        f"As `control_memory`, after {FULL.operations} applies, updates and deletes.",
     ),
     Figure(
         "scheduler_same_shape",
@@ -153,7 +158,7 @@ FIGURES = (
         "Placements decided per second for 1,000 workloads of one shape on 1,000 nodes with 20 tenants each, pure code "
         "without store and network.",
     ),
-    Figure("scheduler_ten_shapes", "/s", "The same for workloads of ten shapes."),
+    Figure("scheduler_ten_shapes", "/s", "As `scheduler_same_shape`, for workloads of ten shapes."),
     Figure("scheduler_one", "ms", "One placement alone on the same nodes."),
 )
 
@@ -352,7 +357,9 @@ def _runs(event: Event, *, name: str) -> bool:
 
 
 async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Sightings) -> dict[str, float]:
-    victim = fleet.names[-1]
+    """Lose the machine that has just reported a start, and so has just beaten: the worst moment for its lease."""
+    last = max(seen.events, key=lambda each: each[0] if each[1].kind == "WorkloadRunning" else 0.0)[1]
+    victim = (await control.get_workload(last.subject_id)).assigned_node_id
     orphaned = {view.workload_id for view in await control.list_workloads(node_id=victim)}
     seen.events.clear()  # only what happens from here on
     killed = asyncio.get_running_loop().time()

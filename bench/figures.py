@@ -52,6 +52,14 @@ def at_least(value: float) -> Bar:
 
 
 @dataclass(frozen=True, slots=True)
+class Against:
+    """What a figure is compared with: a figure of the same area that was measured on a peer."""
+
+    peer: str
+    figure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
     """One number that an area measures."""
 
@@ -60,8 +68,7 @@ class Figure:
     #: What exactly was measured: one sentence.
     meaning: str
     bar: Bar | None = None
-    #: The figure of the same area, measured on a peer, that this one is set against.
-    peer: str | None = None
+    against: Against | None = None
     #: Measured in the first run alone, because it takes long and hardly varies.
     once: bool = False
 
@@ -78,6 +85,7 @@ class Measured:
     spread: float | None
     bar: str | None
     ok: bool | None
+    #: The name of the peer that it is compared with.
     peer: str | None
     #: The median divided by the peer's median.
     ratio: float | None
@@ -98,8 +106,8 @@ def judge(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> tup
 def _judge_one(figure: Figure, values: Sequence[float], medians: Mapping[str, float]) -> Measured:
     value = medians[figure.name]
     ratio = None
-    if figure.peer is not None and medians[figure.peer] > 0:
-        ratio = value / medians[figure.peer]
+    if figure.against is not None and medians[figure.against.figure] > 0:
+        ratio = value / medians[figure.against.figure]
     return Measured(
         name=figure.name,
         value=rounded(value),
@@ -108,7 +116,7 @@ def _judge_one(figure: Figure, values: Sequence[float], medians: Mapping[str, fl
         bar=figure.bar.text(figure.unit) if figure.bar is not None else None,
         # The value itself is judged, not what rounding made of it.
         ok=figure.bar.holds(value) if figure.bar is not None else None,
-        peer=figure.peer,
+        peer=figure.against.peer if figure.against is not None else None,
         ratio=rounded(ratio) if ratio is not None else None,
     )
 
@@ -123,9 +131,9 @@ def _check(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> No
         endless = [name for name, value in run.items() if not math.isfinite(value)]
         if endless:
             raise InternalError(f"run {number + 1} has figures without a value: {', '.join(endless)}")
-    strangers = [figure.peer for figure in figures if figure.peer is not None and figure.peer not in names]
+    strangers = {figure.against.figure for figure in figures if figure.against is not None} - names
     if strangers:
-        raise InternalError(f"figures are set against figures that do not exist: {', '.join(strangers)}")
+        raise InternalError(f"figures are compared with figures that do not exist: {', '.join(sorted(strangers))}")
 
 
 def rounded(value: float) -> float:

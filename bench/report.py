@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench import areas, runner
 from bench.areas import Area
-from bench.figures import Measured
+from bench.figures import Figure, Measured
 from bench.runner import Results, number
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
@@ -23,9 +23,9 @@ This page is written by `make bench` from the files in [bench/results](../bench/
 `make bench` measures everything again, `make bench ONLY=control` one area. It exits with 1 when a bar is missed.
 
 Each figure is the median of the runs, and the spread is the highest run less the lowest. A bar is a promise; a figure
-without one is there to be watched. A ratio is the median divided by that of the figure it is set against. Peers run in
-the same runs, on the same machine, in virtual environments of their own. Percentiles are by nearest rank. Figures
-depend on the machine and on what else it does: compare those of one run with one another before those of two machines.
+without one is there to be watched. Percentiles are by nearest rank. Peers run in the same runs, on the same machine, in
+virtual environments of their own; a ratio is the median divided by the peer's. Figures depend on the machine and on
+what else it does: compare those of one page with one another before those of two machines.
 """
 
 
@@ -57,7 +57,7 @@ def _section(area: Area, results: Results) -> Iterator[str]:
         yield f"Peer {name}: {_listed(each.replace('==', ' ') for each in requirements)}."
     yield f"To repeat it: `make bench ONLY={area.name}`."
     yield ""
-    yield "| Figure | Median | Spread | Bar | | Against | Ratio |"
+    yield "| Figure | Median | Spread | Bar | | Peer | Ratio |"
     yield "| --- | ---: | ---: | --- | --- | --- | ---: |"
     for figure in results.figures:
         yield _row(figure)
@@ -68,9 +68,16 @@ def _section(area: Area, results: Results) -> Iterator[str]:
     for measured in results.figures:
         declared = meanings.get(measured.name)
         if declared is not None:
-            once = " Measured in the first run alone." if declared.once else ""
-            yield f"- `{declared.name}`: {declared.meaning}{once}"
+            yield f"- `{declared.name}`: {' '.join(_words(declared))}"
     yield ""
+
+
+def _words(figure: Figure) -> Iterator[str]:
+    yield figure.meaning
+    if figure.once:
+        yield "Measured in the first run alone."
+    if figure.against is not None:
+        yield f"Compared with `{figure.against.figure}`."
 
 
 def _row(figure: Measured) -> str:
@@ -81,7 +88,7 @@ def _row(figure: Measured) -> str:
         number(figure.spread, figure.unit),
         figure.bar or "",
         kept,
-        f"`{figure.peer}`" if figure.peer else "",
+        figure.peer or "",
         f"{number(figure.ratio)} ×" if figure.ratio is not None else "",
     )
     return f"| {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |")

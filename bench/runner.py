@@ -95,7 +95,7 @@ def read(path: Path) -> Results:
     return Results(figures=figures, **found)
 
 
-HEADINGS = ("figure", "median", "spread", "bar", "", "against", "ratio")
+HEADINGS = ("figure", "median", "spread", "bar", "", "peer", "ratio")
 
 
 def table(results: Results) -> str:

@@ -14,6 +14,9 @@ from tests.services.postgres import postgres_server, postgres_url
 
 __all__ = ["postgres_server", "postgres_url"]
 
+# The suites live in the package; this makes their assertions tell what they compared.
+pytest.register_assert_rewrite("shoal.testing.suites")
+
 # No deadline: a busy machine is no failure. In CI the examples are the same each time; at a desk they are not.
 settings.register_profile(
     "shoal",

@@ -85,8 +85,8 @@ class Surroundings:
     ports: PortBook
     contact: Contact
     scope: TaskScope
-    #: How many runs may be started at the same time.
-    starts: asyncio.Semaphore
+    #: How many runs each runtime may start at the same time; one that hangs does not hold up the others.
+    starts: Mapping[WorkloadType, asyncio.Semaphore]
     #: What each run is told about itself and its node.
     identity: Callable[[WorkloadState, str], Mapping[str, str]]
     #: Called when a status has changed.
@@ -286,7 +286,7 @@ class WorkloadActor:
     async def _start(self, run_id: str, decided: WorkloadState) -> None:
         """Start what was decided to be started, though the state may move on meanwhile."""
         event: RunInfo | Event
-        async with self._around.starts:
+        async with self._around.starts[decided.intent.type]:
             try:
                 event = await self._persist(lambda: self._start_once(run_id, decided), run_id)
             except RunError as error:

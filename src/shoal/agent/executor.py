@@ -94,7 +94,7 @@ class Executor:
             ports=self._ports,
             contact=contact,
             scope=self._scope,
-            starts=asyncio.Semaphore(MAX_STARTS),
+            starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in runtimes},
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,

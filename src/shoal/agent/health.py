@@ -5,14 +5,18 @@ What takes time to find out is looked at in the background and remembered, so th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
+from shoal.agent import intents
 from shoal.agent.database import AgentDatabase
 from shoal.agent.executor import Executor
 from shoal.agent.probes import MIB, Probe, Reading
 from shoal.agent.roster import WorkloadReport
 from shoal.core.clock import Clock
+from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import NodeUsage
 from shoal.model.workloads import Usage
@@ -58,15 +62,19 @@ class NodeWatch:
         self._runtimes: dict[str, str] = {kind.value: "unhealthy: not looked at yet" for kind in executor.types}
 
     async def run(self) -> None:
-        """Look again and again."""
+        """Look again and again; the first look is the caller's."""
         while True:
-            await self.look()
             await self._clock.sleep(LOOK_EVERY)
+            await self.look()
 
     async def look(self) -> None:
         """Ask every runtime how it is, and measure."""
         self._runtimes = await self._executor.health()
-        self._read_probes()
+        self._readings = {name: probe.read() for name, probe in self._probes.items()}
+        if self._database.trouble:
+            # Nobody may write for a long time: see by oneself whether the disk takes writes again.
+            with contextlib.suppress(ShoalError):
+                await self._database.write(partial(intents.put_meta, key="last_trouble", value=self._database.trouble))
 
     @property
     def runtimes(self) -> dict[str, str]:
@@ -137,9 +145,6 @@ class NodeWatch:
     def lose_contact(self) -> None:
         """The lease has ended."""
         self._executor.lose_contact()
-
-    def _read_probes(self) -> None:
-        self._readings = {name: probe.read() for name, probe in self._probes.items()}
 
     def _reading(self, name: str) -> Reading:
         return self._readings.get(name, Reading())

@@ -80,8 +80,8 @@ class Intake:
                 intents.remove_intent(connection, workload_id)
                 action_log.put_actions(connection, actions)
 
-            reach("agent.forget.before")
             try:
+                reach("agent.forget.before")
                 await self._around.database.write(change)
             except ShoalError as error:
                 log.error("workload %s cannot be forgotten yet: %s", workload_id, error.message)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from shoal.agent.actor import WorkloadActor
 from shoal.agent.facts import RUNNING_STAGES, Outcome, WorkloadState
@@ -29,6 +30,9 @@ class WorkloadReport:
     status: RunStatus
     type: WorkloadType
     desired: DesiredState
+    #: When it was first applied, and when it was last changed by an order.
+    created_at: datetime
+    updated_at: datetime
 
 
 class Roster:
@@ -98,4 +102,10 @@ class Roster:
 
 def _report(actor: WorkloadActor) -> WorkloadReport:
     intent = actor.state.intent
-    return WorkloadReport(actor.status(), intent.type, intent.desired)
+    return WorkloadReport(
+        status=actor.status(),
+        type=intent.type,
+        desired=intent.desired,
+        created_at=intent.created_at,
+        updated_at=intent.updated_at,
+    )

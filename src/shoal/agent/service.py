@@ -204,7 +204,10 @@ def _raise(problems: list[Problem]) -> None:
 
 
 def _write(report: WorkloadReport) -> pb.WorkloadStatus:
-    return convert.run_status_to_agent(report.status, report.type, report.desired)
+    status = convert.run_status_to_agent(report.status, report.type, report.desired)
+    status.created_at = _seconds(report.created_at)
+    status.updated_at = max(_seconds(report.updated_at), _seconds(report.status.last_transition))
+    return status
 
 
 def _status_of(answer: Answer, order: ApplyOrder) -> pb.WorkloadStatus | None:

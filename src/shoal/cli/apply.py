@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -214,8 +213,3 @@ def _why(planned: PlannedPlacement) -> str:
     scores = ", ".join(f"{each.node_id} {each.score:.2f}" for each in planned.scores[:3])
     refused = f"; {len(planned.rejections)} refused" if planned.rejections else ""
     return f"{scores or 'the only one that fits'}{refused}"
-
-
-def default_timeout() -> timedelta:
-    """How long `apply` waits when nobody says."""
-    return timedelta(seconds=waiting.DEFAULT_TIMEOUT)

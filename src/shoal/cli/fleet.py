@@ -15,67 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
-import json
 import os
 import signal
-import socket
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
+from shoal.cli.children import LOOK_EVERY, STARTS_WITHIN, Child, ChildExit, OwnedFolder, free_port, is_free, trim_log
 from shoal.client import ControlPlane
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
+from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, UnavailableError, problem
 from shoal.core.tasks import TaskScope
 
 CONTROL = "control"
-STARTS_WITHIN = 60.0
-"""Seconds a child may take until it serves; generous, because a busy machine is not a broken one."""
 STOPS_WITHIN = 75.0
 """Seconds an agent may take to end: a little more than it gives its workloads."""
 
-MAX_LOG_BYTES = 16 * 1024 * 1024
-
-_LOOK_EVERY = 0.05
 _TRIM_EVERY = 10.0
-_TAIL_BYTES = 4096
 _OWN_VARIABLES = ("SHOAL_", "PERSYS_", "GRPC_PORT", "METRICS_PORT")
-
-
-@dataclass(frozen=True, slots=True)
-class ChildExit:
-    """A child that ended without being told to."""
-
-    name: str
-    code: int
-    #: The end of what it wrote.
-    tail: str
-
-    def __str__(self) -> str:
-        """One line for a person."""
-        how = f"was killed by signal {-self.code}" if self.code < 0 else f"exited with code {self.code}"
-        return f"{self.name} {how}"
-
-
-@dataclass(slots=True)
-class _Child:
-    name: str
-    process: asyncio.subprocess.Process
-    directory: Path
-    #: What it wrote into its ready file.
-    ready: dict[str, Any] = field(default_factory=dict)
-    #: Its end was asked for.
-    dismissed: bool = False
-
-    @property
-    def running(self) -> bool:
-        return self.process.returncode is None
 
 
 class LocalFleet:
@@ -130,10 +90,10 @@ class LocalFleet:
         self._agent_args = tuple(agent_args)
         self._clock: Clock = clock or SystemClock()
         self._entropy: Entropy = entropy or SystemEntropy()
-        self._children: dict[str, _Child] = {}
+        self._folder = OwnedFolder(self.base_dir, self._clock)
+        self._children: dict[str, Child] = {}
         self._scope: TaskScope | None = None
         self._exits: asyncio.Queue[ChildExit] = asyncio.Queue()
-        self._lock: int | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -170,7 +130,7 @@ class LocalFleet:
     @property
     def is_started(self) -> bool:
         """Whether the directory is this fleet's, and something may run in it."""
-        return self._lock is not None
+        return self._folder.is_owned
 
     def pid_of(self, name: str) -> int:
         """The process id of a running child. Raises `PreconditionError` when it does not run."""
@@ -202,7 +162,7 @@ class LocalFleet:
 
     async def stop(self) -> None:
         """Stop the agents, then the control plane, and leave no process behind."""
-        if self._lock is None:
+        if not self._folder.is_owned:
             return  # nothing was started, and what runs in the directory is somebody else's
         agents = [name for name in self._children if name != CONTROL]
         await asyncio.gather(*(self.stop_agent(name) for name in agents))
@@ -213,7 +173,7 @@ class LocalFleet:
 
     async def kill(self) -> None:
         """End everything at once, workloads included."""
-        if self._lock is None:
+        if not self._folder.is_owned:
             return
         for name in self.names:
             self._dismiss(name)
@@ -234,13 +194,14 @@ class LocalFleet:
                     ready = {node.node_id for node in await control.list_nodes() if node.status == "Ready"}
                     if wanted <= ready:
                         return
-                self._raise_if_ended()
+                if not self._exits.empty():
+                    raise self._exits.get_nowait().to_error()
                 if self._clock.monotonic() > deadline:
                     raise DeadlineError(
                         f"the nodes {', '.join(sorted(wanted))} were not all Ready within {format_duration(timeout)}",
                         hint=f"their logs are in {self.base_dir}",
                     )
-                await self._clock.sleep(_LOOK_EVERY)
+                await self._clock.sleep(LOOK_EVERY)
 
     async def wait_exit(self) -> ChildExit:
         """Wait until a child ends that nobody told to."""
@@ -251,7 +212,7 @@ class LocalFleet:
 
     async def start_control(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the control plane, at the same addresses as before if it ran already."""
-        await self._own_directory()
+        await self._folder.take(asked=CONTROL)
         # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours
         # and nobody left behind by an earlier owner holds the usual ones.
         self._ports = [
@@ -322,96 +283,47 @@ class LocalFleet:
     async def _start(self, name: str, arguments: Sequence[str], env: Mapping[str, str] | None) -> None:
         if self.is_running(name):
             raise PreconditionError(f"{name} runs already", name=name)
-        directory = self.directory_of(name)
-        directory.mkdir(parents=True, exist_ok=True)
-        ready_file = directory / "ready.json"
-        ready_file.unlink(missing_ok=True)
-        trim_log(self.log_of(name))
-        with self.log_of(name).open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready_file)),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(env),
-                start_new_session=True,
-            )
-        child = _Child(name, process, directory)
+        child = await Child.start(name, arguments, self.directory_of(name), self._environment(env))
         self._children[name] = child
-        self._write_register()
+        self._note_children()
         if self._scope is None:
             self._scope = TaskScope("fleet")
             self._scope.start(self._trim_logs(), name="logs")
         self._scope.start(self._watch(child), name=name)
-        child.ready = await self._wait_serving(child, ready_file)
-
-    async def _watch(self, child: _Child) -> None:
-        code = await child.process.wait()
-        if not child.dismissed:
-            self._exits.put_nowait(ChildExit(child.name, code, self._tail(child.name)))
-
-    async def _trim_logs(self) -> None:
-        while True:
-            await self._clock.sleep(_TRIM_EVERY)
-            for name in list(self._children):
-                trim_log(self.log_of(name))
-
-    async def _wait_serving(self, child: _Child, ready_file: Path) -> dict[str, Any]:
-        deadline = self._clock.monotonic() + STARTS_WITHIN
-        while (found := _read_json(ready_file)) is None:
-            if not child.running:
-                child.dismissed = True
-                raise self._failure(ChildExit(child.name, child.process.returncode or 0, self._tail(child.name)))
-            if self._clock.monotonic() > deadline:
-                raise DeadlineError(f"{child.name} did not serve within {format_duration(STARTS_WITHIN)}")
-            await self._clock.sleep(_LOOK_EVERY)
-        return found
+        await child.wait_serving(self._clock)
 
     async def _end(self, name: str, number: int, *, within: float = 10.0) -> None:
         child = self._children.get(name)
         if child is None:
             return
-        child.dismissed = True
-        if child.running:
-            child.process.send_signal(number)
-            child.process.send_signal(signal.SIGCONT)  # a process that a test has stopped could not hear the first
-            try:
-                async with asyncio.timeout(within):
-                    await child.process.wait()
-            except TimeoutError:
-                child.process.kill()
-                await child.process.wait()
+        await child.end(number, within=within)
         del self._children[name]
-        self._write_register()
+        self._note_children()
+
+    async def _watch(self, child: Child) -> None:
+        ended = await child.wait_exit()
+        if not child.dismissed:
+            self._exits.put_nowait(ended)
+
+    async def _trim_logs(self) -> None:
+        while True:
+            await self._clock.sleep(_TRIM_EVERY)
+            for child in list(self._children.values()):
+                trim_log(child.log)
 
     def _dismiss(self, name: str) -> None:
         child = self._children.get(name)
         if child is not None:
             child.dismissed = True
 
-    def _running(self, name: str) -> _Child:
+    def _running(self, name: str) -> Child:
         child = self._children.get(name)
         if child is None or not child.running:
             raise PreconditionError(f"{name} does not run", name=name)
         return child
 
-    def _raise_if_ended(self) -> None:
-        if not self._exits.empty():
-            raise self._failure(self._exits.get_nowait())
-
-    def _failure(self, ended: ChildExit) -> ShoalError:
-        last = ended.tail.strip().rsplit("\n", 1)[-1]
-        return UnavailableError(
-            f"{ended}: {last}" if last else str(ended), hint=f"its log is {self.log_of(ended.name)}"
-        )
-
-    def _tail(self, name: str) -> str:
-        try:
-            with self.log_of(name).open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                return log.read().decode(errors="replace")
-        except OSError:
-            return ""
+    def _note_children(self) -> None:
+        self._folder.note({child.name: child.process.pid for child in self._children.values() if child.running})
 
     def _environment(self, env: Mapping[str, str] | None) -> dict[str, str]:
         # The settings of a child are its flags; what the person's shell says is meant for other programs.
@@ -434,130 +346,14 @@ class LocalFleet:
                     os.kill(pid, signal.SIGKILL)
             if self._clock.monotonic() > deadline:
                 raise DeadlineError(f"processes of {name} cannot be ended: {', '.join(map(str, pids))}")
-            await self._clock.sleep(_LOOK_EVERY)
+            await self._clock.sleep(LOOK_EVERY)
         remove_stray_groups(data_dir)
 
     def _data_dir(self, name: str) -> Path:
         return self.directory_of(name) / "data"
 
-    # -----------------------------------------------------------------------------------------------------
-    # One owner per directory
-
-    async def _own_directory(self) -> None:
-        """Take the directory's lock, and end children that an owner who was killed left behind."""
-        if self._lock is not None:
-            return
-        self.base_dir.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.base_dir / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise PreconditionError(
-                f"a fleet runs already in {self.base_dir}",
-                hint="stop it, or use another directory with --data-dir",
-            ) from None
-        self._lock = lock
-        register = self.base_dir / "children.json"
-        deadline = self._clock.monotonic() + 10.0
-        number = signal.SIGTERM
-        while left := list(_left_behind(register)):
-            for name, pid in left:
-                # Agents are killed, not asked: their work goes on under its keeper and is adopted by the next agent.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number if name == CONTROL else signal.SIGKILL)
-            if self._clock.monotonic() > deadline:
-                number = signal.SIGKILL
-            await self._clock.sleep(_LOOK_EVERY)
-
-    def _write_register(self) -> None:
-        register = {
-            child.name: {"pid": child.process.pid, "started": started}
-            for child in self._children.values()
-            if child.running and (started := _start_time(child.process.pid)) is not None
-        }
-        path = self.base_dir / "children.json"
-        draft = path.with_suffix(".tmp")
-        draft.write_text(json.dumps(register, indent=2))
-        draft.replace(path)
-
     async def _let_go(self) -> None:
         if self._scope is not None:
             await self._scope.close()
             self._scope = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def free_port(entropy: Entropy | None = None) -> int:
-    """A port that is free now and that the system does not hand out by itself.
-
-    A port of the system's own range could be given to somebody's outgoing connection while a control plane that is to
-    come back there is down.
-    """
-    chance = entropy or SystemEntropy()
-    lowest_own = _first_ephemeral_port()
-    low, high = (10_000, lowest_own) if lowest_own > 11_000 else (61_001, 65_535)
-    for _ in range(1000):
-        port = int(chance.uniform(low, high))
-        if is_free(port):
-            return port
-    raise UnavailableError("no free port was found on 127.0.0.1")
-
-
-def _first_ephemeral_port() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 32_768
-
-
-def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of 127.0.0.1 now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def trim_log(path: Path) -> None:
-    """Keep what a child wrote within bounds: the newer part moves to `log.1`, and the log begins anew.
-
-    The child has opened it for appending, so it goes on at the new end.
-    """
-    try:
-        if path.stat().st_size <= MAX_LOG_BYTES:
-            return
-        with path.open("r+b") as log:
-            log.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
-            path.with_suffix(".1").write_bytes(log.read(MAX_LOG_BYTES))
-            log.truncate(0)
-    except OSError:
-        return  # a full disk must not take the fleet down with it
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found
-
-
-def _left_behind(register: Path) -> Iterator[tuple[str, int]]:
-    for name, entry in (_read_json(register) or {}).items():
-        if _start_time(entry["pid"]) == entry["started"]:
-            yield name, entry["pid"]
-
-
-def _start_time(pid: int) -> float | None:
-    import psutil
-
-    try:
-        return psutil.Process(pid).create_time()
-    except psutil.Error:
-        return None
+        self._folder.release()

@@ -72,11 +72,6 @@ def data(text: str) -> None:
     print(text, flush=True)
 
 
-def to_width(text: str) -> str:
-    """As much of a line as fits the terminal behind stderr; all of it without one."""
-    return cut(text, _width(sys.stderr)) if sys.stderr.isatty() else text
-
-
 def raw(chunk: bytes) -> None:
     """Bytes as they are, such as a workload's own output."""
     stream = getattr(sys.stdout, "buffer", None)
@@ -166,6 +161,11 @@ def facts(pairs: Sequence[tuple[str, str | Cell]]) -> None:
 def words(text: str, *, style: str = "") -> None:
     """Something to tell the person at the terminal."""
     _emit(sys.stderr, [Cell(text, style)])
+
+
+def to_width(text: str) -> str:
+    """As much of a line as fits the terminal behind stderr; all of it without one."""
+    return cut(text, _width(sys.stderr)) if sys.stderr.isatty() else text
 
 
 def warn(text: str) -> None:

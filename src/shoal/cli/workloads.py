@@ -92,7 +92,7 @@ async def get_workload(control: ControlPlane, workload: WorkloadName, *, as_json
             ("workload", view.workload_id),
             ("state", output.state(view.status)),
             ("desired", view.desired_state),
-            ("reason", waiting.why(view).partition(" (")[0] if view.rejections else waiting.why(view)),
+            ("reason", _reason(view)),
             ("node", view.assigned_node_id),
             ("type", view.type),
             ("group", view.group_id),
@@ -220,6 +220,14 @@ async def _wait(control: ControlPlane, names: Sequence[str], goal: Goal, timeout
         output.words(f"{name}: {said}")
     waiting.explain(waited)
     return waited.exit_code
+
+
+def _reason(view: WorkloadView) -> str:
+    """What the state does not say already, nor the list of nodes below it."""
+    words = waiting.why(view)
+    if view.rejections:
+        return words.partition(" (")[0]
+    return words if words.lower() != view.status.lower() else ""
 
 
 def rows(views: Sequence[WorkloadView], now: datetime) -> list[list[str | Cell]]:

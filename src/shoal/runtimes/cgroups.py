@@ -28,6 +28,7 @@ _V1_CONTROLLERS = ("memory", "cpu", "cpuacct", "blkio")
 #: processes in leaves only).
 _LEAF = "shoal-agent"
 _TOP = "shoal"
+_TRIES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +241,13 @@ class Cgroups:
         return tuple(found)
 
     def close(self) -> None:
-        """Remove the place itself, as far as it is empty."""
+        """Remove the place with all groups in it, as far as they are empty."""
+        left = self.stray(())
+        for _ in range(_TRIES):
+            left = remove(left)
+            if not left:
+                break
+            os.sched_yield()  # a process that was just killed leaves its group a moment after it is gone
         for _, base in self._bases:
             for directory in (base, base.parent):
                 with contextlib.suppress(OSError):

@@ -29,7 +29,7 @@ from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, ShoalE
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
-from shoal.runtimes.cgroups import Cgroups, remove
+from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import logs, protocol
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.files import KeeperFiles
@@ -302,12 +302,13 @@ class ProcessRuntime:
 
 
 def remove_stray_groups(data_dir: Path) -> None:
-    """Remove the empty cgroups of a keeper that was killed and will have no successor. Does nothing while one runs."""
+    """Remove the cgroups of a keeper that was killed with its runs and will have no successor.
+
+    A successor does this by itself. Does nothing while a keeper runs, and leaves groups alone that are not empty.
+    """
     files = KeeperFiles(data_dir)
     if files.home.exists() and read_keeper_pid(data_dir) is None:
-        groups = Cgroups.find(files.keeper_id())
-        remove(groups.stray(()))
-        groups.close()
+        Cgroups.find(files.keeper_id()).close()
 
 
 def port_variable(name: str) -> str:

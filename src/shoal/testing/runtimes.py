@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from shoal.core.clock import Clock
+from shoal.core.errors import PreconditionError
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
@@ -192,14 +193,21 @@ class FakeMachine:
         return run.info
 
     def forget(self, run_id: str) -> None:
-        """Drop a run that has ended."""
+        """Drop a run that has ended. Raises `PreconditionError` for one that has not."""
         run = self.runs.get(run_id)
-        if run is not None and run.info.phase is RunPhase.ENDED:
-            del self.runs[run_id]
-            self._note("forgotten", run.info)
+        if run is None:
+            return
+        if run.info.phase is RunPhase.RUNNING:
+            raise PreconditionError(f"run {run_id!r} has not ended")
+        del self.runs[run_id]
+        self._note("forgotten", run.info)
 
     def forget_workload(self, workload_id: WorkloadId) -> None:
-        """Drop what was printed."""
+        """Drop everything of a workload. Raises `PreconditionError` while a run of it has not ended."""
+        if self.alive(workload_id):
+            raise PreconditionError(f"workload {workload_id!r} has a run that has not ended")
+        for run_id in [run_id for run_id, run in self.runs.items() if run.info.workload_id == workload_id]:
+            del self.runs[run_id]
         self.logs.pop(workload_id, None)
         self.history.append(FakeMoment(self.clock.monotonic(), "workload forgotten", workload_id))
 

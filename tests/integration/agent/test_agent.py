@@ -24,7 +24,11 @@ from tests.unit.agent.making import process, workload
 
 pytestmark = pytest.mark.integration
 
-SERVER = "import http.server, os; http.server.test(http.server.SimpleHTTPRequestHandler, port=int(os.environ['SHOAL_PORT_HTTP']))"
+SERVER = """
+import http.server, os
+print(os.environ["SHOAL_NODE_ID"], os.environ["SHOAL_WORKLOAD_ID"])
+http.server.test(http.server.SimpleHTTPRequestHandler, port=int(os.environ["SHOAL_PORT_HTTP"]))
+"""
 
 
 class Running:
@@ -150,7 +154,7 @@ async def test_named_ports_readiness_logs_and_identity(tmp_path):
             "python3",
             "-u",
             "-c",
-            f"import os; print(os.environ['SHOAL_NODE_ID'], os.environ['SHOAL_WORKLOAD_ID']); {SERVER}",
+            SERVER,
             ports=(NamedPort("http"),),
             readiness=Readiness(tcp_port="http", interval=timedelta(milliseconds=50)),
         )

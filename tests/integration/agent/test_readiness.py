@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,25 +28,23 @@ async def ready(probe: Readiness, **ports: int) -> bool:
 async def listener():
     """A server that answers every request with what the test puts here."""
 
-    class Listener:
-        answer = b"HTTP/1.1 200 OK\r\n\r\n"
-        silent = False
-        requests: list[bytes] = []  # noqa: RUF012 - one listener per test
-
-    made = Listener()
-    made.requests = []
+    made = SimpleNamespace(answer=b"HTTP/1.1 200 OK\r\n\r\n", silent=False, requests=[], port=0)
 
     async def serve(reader, writer):
-        made.requests.append(await reader.readline())
-        if made.silent:
-            await asyncio.sleep(60)
-        writer.write(made.answer)
-        writer.close()
+        with contextlib.suppress(OSError):
+            made.requests.append(await reader.readline())
+            if made.silent:
+                await reader.read()  # until the caller gives up
+            else:
+                writer.write(made.answer)
+            writer.close()
+            await writer.wait_closed()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     made.port = server.sockets[0].getsockname()[1]
     yield made
     server.close()
+    await asyncio.sleep(0)
 
 
 async def test_a_port_is_ready_when_it_accepts(listener):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import pytest
 
 from shoal.agent.action_log import ActionQuery, ActionStatus, ActionType
 from shoal.agent.contact import Ownership
+from shoal.core import faults
 from shoal.core.errors import (
     ExhaustedError,
     NotFoundError,
@@ -704,3 +706,116 @@ def test_the_script_may_stand_in_the_spec():
     env = {"SHOAL_FAKE_RUN_FOR": "2.5", "SHOAL_FAKE_EXIT_CODE": "4", "SHOAL_FAKE_NEVER_READY": "true", "PATH": "/bin"}
     assert FakeScript.from_env(env, FakeScript()) == replace(FakeScript(), run_for=2.5, exit_code=4, never_ready=True)
     assert FakeScript.from_env({"PATH": "/bin"}, FakeScript(exit_code=9)).exit_code == 9
+
+
+# ---------------------------------------------------------------------------------------------------------
+# A disk that takes nothing
+
+
+async def limit_disk(kit: Kit, extra_pages: int | None) -> None:
+    """Let the database grow by so many pages only; None: as it likes."""
+    pages = await kit.database.read(lambda connection: connection.execute("PRAGMA page_count").fetchone()[0])
+    most = 1_000_000 if extra_pages is None else pages + extra_pages
+    await kit.database.read(lambda connection: connection.execute(f"PRAGMA max_page_count={most}").fetchone())
+
+
+async def test_on_a_full_disk_orders_are_refused_and_what_runs_goes_on(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply("runs")
+        await kit.settle()
+        await limit_disk(kit, 0)
+        big = process(env={"BIG": "x" * 60_000})
+        with pytest.raises(ExhaustedError, match="no room left"):
+            await kit.apply("new", big)
+        assert not kit.knows("new")
+        assert kit.status("runs").state is RunState.RUNNING
+        await limit_disk(kit, None)
+        await kit.apply("new", big)
+        await kit.settle(1)
+        assert kit.status("new").state is RunState.RUNNING
+
+
+async def test_what_cannot_be_recorded_is_not_done_until_it_can(tmp_path, monkeypatch):
+    async with opened(tmp_path) as kit:
+        await kit.apply()
+        await kit.settle()
+        real, broken = kit.database.write, True
+
+        async def write(change):
+            if broken:
+                raise ExhaustedError("no room left")
+            return await real(change)
+
+        monkeypatch.setattr(kit.database, "write", write)
+        (alive,) = kit.machine.alive("w")
+        kit.machine.kill(alive.run_id)
+        await kit.settle(60)
+        assert kit.machine.count("started", "w") == 1
+        assert kit.status().message.endswith("; no room left")
+        assert alive.run_id in kit.machine.runs, "an end was forgotten before it was recorded"
+        broken = False
+        await kit.settle(60)
+        assert (kit.status().state, kit.machine.count("started", "w")) == (RunState.RUNNING, 2)
+        assert "no room" not in kit.status().message
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Killed at every named point
+
+
+@pytest.fixture
+def armed():
+    yield faults.arm
+    faults.disarm_all()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        "agent.intent.before",
+        "agent.intent.after",
+        "agent.start.before",
+        "agent.start.after",
+        "agent.stop.before",
+        "agent.forget.before",
+    ],
+)
+async def test_killed_at_any_point_the_next_agent_goes_on_from_there(tmp_path, armed, point):
+    """The agent hangs where it would be killed; then it is, and another one starts on the same disk."""
+    async with opened(tmp_path) as kit:
+        reached = asyncio.Event()
+
+        def hang(_name):
+            faults.disarm_all()
+            reached.set()
+            raise asyncio.CancelledError
+
+        armed(point, hang)
+        orders = [("apply", 1, "one"), ("apply", 2, "two"), ("delete", 3, ""), ("apply", 4, "three")]
+        done = 0
+        for verb, generation, program in orders:
+            order = (
+                kit.apply(spec=process(program), generation=generation)
+                if verb == "apply"
+                else kit.delete(generation=generation)
+            )
+            with contextlib.suppress(UnavailableError, asyncio.CancelledError):
+                await order
+            await kit.settle(1)
+            done += 1
+            if reached.is_set():
+                break
+        assert reached.is_set()
+        await kit.restart()
+        await kit.settle(5)
+        for verb, generation, program in orders[done - 1 :]:  # the control plane repeats what got no answer
+            with contextlib.suppress(StaleGenerationError):
+                if verb == "apply":
+                    await kit.apply(spec=process(program), generation=generation)
+                else:
+                    await kit.delete(generation=generation)
+            await kit.settle(5)
+        (run,) = kit.machine.alive("w")
+        assert kit.machine.started_with[run.run_id].spec.command == ("three",)
+        assert (kit.status().state, kit.status().generation) == (RunState.RUNNING, 4)
+        assert kit.machine.most_at_once("w") == 1

@@ -334,3 +334,25 @@ async def test_a_call_meant_for_another_node_is_refused(tmp_path):
             await it.channel.call(AgentService.DELETE_WORKLOAD, request, metadata={NODE_HEADER: "n2"})
         assert await it.actions() == []
         await it.channel.call(AgentService.DELETE_WORKLOAD, request, metadata={NODE_HEADER: "n1"})
+
+
+async def test_a_disk_that_takes_no_writes_is_an_illness_until_it_takes_them_again(tmp_path):
+    async with client(tmp_path) as it:
+        it.agent._database.trouble = "no room left"
+        answer = await it.health()
+        assert (answer.healthy, answer.runtime_status["store"]) == (False, "unhealthy: no room left")
+        assert it.agent.health()[0] == 503
+        await asyncio.sleep(10)
+        assert (await it.health()).healthy
+
+
+async def test_dates_are_those_of_the_orders(tmp_path):
+    async with client(tmp_path) as it:
+        await it.apply(generation=1)
+        await asyncio.sleep(100)
+        first = await it.status()
+        assert first.updated_at == first.created_at > 0
+        await it.apply(generation=2, revision="r2")
+        await asyncio.sleep(1)
+        second = await it.status()
+        assert (second.created_at, second.updated_at) == (first.created_at, first.created_at + 100)

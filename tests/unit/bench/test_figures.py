@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import Figure, at_least, at_most, judge, percentile, rounded
+from bench.figures import Against, Figure, at_least, at_most, judge, percentile, rounded
 from shoal.core.errors import InternalError
 
 FINITE = st.floats(min_value=1e-9, max_value=1e9)
@@ -52,9 +52,9 @@ def test_without_a_bar_nothing_is_judged() -> None:
 
 
 def test_a_peer_gives_the_ratio_of_the_medians() -> None:
-    figures = [figure(peer="echo"), figure("echo")]
+    figures = [figure(against=Against("bare echo", "echo")), figure("echo")]
     ours, theirs = judge(figures, [{"latency": 30.0, "echo": 3.0}, {"latency": 50.0, "echo": 5.0}])
-    assert (ours.peer, ours.ratio) == ("echo", 10.0)
+    assert (ours.peer, ours.ratio) == ("bare echo", 10.0)
     assert (theirs.peer, theirs.ratio) == (None, None)
 
 
@@ -74,7 +74,7 @@ def test_a_run_has_exactly_the_declared_figures(run) -> None:
 
 def test_a_peer_that_is_not_measured_is_our_mistake() -> None:
     with pytest.raises(InternalError, match="echo"):
-        judge([figure(peer="echo")], [{"latency": 1.0}])
+        judge([figure(against=Against("bare echo", "echo"))], [{"latency": 1.0}])
 
 
 @given(st.lists(FINITE, min_size=1), st.floats(min_value=0.001, max_value=1.0))

@@ -26,7 +26,13 @@ def test_without_results_there_is_only_the_head(tmp_path) -> None:
 def test_the_results_are_of_the_figures_as_they_are_declared_now(name) -> None:
     area, results = areas.load(name), runner.read(runner.RESULTS / f"{name}.json")
     declared = [
-        (each.name, each.unit, each.bar.text(each.unit) if each.bar else None, each.peer) for each in area.figures
+        (
+            each.name,
+            each.unit,
+            each.bar.text(each.unit) if each.bar else None,
+            each.against.peer if each.against else None,
+        )
+        for each in area.figures
     ]
     assert [(each.name, each.unit, each.bar, each.peer) for each in results.figures] == declared
     assert results.runs == runner.RUNS

@@ -10,12 +10,12 @@ import pytest
 from bench import areas, runner
 from bench.__main__ import main
 from bench.areas import Area
-from bench.figures import Figure, at_most
+from bench.figures import Against, Figure, at_most
 from bench.machine import machine_facts
 from shoal.core.errors import UnavailableError
 
 FIGURES = (
-    Figure("latency", "ms", "From here to there.", bar=at_most(100), peer="echo"),
+    Figure("latency", "ms", "From here to there.", bar=at_most(100), against=Against("bare echo", "echo")),
     Figure("echo", "ms", "There and back."),
     Figure("rare", "s", "Something slow.", once=True),
 )
@@ -86,7 +86,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 def test_kept_bars_exit_with_0_and_are_written(places, capsys) -> None:
     assert main(["--only", "control"], **places) == 0
     assert runner.read(places["folder"] / "control.json").good
-    assert "| `latency` | 12.0 ms | 4.12 ms | <= 100 ms | kept | `echo` | 6.00 × |" in places["page"].read_text()
+    assert "| `latency` | 12.0 ms | 4.12 ms | <= 100 ms | kept | bare echo | 6.00 × |" in places["page"].read_text()
+    assert "- `latency`: From here to there. Compared with `echo`." in places["page"].read_text()
+    assert "- `rare`: Something slow. Measured in the first run alone." in places["page"].read_text()
     assert "latency" in capsys.readouterr().out
 
 

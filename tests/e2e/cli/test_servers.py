@@ -1,4 +1,4 @@
-"""`shoal control` as a process: settings, addresses, signals."""
+"""`shoal control` and `shoal agent` as processes: settings, addresses, signals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def clean_environment() -> dict[str, str]:
 
 @dataclasses.dataclass
 class Started:
-    """A control plane as a process."""
+    """A server as a process."""
 
     process: subprocess.Popen[bytes]
     log: Path
@@ -52,14 +52,14 @@ class Started:
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts control planes, and ends what is left of them."""
+    """Starts servers, and ends what is left of them."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, env: dict[str, str] | None = None) -> Started:
         log, ready = (tmp_path / f"{name}-{len(started)}" for name in ("log", "ready"))
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", "control", *arguments, "--ready-file", str(ready)],
+                [sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready)],
                 stdout=output,
                 stderr=output,
                 env={**clean_environment(), **(env or {})},
@@ -79,7 +79,9 @@ def start(tmp_path):
 
 
 def test_it_serves_says_where_and_ends_on_sigterm(start, tmp_path):
-    plane = start("--insecure", "--data-dir", str(tmp_path / "data"), env={"GRPC_PORT": "0", "SHOAL_HTTP_PORT": "0"})
+    plane = start(
+        "control", "--insecure", "--data-dir", str(tmp_path / "data"), env={"GRPC_PORT": "0", "SHOAL_HTTP_PORT": "0"}
+    )
     ready = plane.ready
     assert ready["role"] == "control"
     assert ready["pid"] == plane.process.pid
@@ -94,7 +96,7 @@ def test_it_serves_says_where_and_ends_on_sigterm(start, tmp_path):
 
 
 def test_what_is_stored_is_there_after_kill_9(start, tmp_path):
-    arguments = ("--insecure", "--data-dir", str(tmp_path / "data"), "--grpc-port", "0", "--http-port", "0")
+    arguments = ("control", "--insecure", "--data-dir", str(tmp_path / "data"), "--grpc-port", "0", "--http-port", "0")
     plane = start(*arguments)
     spec = tmp_path / "web.yaml"
     spec.write_text("id: web\ntype: process\nprocess: {command: [sleep, '60']}\n")
@@ -127,7 +129,7 @@ def test_insecure_has_to_be_said(tmp_path):
 
 
 def test_a_port_that_is_taken_is_one_line(start, tmp_path):
-    plane = start("--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
+    plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
     port = plane.ready["grpc"].rpartition(":")[2]
     outcome = shoal("control", "--insecure", "--data-dir", str(tmp_path / "b"), "--grpc-port", port, "--http-port", "0")
     assert outcome.returncode == 1
@@ -135,3 +137,64 @@ def test_a_port_that_is_taken_is_one_line(start, tmp_path):
     assert len(last) == 1
     assert port in last[0]
     assert "Traceback" not in outcome.stderr
+
+
+def test_an_agent_registers_with_what_it_was_given_and_ends_on_sigterm(start, tmp_path):
+    plane = start("control", "--insecure", "--data-dir", str(tmp_path / "c"), "--grpc-port", "0", "--http-port", "0")
+    config = tmp_path / "agent.toml"
+    config.write_text(f'data_dir = "{tmp_path / "a"}"\nmemory = "1GB"\nslots = 9\ncpu = 2.0\n')
+    agent = start(
+        *("agent", "--insecure", "--config", str(config), "--slots", "3", "--label", "zone=a", "--label", "disk=ssd"),
+        *("--grpc-port", "0", "--http-port", "0"),
+        env={"SHOAL_CONTROL": plane.ready["grpc"], "PERSYS_NODE_ID": "n-1", "SHOAL_AGENT_CPU": "1.5"},
+    )
+    assert agent.ready["role"] == "agent"
+    assert agent.ready["node_id"] == "n-1"
+    assert urllib.request.urlopen(f"http://{agent.ready['http']}/health", timeout=PATIENCE).status == 200
+    node = wait_for_node(plane.ready["grpc"], "n-1")
+    assert node["grpc_endpoint"] == agent.ready["grpc"]
+    assert node["total"]["slots"] == 3  # the flag, not the file
+    assert node["total"]["cpu_millicores"] == 1500  # the environment, not the file
+    assert node["total"]["memory_mb"] == 1024  # the file
+    assert node["labels"]["zone"] == "a"
+    assert node["labels"]["disk"] == "ssd"
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(PATIENCE) == 0
+    assert f"agent n-1 ready: grpc {agent.ready['grpc']}, http {agent.ready['http']}\n" in agent.log.read_text()
+
+
+def wait_for_node(control: str, name: str) -> dict[str, Any]:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        outcome = shoal("node", "get", name, "--json", "--control", control)
+        if outcome.returncode == 0:
+            return json.loads(outcome.stdout)["node"]
+        assert time.monotonic() < deadline, outcome.stderr
+
+
+def test_everything_that_is_wrong_with_an_agent_is_said_at_once(tmp_path):
+    outcome = shoal(
+        *(
+            "agent",
+            "--data-dir",
+            str(tmp_path),
+            "--control",
+            "h:1",
+            "--slots",
+            "-1",
+            "--label",
+            "zone",
+            "--cpu",
+            "lots",
+        ),
+        env={"PERSYS_METRICS_PORT": "many"},
+    )
+    assert outcome.returncode == 2
+    for name in ("--slots", "--label", "--cpu", "PERSYS_METRICS_PORT"):
+        assert f"error: {name}" in outcome.stderr, outcome.stderr
+
+
+def test_an_agent_without_insecure_is_an_error_that_says_so(tmp_path):
+    outcome = shoal("agent", "--data-dir", str(tmp_path), "--control", "127.0.0.1:1")
+    assert outcome.returncode == 2
+    assert outcome.stderr.startswith("error: --insecure: ")
