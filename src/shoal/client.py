@@ -469,7 +469,7 @@ class ControlPlane:
             return error
         where = ", ".join(self.addresses)
         # The last clause is the cause; what comes before it is how the transport got there.
-        reasons = dict.fromkeys(error.message.rpartition(": ")[2] for error in errors)
+        reasons = dict.fromkeys(error.message.rpartition(": ")[2].strip("[].") for error in errors)
         return UnavailableError(
             f"the control plane at {where} cannot be reached: {'; '.join(reasons)}",
             hint="start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",

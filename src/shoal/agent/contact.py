@@ -46,6 +46,11 @@ class Contact:
         self._ask: Question | None = None
 
     @property
+    def sent_at(self) -> float | None:
+        """When the last acknowledged heartbeat was sent, on the monotonic clock; None before there was one."""
+        return self._sent_at
+
+    @property
     def ends_at(self) -> float | None:
         """When the lease ends, on the monotonic clock; None before there was one."""
         return None if self._sent_at is None else self._sent_at + self._lease * (1.0 - MARGIN)

@@ -137,6 +137,9 @@ class Registration:
         self._session = ""
         self._sequence = 0
         self._measured_at = -math.inf
+        self._registered_at = -math.inf
+        #: Calls in a row that brought no acknowledgement.
+        self._failures = 0
         contact.ask_through(self._ownership)
 
     @property
@@ -149,7 +152,6 @@ class Registration:
 
     async def run(self) -> None:
         """Stay registered until cancelled; returns only when another agent took the node id."""
-        failures = 0
         while True:
             try:
                 await self._register()
@@ -160,14 +162,13 @@ class Registration:
                 return
             except NotFoundError:
                 # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
-                failures = 1 if self.state is RegistrationState.REGISTERED else failures + 1
                 self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
             except ShoalError as error:
-                failures += 1
                 if self.state is not RegistrationState.REFUSED:
                     self._set_state(RegistrationState.OFFLINE, error.message)
                 await self._client.use_next()
-            await self._clock.sleep(RETRY.delay(failures, self._entropy))
+            self._failures += 1
+            await self._clock.sleep(RETRY.delay(self._failures, self._entropy))
 
     async def watch_lease(self) -> None:
         """Stop what may exist only once when the lease ends, whatever the other loop is waiting for."""
@@ -179,26 +180,39 @@ class Registration:
             self._reports.lose_contact()
 
     async def _beat_on(self) -> None:
-        failures, sent_at = 0, self._clock.monotonic() - MIN_GAP
-        next_at = self._clock.monotonic()
+        """Beat until the control plane does not know this node any more, or has not been reached for a lease."""
+        sent_at = self._clock.monotonic()
+        await self._try_to_beat(sent_at)
         while True:
-            await self._wait_for_beat(next_at, sent_at, hurry=failures == 0)
+            next_at = sent_at + self.rhythm.interval
+            if self._failures:
+                next_at = self._clock.monotonic() + min(
+                    self.rhythm.interval, RETRY.delay(self._failures, self._entropy)
+                )
+            await self._wait_for_beat(next_at, sent_at, hurry=self._failures == 0)
+            if self._lease_is_over():
+                raise UnavailableError("the lease has run out")
             sent_at = self._clock.monotonic()
-            try:
-                await self._beat(sent_at)
-            except (NotFoundError, SessionSupersededError):
-                self._metrics.beat("refused")
+            await self._try_to_beat(sent_at)
+
+    async def _try_to_beat(self, sent_at: float) -> None:
+        """Beat once. An answer that never came is tried again on this registration, as long as the lease lasts."""
+        try:
+            await self._beat(sent_at)
+        except (NotFoundError, SessionSupersededError):
+            self._metrics.beat("refused")
+            raise
+        except ShoalError as error:
+            self._metrics.beat("failed")
+            if self._lease_is_over():
                 raise
-            except ShoalError as error:
-                failures += 1
-                self._metrics.beat("failed")
-                self._set_state(RegistrationState.OFFLINE, error.message)
-                await self._client.use_next()
-                delay = min(self.rhythm.interval, RETRY.delay(failures, self._entropy))
-                next_at = self._clock.monotonic() + delay
-            else:
-                failures = 0
-                next_at = sent_at + self.rhythm.interval
+            self._failures += 1
+            self._set_state(RegistrationState.OFFLINE, error.message)
+            await self._client.use_next()
+
+    def _lease_is_over(self) -> bool:
+        since = self._registered_at if self._contact.sent_at is None else self._contact.sent_at
+        return self._clock.monotonic() - since >= self.rhythm.lease
 
     async def _wait_for_beat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
         wait = next_at - self._clock.monotonic()
@@ -232,6 +246,7 @@ class Registration:
             raise UnavailableError(reason)
         self._metrics.registration("accepted")
         self._session, self._sequence = answer.session, 0
+        self._registered_at = self._clock.monotonic()
         interval = answer.heartbeat_interval_ms / 1000 or float(answer.heartbeat_interval_seconds)
         interval = interval if interval > 0 else DEFAULT_INTERVAL
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=interval * LEASE_INTERVALS))
@@ -253,6 +268,7 @@ class Registration:
         interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
         self._metrics.beat("acknowledged")
+        self._failures = 0
         self._set_state(RegistrationState.REGISTERED, "")
         await self._take_in(answer, sent_at)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import stat
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, problem
@@ -46,19 +48,26 @@ def read_specs(paths: Sequence[str]) -> list[LocatedDocument]:
     """Read every document of every file, `-` being stdin. Raises `InvalidError` with every problem of all of them."""
     found: list[LocatedDocument] = []
     problems: list[Problem] = []
+    hint = ""
     if list(paths).count("-") > 1:
         problems.append(problem("-f", "-", "stdin can be read only once"))
     else:
         for path in paths:
             try:
-                found.extend(parse_specs(_read(path), source="<stdin>" if path == "-" else path))
+                text = _read(path)
             except InvalidError as error:
                 problems.extend(error.problems)
+                continue
+            try:
+                found.extend(parse_specs(text, source="<stdin>" if path == "-" else path))
+            except InvalidError as error:
+                problems.extend(error.problems)
+                hint = "`shoal schema process` prints every field and its rule"
     problems.extend(_repeated(found))
     if not problems and not found:
         problems.append(problem("-f", ", ".join(paths), "must hold at least one document"))
     if problems:
-        raise InvalidError(problems, hint="`shoal schema process` prints every field and its rule")
+        raise InvalidError(problems, hint=hint)
     return found
 
 
@@ -91,7 +100,7 @@ def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
 
 def _read(path: str) -> str:
     try:
-        content = sys.stdin.buffer.read(MAX_BYTES + 1) if path == "-" else read_bytes(path, limit=MAX_BYTES)
+        content = _read_stream(path) if path == "-" or _is_stream(path) else read_bytes(path, limit=MAX_BYTES)
     except NotFoundError:
         raise InvalidError([problem(path, None, "does not exist")]) from None
     except ShoalError as error:
@@ -104,6 +113,25 @@ def _read(path: str) -> str:
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise InvalidError([problem(f"{path}:{line}", None, "must be text in UTF-8")]) from None
+
+
+def _is_stream(path: str) -> bool:
+    """Whether it is a pipe, as a shell makes one of `<(command)`, or a device: to be read once, from its beginning."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _read_stream(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidError([problem(path, None, f"cannot be read: {error.strerror}")]) from None
 
 
 def _is_empty(node: yaml.Node) -> bool:

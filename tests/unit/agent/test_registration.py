@@ -394,3 +394,21 @@ async def test_security_has_to_be_declined(tmp_path):
         with pytest.raises(InvalidError, match="--insecure: is required") as caught:
             await it.start(insecure=False)
         assert "later version" in caught.value.hint
+
+
+async def test_a_lease_that_ran_out_leads_to_a_new_registration(tmp_path):
+    async with scene(tmp_path, interval=1, lease=3) as it:
+        agent = await it.start()
+        await it.apply(agent)
+        await asyncio.sleep(5)
+        it.control.error = UnavailableError("the store is away")
+        await asyncio.sleep(2)
+        assert len(it.control.registrations) == 1
+        await asyncio.sleep(100)
+        tries = len(it.control.registrations)
+        assert 4 <= tries <= 15, "registrations are tried, with longer and longer pauses"
+        it.control.error = None
+        await asyncio.sleep(16)
+        assert len(it.control.registrations) == tries + 1
+        assert agent.registration.state is RegistrationState.REGISTERED
+        assert it.machine.count("started", "w") == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
 
 import pytest
 
@@ -118,6 +120,18 @@ def test_stdin_cannot_be_read_twice():
         read_specs(["-", "-"])
 
 
+def test_a_pipe_is_read_as_it_comes(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_text(WEB))
+    writer.start()
+    (found,) = read_specs([str(path)])
+    writer.join()
+    assert found.place == f"{path}:1"
+    with pytest.raises(InvalidError, match="at least one document"):
+        read_specs(["/dev/null"])
+
+
 @pytest.mark.parametrize("content", ["", "---\n---\n", "# only a comment\n"])
 def test_a_file_without_documents_is_said_to_be_one(tmp_path, content):
     path = tmp_path / "empty.yaml"
@@ -136,7 +150,7 @@ def test_files_that_cannot_be_read_are_all_named(tmp_path):
     assert found[1].startswith(f"{tmp_path}: cannot be read: ")
     assert "directory" in found[1]
     assert found[2] == f"{binary}:2: must be text in UTF-8"
-    assert caught.value.hint
+    assert caught.value.hint == ""
 
 
 def test_a_huge_file_is_refused(tmp_path):
