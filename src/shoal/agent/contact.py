@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from shoal.core.clock import Clock
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import WorkloadId
-
-#: The share of a lease that is given away for clocks that do not run alike, and for the time it takes to stop.
-MARGIN = 0.1
+from shoal.model.nodes import LEASE_MARGIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Contact:
     @property
     def ends_at(self) -> float | None:
         """When the lease ends, on the monotonic clock; None before there was one."""
-        return None if self._sent_at is None else self._sent_at + self._lease * (1.0 - MARGIN)
+        return None if self._sent_at is None else self._sent_at + self._lease * (1.0 - LEASE_MARGIN)
 
     def time_left(self) -> float:
         """Seconds until the lease ends; 0 when it has, or when there was none."""

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Beats that follow from changes are at least this far apart.
 MIN_GAP = 0.1
+#: A change is seldom alone: what is accepted is usually started a moment later, and one beat tells both.
+SETTLE = 0.02
 DEFAULT_INTERVAL = 10.0
 #: A lease that nobody names lasts so many intervals.
 LEASE_INTERVALS = 3.0
@@ -222,8 +224,7 @@ class Registration:
             await self._clock.sleep(wait)
         elif await self._changed.wait(timeout=wait):
             gap = sent_at + MIN_GAP - self._clock.monotonic()
-            if gap > 0:
-                await self._clock.sleep(gap)
+            await self._clock.sleep(max(gap, SETTLE))
 
     # -----------------------------------------------------------------------------------------------------
     # Calls

@@ -48,6 +48,11 @@ log = logging.getLogger(__name__)
 
 Runtimes = Mapping[WorkloadType, Runtime]
 
+#: Named one by one: a feature that is invented later is not this agent's before it was built.
+FEATURES = frozenset(
+    feature.value for feature in (Feature.GENERATIONS, Feature.SESSIONS, Feature.PUSH, Feature.LOGS, Feature.PORTS)
+)
+
 
 class Agent:
     """One node agent: its parts, made from settings and joined."""
@@ -263,7 +268,7 @@ class Agent:
             agent_version=self.version,
             host_id=node.host_id,
             cluster_id=self.settings.cluster_id,
-            features=frozenset(feature.value for feature in Feature),
+            features=FEATURES,
         )
         check(spec)
         return spec

@@ -111,8 +111,10 @@ class Child:
         self.dismissed = True
         if not self.running:
             return
-        self.process.send_signal(number)
-        self.process.send_signal(signal.SIGCONT)  # a process that somebody has stopped could not hear the first
+        # Not through the process object: its way of sending looks for the end first, and would take it from the loop.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, number)
+            os.kill(self.process.pid, signal.SIGCONT)  # one that somebody has stopped could not hear the first
         try:
             async with asyncio.timeout(within):
                 await self.process.wait()

@@ -110,6 +110,7 @@ class Dispatch:
         self._timers: dict[WorkloadId, asyncio.TimerHandle] = {}
         self._orders: dict[WorkloadId, Order] = {}
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
+        self._arriving: dict[WorkloadId, Observation] = {}
         self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
@@ -194,20 +195,31 @@ class Dispatch:
         at = self._clock.wall()
         for status in statuses:
             record = self._fleet.workloads.get(status.workload_id)
-            known = self._fleet.observations.get(status.workload_id)
+            # What is on its way into the store is known too: an answer and a beat may bring the same news at once.
+            known = self._arriving.get(status.workload_id) or self._fleet.observations.get(status.workload_id)
             verdict = verdicts[status.workload_id] = judge_report(record, known, node_id, status)
             if verdict is ReportVerdict.NEWS:
                 news.append(Observation(node_id, status, at))
-            elif verdict is ReportVerdict.KNOWN and known is not None and status.usage is not None:
+            elif verdict is ReportVerdict.KNOWN and status.usage is not None:
                 self._fleet.measured(status.workload_id, status.usage)
             elif verdict is ReportVerdict.SUPERSEDED:
                 self.superseded(status.workload_id, node_id, status.generation)
         if news:
-            events = tuple(event for each in news if (event := self._state_event(each)) is not None)
-            await self._ledger.commit(Batch(observations=tuple(news), events=events))
+            await self._store_news(news)
             self.enqueue_all(each.status.workload_id for each in news)
             self.capacity_changed()
         return verdicts
+
+    async def _store_news(self, news: list[Observation]) -> None:
+        events = tuple(event for each in news if (event := self._state_event(each)) is not None)
+        arriving = {each.status.workload_id: each for each in news}
+        self._arriving.update(arriving)
+        try:
+            await self._ledger.commit(Batch(observations=tuple(news), events=events))
+        finally:
+            for workload_id, each in arriving.items():
+                if self._arriving.get(workload_id) is each:
+                    del self._arriving[workload_id]
 
     # -----------------------------------------------------------------------------------------------------
     # Driving one workload
@@ -539,7 +551,8 @@ class Dispatch:
 
     def _state_event(self, observation: Observation) -> Event | None:
         record = self._fleet.workloads[observation.status.workload_id]
-        known = self._fleet.observations.get(observation.status.workload_id)
+        workload_id = observation.status.workload_id
+        known = self._arriving.get(workload_id) or self._fleet.observations.get(workload_id)
         status = observation.status
         unchanged = (
             known is not None

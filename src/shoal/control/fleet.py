@@ -134,7 +134,9 @@ class Fleet:
 
     def measured(self, workload_id: WorkloadId, usage: Usage) -> None:
         """Take in a measurement. It is not stored: the next heartbeat brings a newer one."""
-        known = self.observations[workload_id]
+        known = self.observations.get(workload_id)
+        if known is None:
+            return
         self.observations[workload_id] = dataclasses.replace(
             known, status=dataclasses.replace(known.status, usage=usage)
         )

@@ -24,10 +24,7 @@ from typing import Annotated
 from shoal.core.durations import format_duration
 from shoal.core.errors import Problem, problem
 from shoal.core.shape import Check
-from shoal.model.nodes import NodeState
-
-#: The part of a lease that is kept as distance, on both sides, between two owners of at-most-one work.
-MARGIN_SHARE = 0.1
+from shoal.model.nodes import LEASE_MARGIN, NodeState
 
 #: A timer set for a moment may wake a rounding error before it; a shorter wait than this could then never end.
 _SHORTEST_WAIT = 0.001
@@ -80,7 +77,7 @@ class LeaseSettings:
 
     def margin(self, lease: float) -> float:
         """Seconds kept between two owners of at-most-one work, on each side."""
-        return lease * MARGIN_SHARE
+        return lease * LEASE_MARGIN
 
 
 @dataclass(frozen=True, slots=True)

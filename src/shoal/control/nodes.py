@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -255,14 +256,15 @@ class Nodes:
     async def watch(self) -> None:
         """Judge every lease again and again. Owned by the control plane's task scope."""
         last_look = self._clock.monotonic()
+        wait = self._tick
         while True:
-            await self._wake.wait(timeout=self._tick)
+            await self._wake.wait(timeout=wait)
             now = self._clock.monotonic()
             if now - last_look > max(2.0 * self._tick, self._lease_seconds * OWN_ABSENCE_SHARE):
                 self._forgive_own_absence(now - last_look)
             last_look = now
             try:
-                await self._judge_all(now)
+                wait = min(self._tick, await self._judge_all(now))
                 await self._store_beats()
             except UnavailableError as error:
                 log.debug("leases are judged again when the store is back: %s", error)
@@ -277,9 +279,11 @@ class Nodes:
         log.warning("this process was away for %.1f s; every node gets a full lease", seconds)
         now = self._clock.monotonic()
         for contact in self._contacts.values():
-            contact.lease = dataclasses.replace(contact.lease, last_receipt=now)
+            contact.lease = dataclasses.replace(contact.lease, last_receipt=now, heard=False)
 
-    async def _judge_all(self, now: float) -> None:
+    async def _judge_all(self, now: float) -> float:
+        """Judge every lease, and say in how many seconds the next one means something else."""
+        soonest = math.inf
         for node_id, contact in list(self._contacts.items()):
             node = self._fleet.nodes.get(node_id)
             if node is None:
@@ -291,6 +295,7 @@ class Nodes:
                 settings=self.settings,
                 heard=contact.lease.heard,
             )
+            soonest = min(soonest, verdict.next_change_in or math.inf)
             if verdict.may_give_away_at_most_one and node_id not in self._surely_stopped:
                 self._surely_stopped.add(node_id)
                 self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
@@ -299,6 +304,7 @@ class Nodes:
                 await self._set_state(node_id, state, verdict.reason, by="lease")
                 if state is NodeState.NOT_READY:
                     self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+        return soonest
 
     async def _set_state(self, node_id: NodeId, state: NodeState, reason: str, *, by: str) -> None:
         kinds = {NodeState.READY: "NodeReady", NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}

@@ -21,6 +21,11 @@ LABEL_KEY = Annotated[
 LABEL_VALUE = Annotated[str, MaxLength(256)]
 
 
+#: The part of a lease that is kept as distance, on both sides, between two owners of at-most-one work: an agent stops
+#: it so much before its lease ends by its own count, the control plane gives it away so much after by its own.
+LEASE_MARGIN = 0.1
+
+
 class NodeState(enum.Enum):
     """How the control plane sees a node."""
 

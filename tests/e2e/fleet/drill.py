@@ -130,7 +130,7 @@ async def _delete(control, name):
 
 
 @contextlib.asynccontextmanager
-async def nurse(fleet, name):
+async def nurse(fleet):
     """Restart a child, healthy, each time it dies. Yields the list of its deaths."""
     deaths = []
 
@@ -138,6 +138,8 @@ async def nurse(fleet, name):
         while True:
             ended = await fleet.wait_exit()
             deaths.append(ended)
+            if fleet.is_running(ended.name):
+                continue  # somebody was faster
             if ended.name == "control":
                 await fleet.start_control()
             else:

@@ -28,7 +28,7 @@ async def test_a_whole_life_on_postgresql_through_kills_at_the_commit(tmp_path, 
             for point in ("store.commit.before", "store.commit.after"):
                 await fleet.kill_control()
                 await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=kill@3"})
-                async with nurse(fleet, "control") as deaths:
+                async with nurse(fleet) as deaths:
                     await life(fleet, control, f"life-{point.replace('.', '-')}")
                     assert deaths, f"{point} was not reached"
             view = await until_status(control, "kept", "Running")

@@ -193,11 +193,15 @@ class Runs:
         return run.view
 
     def extend(self, run_ids: Sequence[str], seconds: float) -> None:
-        """Move the deadlines of runs. One that was already asked to end is not saved by this."""
+        """Move the deadlines of runs. One that was already asked to end, or should have been, is not saved by this.
+
+        A keeper that was stopped itself may find an old extension waiting when it wakes: what has passed has passed.
+        """
         for run_id in run_ids:
             run = self._runs.get(run_id)
             if run is not None and run.main_alive and not run.finished:
-                if run.ending is None or run.ending.by != "deadline":
+                passed = run.deadline is not None and run.deadline.at <= self._loop.now()
+                if not passed and (run.ending is None or run.ending.by != "deadline"):
                     run.deadline = deadline_in(seconds, grace=run.record.grace, now=self._loop.now())
                 self._advance(run)
 
