@@ -170,7 +170,12 @@ class Registration:
                     self._set_state(RegistrationState.OFFLINE, error.message)
                 await self._client.use_next()
             self._failures += 1
-            await self._clock.sleep(RETRY.delay(self._failures, self._entropy))
+            await self._clock.sleep(self._retry_delay())
+
+    def _retry_delay(self) -> float:
+        """No longer than a beat would be away: a control plane that comes back is found within an interval."""
+        longest = max(self.rhythm.interval, RETRY.first)
+        return min(longest, RETRY.delay(self._failures, self._entropy))
 
     async def watch_lease(self) -> None:
         """Stop what may exist only once when the lease ends, whatever the other loop is waiting for."""
@@ -188,9 +193,7 @@ class Registration:
         while True:
             next_at = sent_at + self.rhythm.interval
             if self._failures:
-                next_at = self._clock.monotonic() + min(
-                    self.rhythm.interval, RETRY.delay(self._failures, self._entropy)
-                )
+                next_at = self._clock.monotonic() + self._retry_delay()
             await self._wait_for_beat(next_at, sent_at, hurry=self._failures == 0)
             if self._lease_is_over():
                 raise UnavailableError("the lease has run out")

@@ -9,6 +9,7 @@
     │   ├── SessionSupersededError a newer session holds this node id
     │   └── MisroutedError         the call was meant for another node
     ├── ExhaustedError             a bound was reached: memory, disk, queue, message size
+    ├── UnauthenticatedError       who calls is not known: no certificate, or one that says nothing here
     ├── DeniedError                the caller's role does not allow it
     ├── UnavailableError           the other side cannot be reached now; try again
     ├── DeadlineError              it took longer than allowed
@@ -148,6 +149,10 @@ class MisroutedError(PreconditionError):
 
 class ExhaustedError(ShoalError):
     """A bound was reached."""
+
+
+class UnauthenticatedError(ShoalError):
+    """Nobody knows who is calling. With other credentials the same call may be welcome."""
 
 
 class DeniedError(ShoalError):

