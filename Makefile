@@ -42,7 +42,7 @@ services: .venv/.stamp-dev
 	@scripts/services.sh
 
 test: .venv/.stamp-dev services
-	$(BIN)/pytest tests --ignore=tests/long $(ARGS)
+	$(BIN)/pytest tests --ignore=tests/long -n auto --maxprocesses=4 --dist=worksteal $(ARGS)
 
 test-long: .venv/.stamp-dev services
 	$(BIN)/pytest tests/long --hypothesis-profile=long $(ARGS)

@@ -12,7 +12,8 @@ from shoal.cli.daemon import Config, LogFormat, LogLevel, ReadyFile, Text
 from shoal.cli.options import SERVERS
 
 if TYPE_CHECKING:
-    from shoal.control.server import ControlPlane, ControlSettings
+    from shoal.control.server import ControlPlane
+    from shoal.control.settings import ControlSettings
 
 ENV_NAMES = {
     "data_dir": ("SHOAL_DATA_DIR",),
@@ -71,7 +72,7 @@ def control(
     Settings come from flags, else from the environment (SHOAL_ and the flag's name), else from --config, else from
     the defaults shown in brackets. SIGTERM ends it gracefully; workloads are never touched by its end.
     """
-    from shoal.control.server import ControlSettings
+    from shoal.control.settings import ControlSettings
 
     settings = daemon.load(
         ControlSettings,

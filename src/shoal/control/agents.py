@@ -15,7 +15,7 @@ from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
-from shoal.wire.methods import NODE_HEADER, AgentService
+from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from shoal.wire.transport import Channel, Transport
 
@@ -27,8 +27,9 @@ FOREIGN_ORDER_TIMEOUT = 45.0
 class Agents:
     """The control plane's side of `persys.agent.v1`."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, term: int) -> None:
         self._transport = transport
+        self._term = term
         self._channels: dict[NodeId, Channel] = {}
         self._shares: dict[NodeId, asyncio.Semaphore] = {}
 
@@ -46,7 +47,7 @@ class Agents:
         )
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=_header(node)
+                AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
         if not answer.applied and not answer.skipped:
             raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
@@ -57,7 +58,7 @@ class Agents:
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=_header(node)
+                AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
@@ -67,7 +68,7 @@ class Agents:
         request = pb.GetWorkloadStatusRequest(id=workload_id)
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=_header(node)
+                AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
             )
         return convert.run_status_from_agent(answer.status)
 
@@ -81,7 +82,7 @@ class Agents:
         )
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.LIST_ACTIONS, request, timeout=ORDER_TIMEOUT, metadata=_header(node)
+                AgentService.LIST_ACTIONS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
             )
         if not answer.actions:
             return False
@@ -94,8 +95,12 @@ class Agents:
         """What a workload printed. Not counted against the node's share: followers stay long."""
         request = pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail_lines, follow=follow)
         channel = await self._channel(node)
-        async for chunk in channel.stream(AgentService.READ_LOGS, request, metadata=_header(node)):
+        async for chunk in channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node)):
             yield chunk
+
+    def _header(self, node: NodeRecord) -> dict[str, str]:
+        """Whom a call is meant for, and in which term: an agent refuses what a leader of an older term says."""
+        return {NODE_HEADER: node.node_id, TERM_HEADER: str(self._term)}
 
     async def forget(self, node_id: NodeId) -> None:
         """Let go of a node that was removed."""

@@ -1,38 +1,29 @@
 """Builds the control plane from its settings and runs it until it is told to stop. The only place that wires it.
 
-Called by `shoal.cli.control` and by `shoal.testing.fleet`.
+One database, one leader: with SQLite that is this process; with PostgreSQL several control planes campaign, one reigns,
+and the others answer reads and refuse writes with the leader's address. Called by `shoal.cli.control` and by
+`shoal.testing`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated
 
-from shoal.control.agents import Agents
-from shoal.control.dispatch import Dispatch
-from shoal.control.facts import Strategy
-from shoal.control.fleet import Fleet, Ledger
-from shoal.control.groups import Groups
-from shoal.control.leases import LeaseSettings
+from shoal.control.gate import Gate
+from shoal.control.leadership import Campaign
 from shoal.control.metrics import ControlMetrics
-from shoal.control.nodes import Nodes
-from shoal.control.placer import Placer
-from shoal.control.service import ControlService
-from shoal.control.store.base import Store
+from shoal.control.reign import Reign
+from shoal.control.settings import ControlSettings
+from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
-from shoal.control.views import Views
-from shoal.control.watchers import EventFeed
-from shoal.control.workloads import Workloads
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, Problem, ShoalError, problem
-from shoal.core.ids import Identifier
-from shoal.core.shape import MaxLength, Range, check, find_problems
+from shoal.core.errors import InvalidError, NotLeaderError, ShoalError, problem
+from shoal.core.files import write_atomic
+from shoal.core.shape import check
 from shoal.core.tasks import TaskScope
 from shoal.wire import convert
 from shoal.wire.http import HttpServer, serve_http
@@ -42,47 +33,12 @@ from shoal.wire.transport import Server, Service, Transport
 log = logging.getLogger(__name__)
 
 STORE_CHECK_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ControlSettings:
-    """Everything that can be set about a control plane."""
-
-    #: Where the embedded database lives. Made when missing.
-    data_dir: Annotated[str, MaxLength(4096, 1)]
-    #: The address agents and clients dial. Loopback unless told otherwise, as long as nothing is authenticated.
-    grpc_host: Annotated[str, MaxLength(255)] = "127.0.0.1"
-    grpc_port: Annotated[int, Range(0, 65535)] = 8085
-    #: /metrics, /health, /healthz and /readyz.
-    http_host: Annotated[str, MaxLength(255)] = "127.0.0.1"
-    http_port: Annotated[int, Range(0, 65535)] = 8084
-    #: A PostgreSQL URL; empty for SQLite in the data directory.
-    database: Annotated[str, MaxLength(4096)] = ""
-    #: Serve without certificates. Has to be asked for.
-    insecure: bool = False
-    #: Agents that name another cluster are turned away.
-    cluster_id: Identifier = "default"
-    #: How often agents are asked to beat.
-    heartbeat_interval: timedelta = timedelta(seconds=10)
-    #: How long a node counts as alive after a beat.
-    lease: timedelta = timedelta(seconds=30)
-    #: spread: the emptiest node first. binpack: the fullest that still fits.
-    strategy: Strategy = Strategy.SPREAD
-    #: How many events are kept.
-    max_events: Annotated[int, Range(100, 10_000_000)] = 10_000
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        yield from find_problems(self.leases, at=at)
-
-    @property
-    def leases(self) -> LeaseSettings:
-        """The part that is about leases."""
-        return LeaseSettings(heartbeat_interval=self.heartbeat_interval, lease=self.lease)
+#: How often a control plane that does not lead looks for changes.
+FOLLOW_SECONDS = 0.5
 
 
 class ControlPlane:
-    """One control plane: its parts, made from settings and joined."""
+    """One control plane: it campaigns, and it reigns or follows."""
 
     def __init__(
         self,
@@ -98,45 +54,26 @@ class ControlPlane:
         check(settings)
         self.settings = settings
         self.clock: Clock = clock or SystemClock()
-        self.entropy: Entropy = entropy or SystemEntropy()
+        self._entropy: Entropy = entropy or SystemEntropy()
         self._transport = transport
-        self.metrics = metrics or ControlMetrics()
+        self._metrics = metrics or ControlMetrics()
         self.store = store or open_store(
             settings.database or None,
             Path(settings.data_dir),
             decode_spec=convert.decode_spec_bytes,
             max_events=settings.max_events,
         )
-        self.scope = TaskScope("control")
-        self.fleet = Fleet()
-        self.ledger = Ledger(self.store, self.fleet)
-        self.agents = Agents(transport)
-        self.placer = Placer(self.ledger, clock=self.clock, strategy=settings.strategy)
-        self.dispatch = Dispatch(
-            self.ledger,
-            self.placer,
-            self.agents,
+        self._scope = TaskScope("control")
+        self._gate = Gate()
+        self.reign = self._new_reign(term=0)
+        self._campaign = Campaign(
+            self.store,
+            holder=_remembered_name(Path(settings.data_dir), self._entropy),
+            address=self._advertised,
             clock=self.clock,
-            entropy=self.entropy,
-            scope=self.scope,
-            on_step=self.metrics.step,
+            on_change=self._leader_changed,
         )
-        self.nodes = Nodes(
-            self.ledger,
-            self.dispatch,
-            clock=self.clock,
-            entropy=self.entropy,
-            settings=settings.leases,
-            cluster_id=settings.cluster_id,
-        )
-        self.workloads = Workloads(self.ledger, self.dispatch, clock=self.clock)
-        self.groups = Groups(
-            self.ledger, self.dispatch, self.placer, clock=self.clock, decode_spec=convert.decode_spec_bytes
-        )
-        self.dispatch.liveness = self.nodes
-        self.dispatch.groups = self.groups
-        self.views = Views(self.fleet, self.nodes, self.dispatch, clock=self.clock, cluster_id=settings.cluster_id)
-        self.feed = EventFeed(self.ledger)
+        self._reign_failed: asyncio.Future[None] | None = None
         self._server: Server | None = None
         self._http: HttpServer | None = None
         self._store_trouble = "starting"
@@ -154,16 +91,21 @@ class ControlPlane:
         """Where it serves HTTP; empty without."""
         return self._http.address if self._http is not None else ""
 
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as it knows."""
+        return self._campaign.leads
+
     async def start(self, *, http: bool = True) -> None:
-        """Read what is stored, serve, and begin to reconcile."""
+        """Open the store, serve, and lead or follow."""
         await self.store.open()
-        await self.ledger.load()
-        self.nodes.start()
-        self._set_trouble("")
-        service = Service(methods_of(AgentControl), self._service())
+        self._reign_failed = asyncio.get_running_loop().create_future()
+        service = Service(methods_of(AgentControl), self._gate)
         self._server = await self._transport.serve(
             f"{_bracketed(self.settings.grpc_host)}:{self.settings.grpc_port}", [service]
         )
+        await self._campaign.once()
+        self._set_trouble("")
         if http:
             self._http = await serve_http(
                 f"{_bracketed(self.settings.http_host)}:{self.settings.http_port}",
@@ -172,14 +114,21 @@ class ControlPlane:
                 ready=self.is_ready,
             )
         self._server.set_serving(True)
-        self.scope.start(self.placer.run(), name="placer")
-        self.scope.start(self.nodes.watch(), name="leases")
-        self.scope.start(self._watch_store(), name="store")
-        self.dispatch.enqueue_all(list(self.fleet.workloads))
+        self._scope.start(self._campaign.run(), name="campaign")
+        self._scope.start(self._follow(), name="follow")
+        self._scope.start(self._watch_store(), name="store")
 
     async def failed(self) -> None:
         """Wait until one of its background tasks fails, and raise that."""
-        await self.scope.failed()
+        assert self._reign_failed is not None  # noqa: S101 it was started
+        ours = asyncio.ensure_future(self._scope.failed())
+        try:
+            await asyncio.wait({ours, self._reign_failed}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (ours, self._reign_failed):
+                if each.done():
+                    each.result()
+        finally:
+            ours.cancel()
 
     async def stop(self) -> None:
         """Stop serving and let go of everything. Workloads are not touched."""
@@ -187,26 +136,80 @@ class ControlPlane:
             await self._server.stop()
         if self._http is not None:
             await self._http.stop()
-        self.dispatch.close()
-        await self.scope.close()
-        await self.agents.close()
+        await self._scope.close()
+        await self.reign.end()
+        await self._campaign.resign()
         await self.store.close()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Leading and following
+
+    def _new_reign(self, term: int) -> Reign:
+        return Reign(
+            self.settings,
+            store=self.store,
+            transport=self._transport,
+            clock=self.clock,
+            entropy=self._entropy,
+            metrics=self._metrics,
+            term=term,
+        )
+
+    def _advertised(self) -> str:
+        return self.settings.advertise or self.address
+
+    async def _leader_changed(self, leader: Leader, leads: bool) -> None:
+        """Begin a reign, or end it. A reign that was over before this process noticed has written nothing since."""
+        before = self.reign
+        log.info("term %d: %s leads", leader.term, "this control plane" if leads else leader.address or "nobody")
+        fresh = self._new_reign(leader.term)
+        if leads:
+            await fresh.begin()
+            self._scope.start(self._report_failure(fresh), name=f"term-{leader.term}")
+        else:
+            await fresh.refresh()
+        self.reign = fresh
+        self._gate.open_to(fresh, leads=leads, leader=leader.address)
+        await before.end()
+
+    async def _report_failure(self, reign: Reign) -> None:
+        try:
+            await reign.scope.failed()
+        except NotLeaderError:
+            log.warning("a task of term %d ended with it", reign.term)
+        except Exception as error:  # noqa: BLE001 whatever it is, it ends the process
+            if self._reign_failed is not None and not self._reign_failed.done():
+                self._reign_failed.set_exception(error)
+
+    async def _follow(self) -> None:
+        while True:
+            await self.clock.sleep(FOLLOW_SECONDS)
+            if self._campaign.leads:
+                continue
+            try:
+                await self.reign.refresh()
+            except ShoalError as error:
+                log.debug("following: %s", error)
 
     # -----------------------------------------------------------------------------------------------------
     # Health
 
     def is_ready(self) -> bool:
-        """Whether it can take writes now."""
+        """Whether it can do its part now: write if it leads, know the leader if it does not."""
         return not self._store_trouble
 
     def health(self) -> tuple[int, Mapping[str, object]]:
         """The true status, with the keys that clients of /health know."""
         ready = self.is_ready()
+        leader = self._campaign.leader
         body = {
             "status": "ok" if ready else "degraded",
             "mode": "normal" if ready else "degraded",
             "reason": self._store_trouble,
             "modeChangedAt": self._mode_changed_at.isoformat(),
+            "role": "leader" if self._campaign.leads else "follower",
+            "leader": leader.address,
+            "term": leader.term,
         }
         return (200 if ready else 503), body
 
@@ -215,6 +218,8 @@ class ControlPlane:
             await self.clock.sleep(STORE_CHECK_SECONDS)
             try:
                 await self.store.ping()
+            except NotLeaderError:
+                self._set_trouble("")
             except ShoalError as error:
                 self._set_trouble(error.message)
             else:
@@ -230,22 +235,8 @@ class ControlPlane:
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
-        self.metrics.refresh(self.views.summary(), self.nodes)
-        return self.metrics.render()
-
-    def _service(self) -> ControlService:
-        return ControlService(
-            fleet=self.fleet,
-            nodes=self.nodes,
-            workloads=self.workloads,
-            groups=self.groups,
-            placer=self.placer,
-            views=self.views,
-            feed=self.feed,
-            store=self.store,
-            agents=self.agents,
-            clock=self.clock,
-        )
+        self._metrics.refresh(self.reign.views.summary(), self.reign.nodes)
+        return self._metrics.render()
 
 
 async def run_control(
@@ -254,13 +245,13 @@ async def run_control(
     transport: Transport,
     stop: asyncio.Event,
     metrics: ControlMetrics | None = None,
-    on_ready: object = None,
+    on_ready: Callable[[ControlPlane], None] | None = None,
 ) -> None:
     """Run a control plane until `stop` is set, or until one of its tasks fails."""
     plane = ControlPlane(settings, transport=transport, metrics=metrics)
     try:
         await plane.start()
-        if callable(on_ready):
+        if on_ready is not None:
             on_ready(plane)
         stopping = asyncio.ensure_future(stop.wait())
         failing = asyncio.ensure_future(plane.failed())
@@ -271,6 +262,20 @@ async def run_control(
         failing.cancel()
     finally:
         await plane.stop()
+
+
+def _remembered_name(data_dir: Path, entropy: Entropy) -> str:
+    """This control plane's name among others, the same after a restart: it need not wait for its own old lease."""
+    path = data_dir / "name"
+    try:
+        name = path.read_text().strip()
+    except OSError:
+        name = ""
+    if not name:
+        name = entropy.token()
+        data_dir.mkdir(parents=True, exist_ok=True)
+        write_atomic(str(path), name.encode())
+    return name
 
 
 def _require_insecure(settings: ControlSettings) -> None:

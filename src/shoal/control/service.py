@@ -62,6 +62,7 @@ class ControlService:
         store: Store,
         agents: Agents,
         clock: Clock,
+        term: int,
     ) -> None:
         self._fleet = fleet
         self._nodes = nodes
@@ -73,6 +74,7 @@ class ControlService:
         self._store = store
         self._agents = agents
         self._clock = clock
+        self._term = term
 
     # -----------------------------------------------------------------------------------------------------
     # Agents
@@ -113,6 +115,7 @@ class ControlService:
             drain_node=False,
             lease_ms=round(settings.lease.total_seconds() * 1000),
             heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
+            term=self._term,
         )
         answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
         return answer

@@ -7,6 +7,8 @@
     ├── PreconditionError          the state does not allow it
     │   ├── StaleGenerationError   an order of an older generation than one already accepted
     │   ├── SessionSupersededError a newer session holds this node id
+    │   ├── NotLeaderError         another control plane leads; its address is among the facts
+    │   ├── StaleTermError         an order of a control plane that no longer leads
     │   └── MisroutedError         the call was meant for another node
     ├── ExhaustedError             a bound was reached: memory, disk, queue, message size
     ├── UnauthenticatedError       who calls is not known: no certificate, or one that says nothing here
@@ -140,6 +142,26 @@ class SessionSupersededError(PreconditionError):
             f"node {node_id!r}: this session was superseded by a newer registration",
             hint="two agents use one --node-id; stop one of them, or restart this one to take the id back",
             node_id=node_id,
+        )
+
+
+class NotLeaderError(PreconditionError):
+    """This control plane does not lead. Whoever wants something changed has to ask the one that does."""
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(
+            f"this control plane does not lead; {leader or 'nobody'} does",
+            hint="ask the leader" if leader else "try again in a few seconds",
+            leader=leader,
+        )
+
+
+class StaleTermError(PreconditionError):
+    """An order of a control plane whose term is over."""
+
+    def __init__(self, *, offered: int, highest: int) -> None:
+        super().__init__(
+            f"term {offered} is over: term {highest} has begun", offered=offered, highest=highest
         )
 
 

@@ -151,7 +151,7 @@ class History:
             self._read[node.node_id] = len(node.history)
 
     def _check_overcommit(self) -> None:
-        for node_id, facts in self._kit.plane.fleet.facts().items():
+        for node_id, facts in self._kit.plane.reign.fleet.facts().items():
             if not facts.spec.capacity.covers(facts.reserved):
                 raise HistoryError(f"{node_id} is overcommitted: {facts.reserved} of {facts.spec.capacity}")
 
@@ -165,7 +165,7 @@ class History:
             other_name == name and other_generation > generation and owner != node_id
             for (other_name, other_generation), owner in self._owners.items()
         )
-        record = self._kit.plane.fleet.workloads.get(WorkloadId(name))
+        record = self._kit.plane.reign.fleet.workloads.get(WorkloadId(name))
         moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
         if not (name in self._wishes.deleted_once or newer or moved):
             raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")

@@ -6,7 +6,7 @@ that, and it can be told to be away.
 
 from __future__ import annotations
 
-from shoal.control.store.base import Batch, EventPage, EventQuery, Snapshot, Store
+from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot, Store
 from shoal.core.errors import UnavailableError
 from shoal.model.events import Event
 
@@ -41,6 +41,21 @@ class KeptStore:
         """Read events."""
         self._check()
         return await self._inner.events(query)
+
+    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+        """Campaign."""
+        self._check()
+        return await self._inner.campaign(holder, address, seconds=seconds)
+
+    async def leader(self) -> Leader:
+        """Who leads."""
+        self._check()
+        return await self._inner.leader()
+
+    async def resign(self, holder: str) -> None:
+        """Stop leading."""
+        self._check()
+        await self._inner.resign(holder)
 
     async def ping(self) -> None:
         """Say whether it is there."""

@@ -68,6 +68,14 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnRequest:
+    """A request to be signed, as PEM, and the key that stays with whoever made it."""
+
+    csr: bytes
+    key: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SigningRequest:
     """What a request asks for. Only the key in it is proven; the rest is for the signer to judge."""
 
@@ -176,8 +184,8 @@ def sign(
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def make_signing_request(identity: Identity, *, hosts: Sequence[str] = ()) -> Pair:
-    """A new key, which stays here, and the request (in `cert`) to have it certified."""
+def make_signing_request(identity: Identity, *, hosts: Sequence[str] = ()) -> OwnRequest:
+    """A new key, and the request to have it certified."""
     key = ec.generate_private_key(ec.SECP256R1())
     names = [x509.UniformResourceIdentifier(identity.uri), *_general_names(check_hosts(hosts))]
     request = (
@@ -186,7 +194,7 @@ def make_signing_request(identity: Identity, *, hosts: Sequence[str] = ()) -> Pa
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
-    return Pair(request.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+    return OwnRequest(request.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
 
 def read_signing_request(pem: bytes) -> SigningRequest:
@@ -226,18 +234,17 @@ def check_hosts(hosts: Iterable[str]) -> tuple[str, ...]:
 
 
 def read_authority(cert: bytes, key: bytes) -> Authority:
-    """An authority that can sign again. Raises `InvalidError` when the two are none."""
-    certificate = read_certificates(cert)[0]
-    cluster = authority_cluster(certificate)
-    if cluster is None:
-        rule = "must be the certificate of an authority made by `shoal certs init`"
-        raise InvalidError([problem("ca", None, rule)])
-    if not matches(certificate, key):
-        raise InvalidError([problem("ca key", None, "must be the key of the authority's certificate")])
+    """An authority that can sign again. Raises `InvalidError` when the two are none.
+
+    `cert` may hold the certificates of several, old and new: the one that the key belongs to signs.
+    """
     private = read_key(key)
-    if not isinstance(private, ec.EllipticCurvePrivateKey):
-        raise InvalidError([problem("ca key", None, "must be an EC key")])
-    return Authority(cluster, certificate, private)
+    for certificate in read_certificates(cert):
+        cluster = authority_cluster(certificate)
+        if cluster is not None and isinstance(private, ec.EllipticCurvePrivateKey) and matches(certificate, key):
+            return Authority(cluster, certificate, private)
+    rule = "must hold the certificate of an authority made by `shoal certs init`, and the key must be its own"
+    raise InvalidError([problem("ca", None, rule)])
 
 
 # ---------------------------------------------------------------------------------------------------------

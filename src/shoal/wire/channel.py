@@ -2,21 +2,27 @@
 
 `GrpcTransport` is made by the composition roots in `shoal.cli`; everything else receives a `Transport`. A channel is
 one kept connection to one address, with a deadline on every call. What gRPC raises becomes the `ShoalError` that the
-server raised (`status.py`). gRPC's own retries are off: callers retry with their own policies and know which calls
-may be repeated. Servers are in `server.py`.
+server raised (`status.py`). gRPC's own retries are off: callers retry with their own policies and know which calls may
+be repeated. When the files of our certificate were replaced, the next call goes over a new connection that shows the
+new one, and the old connection closes when the last call on it has ended. Servers are in `server.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
 from shoal.core.tasks import task_scope
+from shoal.model.identity import Identity, Peer
 from shoal.wire.addresses import parse_address
+from shoal.wire.authorization import RULES, Policy, Rule
 from shoal.wire.grpcio import aio
-from shoal.wire.security import INSECURE, Security, open_channel
+from shoal.wire.security import INSECURE, Protection, Security, protect
 from shoal.wire.server import GrpcServer, serve
 from shoal.wire.serving import RpcObserver, checked_metadata, close_stream, pack, unpack
 from shoal.wire.status import Code, Status, explain
@@ -42,6 +48,9 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.service_config_disable_resolution", 1),
 )
 
+# What gRPC says of a server whose certificate is good, but not for the name that was asked for.
+_NOT_THE_PEER = "Hostname Verification Check failed"
+
 # Messages pass as bytes: they are packed and read here.
 _Unary = aio.UnaryUnaryMultiCallable[bytes, bytes]
 _ServerStream = aio.UnaryStreamMultiCallable[bytes, bytes]
@@ -52,31 +61,61 @@ class GrpcTransport:
     """Makes gRPC channels and servers that share one identity.
 
     Args:
-        security: how connections are protected.
+        security: how connections are protected. Files that are no good raise `InvalidError` here.
         observer: told of every call that a server of this transport answers.
+        clock: for the dates in certificates.
+        rules: who may call what, where callers are known.
     """
 
-    def __init__(self, *, security: Security = INSECURE, observer: RpcObserver | None = None) -> None:
-        self._security = security
+    def __init__(
+        self,
+        *,
+        security: Security = INSECURE,
+        observer: RpcObserver | None = None,
+        clock: Clock | None = None,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> None:
+        self._protection = protect(security, clock=clock or SystemClock())
         self._observer = observer
+        self._rules = rules
 
-    def connect(self, address: str) -> GrpcChannel:
+    @property
+    def identity(self) -> Identity | None:
+        """Who we are by our certificate; None without one."""
+        return self._protection.identity
+
+    def connect(self, address: str, *, peer: Peer | None = None) -> GrpcChannel:
         """A channel to host:port. Does not connect yet. Raises `InvalidError` when that is no address."""
-        return GrpcChannel(address, self._security)
+        return GrpcChannel(address, self._protection, peer)
 
     async def serve(self, address: str, services: Sequence[Service]) -> GrpcServer:
         """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken."""
-        return await serve(address, services, security=self._security, observer=self._observer)
+        identity = self._protection.identity
+        # Without identities there is nobody to refuse: an insecure server lets everyone do everything.
+        policy = Policy(identity.cluster, self._rules) if identity is not None else None
+        return await serve(address, services, protection=self._protection, policy=policy, observer=self._observer)
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """What gRPC calls a channel, made with the credentials of one version."""
+
+    channel: aio.Channel
+    version: int
+    calls: int = 0
 
 
 class GrpcChannel:
     """A connection to one address."""
 
-    def __init__(self, address: str, security: Security) -> None:
+    def __init__(self, address: str, protection: Protection, peer: Peer | None) -> None:
         self._target = str(parse_address(address))
         self._address = address
-        self._security = security
-        self._channel: aio.Channel | None = None
+        self._protection = protection
+        self._peer = peer
+        self._connection: _Connection | None = None
+        #: Those with older credentials that still carry calls.
+        self._retired: set[_Connection] = set()
         self._closed = False
 
     @property
@@ -95,15 +134,16 @@ class GrpcChannel:
         """A unary call."""
         headers = checked_metadata(metadata)
         data = pack(request, method)
-        make: _Unary = self._open().unary_unary(method.path)
-        under_way = make(data, timeout=timeout, metadata=headers)
-        try:
-            answer = await under_way
-        except aio.AioRpcError as error:
-            raise self._translate(error, method, timeout) from None
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
+        async with self._carry() as channel:
+            make: _Unary = channel.unary_unary(method.path)
+            under_way = make(data, timeout=timeout, metadata=headers)
+            try:
+                answer = await under_way
+            except aio.AioRpcError as error:
+                raise self._translate(error, method, timeout) from None
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
         return self._read(method, answer)
 
     async def stream(
@@ -117,18 +157,19 @@ class GrpcChannel:
         """A call whose answer is a stream."""
         headers = checked_metadata(metadata)
         data = pack(request, method)
-        make: _ServerStream = self._open().unary_stream(method.path)
-        under_way = make(data, timeout=timeout, metadata=headers)
-        try:
-            async for answer in under_way:
-                yield self._read(method, answer)
-        except aio.AioRpcError as error:
-            raise self._translate(error, method, timeout) from None
-        except asyncio.CancelledError:
-            self._raise_if_closed()
-            raise
-        finally:
-            under_way.cancel()
+        async with self._carry() as channel:
+            make: _ServerStream = channel.unary_stream(method.path)
+            under_way = make(data, timeout=timeout, metadata=headers)
+            try:
+                async for answer in under_way:
+                    yield self._read(method, answer)
+            except aio.AioRpcError as error:
+                raise self._translate(error, method, timeout) from None
+            except asyncio.CancelledError:
+                self._raise_if_closed()
+                raise
+            finally:
+                under_way.cancel()
 
     async def converse(
         self,
@@ -139,25 +180,11 @@ class GrpcChannel:
     ) -> AsyncIterator[Response]:
         """A call that streams both ways."""
         headers = checked_metadata(metadata)
-        make: _BothStream = self._open().stream_stream(method.path)
-        under_way = make(metadata=headers)
         failures: list[BaseException] = []
-
-        async def send_requests() -> None:
-            try:
-                async for request in requests:
-                    await under_way.write(pack(request, method))
-                await under_way.done_writing()
-            except (aio.AioRpcError, asyncio.InvalidStateError):
-                pass  # the call is over; whoever reads it learns why
-            except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
-                failures.append(error)
-                under_way.cancel()
-            finally:
-                await close_stream(requests)
-
-        async with task_scope("wire.converse") as scope:
-            scope.start(send_requests(), name=method.path)
+        async with self._carry() as channel, task_scope("wire.converse") as scope:
+            make: _BothStream = channel.stream_stream(method.path)
+            under_way = make(metadata=headers)
+            scope.start(_send(under_way, method, requests, failures), name=method.path)
             try:
                 async for answer in under_way:
                     yield self._read(method, answer)
@@ -174,15 +201,38 @@ class GrpcChannel:
     async def close(self) -> None:
         """Let go. Calls under way end with `UnavailableError`."""
         self._closed = True
-        if self._channel is not None:
-            await self._channel.close()
+        connections = [*self._retired, *([self._connection] if self._connection is not None else [])]
+        for connection in connections:
+            await connection.channel.close()
 
-    def _open(self) -> aio.Channel:
+    @contextlib.asynccontextmanager
+    async def _carry(self) -> AsyncIterator[aio.Channel]:
+        """The connection for one call, which is not closed before that call has ended."""
+        connection, old = self._open()
+        connection.calls += 1
+        try:
+            if old is not None:
+                await old.channel.close()
+            yield connection.channel
+        finally:
+            connection.calls -= 1
+            if not connection.calls and connection in self._retired:
+                self._retired.discard(connection)
+                await connection.channel.close()
+
+    def _open(self) -> tuple[_Connection, _Connection | None]:
+        """The connection to use now, and one with older credentials that nothing uses any more."""
         if self._closed:
             raise UnavailableError(f"the channel to {self._address} is closed", address=self._address)
-        if self._channel is None:
-            self._channel = open_channel(self._security, self._target, _OPTIONS)
-        return self._channel
+        old, version = self._connection, self._protection.version()
+        if old is not None and old.version == version:
+            return old, None
+        fresh = _Connection(self._protection.open_channel(self._target, self._peer, _OPTIONS), version)
+        self._connection = fresh
+        if old is not None and old.calls:
+            self._retired.add(old)
+            old = None
+        return fresh, old
 
     def _read(self, method: Method[Any, Response], data: Any) -> Response:
         try:
@@ -196,6 +246,11 @@ class GrpcChannel:
         number = error.code().value[0]
         trailers = {name: value for name, value in error.trailing_metadata() if isinstance(value, bytes)}
         status = Status(Code(number), error.details() or "", trailers)
+        if status.code is Code.UNAVAILABLE:
+            self._protection.doubt()
+            if self._peer is not None and _NOT_THE_PEER in status.message:
+                message = f"whoever answers there has no certificate of {self._peer} of this cluster"
+                status = Status(status.code, message, trailers)
         return explain(status, address=self._address, method=method.path, timeout=timeout)
 
     def _raise_if_closed(self) -> None:
@@ -207,3 +262,23 @@ class GrpcChannel:
 def _was_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+async def _send(
+    under_way: aio.StreamStreamCall[bytes, bytes],
+    method: Method[Any, Any],
+    requests: AsyncIterator[Any],
+    failures: list[BaseException],
+) -> None:
+    """Send every request, then say that there are no more."""
+    try:
+        async for request in requests:
+            await under_way.write(pack(request, method))
+        await under_way.done_writing()
+    except (aio.AioRpcError, asyncio.InvalidStateError):
+        pass  # the call is over; whoever reads it learns why
+    except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
+        failures.append(error)
+        under_way.cancel()
+    finally:
+        await close_stream(requests)

@@ -17,9 +17,11 @@ os.environ.update(_added)
 try:
     import grpc
     from grpc import aio
-    from grpc_reflection.v1alpha import reflection
+    from grpc_reflection.v1alpha.reflection import aio as _reflection
 finally:
     for _name in _added:
         del os.environ[_name]
 
-__all__ = ["aio", "grpc", "reflection"]
+ReflectionServicer = _reflection.ReflectionServicer
+
+__all__ = ["ReflectionServicer", "aio", "grpc"]

@@ -10,6 +10,9 @@ ends can be cut off from each other.
     agent = network.transport("agent-1")
     network.partition("control", "agent-1")
 
+A transport may be given an identity, in place of a certificate: then both ends of a call need one, and the rules apply
+as they do over gRPC.
+
 Used by tests and by `shoal.testing.fleet`.
 """
 
@@ -22,7 +25,9 @@ from typing import Any
 
 from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
 from shoal.core.tasks import TaskScope, task_scope
+from shoal.model.identity import Identity, Peer
 from shoal.wire.addresses import parse_address
+from shoal.wire.authorization import RULES, Policy, Rule
 from shoal.wire.health import Health
 from shoal.wire.local_faults import Conversation, ScriptedFaults, canonical
 from shoal.wire.serving import (
@@ -51,9 +56,16 @@ class LocalNetwork(ScriptedFaults):
         self.servers: dict[str, LocalServer] = {}
         self._next_port = _FIRST_PORT
 
-    def transport(self, name: str = "", *, observer: RpcObserver | None = None) -> LocalTransport:
-        """A transport of this network for the program of that name."""
-        return LocalTransport(self, name, observer)
+    def transport(
+        self,
+        name: str = "",
+        *,
+        observer: RpcObserver | None = None,
+        identity: Identity | None = None,
+        rules: Mapping[str, Rule] = RULES,
+    ) -> LocalTransport:
+        """A transport of this network for the program of that name; an insecure one without an identity."""
+        return LocalTransport(self, name, observer, identity, rules)
 
     def free_port(self) -> int:
         """A port that nobody has had."""
@@ -64,15 +76,24 @@ class LocalNetwork(ScriptedFaults):
 class LocalTransport:
     """Makes channels and servers of a `LocalNetwork` for one program."""
 
-    def __init__(self, network: LocalNetwork, name: str, observer: RpcObserver | None) -> None:
+    def __init__(
+        self,
+        network: LocalNetwork,
+        name: str,
+        observer: RpcObserver | None,
+        identity: Identity | None,
+        rules: Mapping[str, Rule],
+    ) -> None:
         self.network = network
         self.name = name
+        self.identity = identity
         self._observer = observer
+        self._rules = rules
 
-    def connect(self, address: str) -> LocalChannel:
+    def connect(self, address: str, *, peer: Peer | None = None) -> LocalChannel:
         """A channel to host:port. Raises `InvalidError` when that is no address."""
         parse_address(address)
-        return LocalChannel(self.network, self.name, address)
+        return LocalChannel(self.network, self.name, address, self.identity, peer)
 
     async def serve(self, address: str, services: Sequence[Service]) -> LocalServer:
         """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the address is taken."""
@@ -82,7 +103,15 @@ class LocalTransport:
         key = canonical(str(wanted))
         if key in self.network.servers:
             raise UnavailableError(f"cannot listen on {wanted}: address already in use", address=wanted)
-        server = LocalServer(self.network, self.name, key, services, self._observer)
+        server = LocalServer(
+            self.network,
+            self.name,
+            key,
+            services,
+            observer=self._observer,
+            identity=self.identity,
+            rules=self._rules,
+        )
         self.network.servers[key] = server
         return server
 
@@ -96,13 +125,19 @@ class LocalServer:
         name: str,
         address: str,
         services: Sequence[Service],
+        *,
         observer: RpcObserver | None,
+        identity: Identity | None,
+        rules: Mapping[str, Rule],
     ) -> None:
         self.name = name
+        self.identity = identity
         self._network = network
         self._address = address
         self._health = Health(method.service for service in services for method in service.methods)
-        self._endpoints = endpoints_of([*services, self._health.service()])
+        # Without identities there is nobody to refuse: an insecure server lets everyone do everything.
+        policy = Policy(identity.cluster, rules) if identity is not None else None
+        self._endpoints = endpoints_of([*services, self._health.service()], policy)
         self._observer = observer
         self._scope = TaskScope(f"server {address}")
         self._calls: set[Conversation] = set()
@@ -160,10 +195,14 @@ class LocalServer:
 class LocalChannel:
     """A connection to one address of a `LocalNetwork`."""
 
-    def __init__(self, network: LocalNetwork, name: str, address: str) -> None:
+    def __init__(
+        self, network: LocalNetwork, name: str, address: str, identity: Identity | None, peer: Peer | None
+    ) -> None:
         self._network = network
         self._name = name
         self._address = address
+        self._identity = identity
+        self._peer = peer
         self._key = canonical(address)
         self._closed = False
         self._calls: set[Conversation] = set()
@@ -290,8 +329,19 @@ class LocalChannel:
         server = self._network.servers.get(self._key)
         if server is None or conversation.status is not None:
             raise self._unavailable("connection refused", method)
+        self._shake_hands(server.identity, method)
         left = None if deadline is None else deadline - asyncio.get_running_loop().time()
-        server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left))
+        server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left, self._identity))
+
+    def _shake_hands(self, server: Identity | None, method: Method[Any, Any]) -> None:
+        """What TLS does: both sides have certificates or neither has, and the server is whom we mean."""
+        if (server is None) != (self._identity is None):
+            raise self._unavailable("handshake failed: only one side has a certificate", method)
+        if server is None or self._identity is None or self._peer is None:
+            return
+        if not self._peer.accepts(server, cluster=self._identity.cluster):
+            text = f"whoever answers there has no certificate of {self._peer} of this cluster"
+            raise self._unavailable(text, method)
 
     async def _send(
         self,

@@ -73,3 +73,7 @@ def methods_of(service: type) -> tuple[Method[Any, Any], ...]:
 
 #: Sent with every call to an agent: the node it is meant for, so that a reused address cannot be mistaken.
 NODE_HEADER = "x-shoal-node"
+
+#: Sent with every call of a control plane to an agent: the term of its leadership. An agent that has heard of a later
+#: one refuses the call.
+TERM_HEADER = "x-shoal-term"

@@ -1,18 +1,42 @@
 """The one place where a connection gets its credentials.
 
-`Security` says how a transport proves who it is and whom it trusts; nothing outside this file looks into it. Today
-there is only `Insecure`, which every program must be told to use.
+`Security` says how a transport proves who it is and whom it trusts; `Protection` is what becomes of it, one for each
+transport. Nothing outside this file looks into either.
 
-Called by `channel.py` and `server.py`.
+`MutualTls` is TLS 1.2 or newer with certificates on both sides. Files that are replaced are picked up without a
+restart: servers look at them before each handshake, channels every few seconds (`channel.py` makes a new connection
+when they changed). A server knows its callers by the certificate that TLS has verified. A client cannot see the
+server's certificate, for gRPC does not hand it out; it asks TLS to verify the name that says who the server is
+(`shoal.model.identity.Peer`) in place of its host. Without a `Peer` it is the host that is verified.
+
+`Insecure` protects nothing and knows nobody, and every program must be told to use it.
+
+Called by `channel.py` and `server.py`; calls `credentials.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.wire.grpcio import aio
+from shoal.core.clock import Clock
+from shoal.core.errors import UnauthenticatedError
+from shoal.model.identity import Identity, Peer
+from shoal.wire.grpcio import aio, grpc
+
+if TYPE_CHECKING:
+    from shoal.wire.credentials import Credentials
+
+Options = Sequence[tuple[str, Any]]
+
+LOOK_EVERY = 2.0
+"""Seconds between two looks at the files, on behalf of channels."""
+
+# A connection is made anew now and then, so that an authority that is trusted no more is soon without any.
+_CONNECTION_AGE_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +44,151 @@ class Insecure:
     """No encryption and no identity: for bring-up and tests."""
 
 
-Security = Insecure
+@dataclass(frozen=True, slots=True)
+class MutualTls:
+    """TLS with certificates on both sides, from files in PEM. `ca` may hold several authorities, all trusted."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+Security = Insecure | MutualTls
 INSECURE = Insecure()
 
 
-def open_channel(security: Security, target: str, options: Sequence[tuple[str, Any]]) -> aio.Channel:
-    """A channel to `target` with the credentials of `security`."""
-    match security:
-        case Insecure():
-            return aio.insecure_channel(target, options=options)
+class Protection(Protocol):
+    """The credentials of one transport, in use."""
+
+    @property
+    def identity(self) -> Identity | None:
+        """Who we are; None without certificates."""
+        ...
+
+    @property
+    def server_options(self) -> Options:
+        """What servers need besides their own options."""
+        ...
+
+    def version(self) -> int:
+        """Grows when the credentials changed: connections that were made before should be made anew."""
+        ...
+
+    def doubt(self) -> None:
+        """A connection could not be made: the files may have changed, so look at them the next time."""
+        ...
+
+    def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
+        """A channel to `target`, good for nobody but `peer` if there is one."""
+        ...
+
+    def add_port(self, server: aio.Server, target: str) -> int:
+        """Let `server` listen at `target`; returns the port. Raises RuntimeError when it cannot."""
+        ...
+
+    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
+        """Who calls. Raises `UnauthenticatedError` when that cannot be told."""
+        ...
 
 
-def add_port(security: Security, server: aio.Server, target: str) -> int:
-    """Let `server` listen at `target`; returns the port. Raises RuntimeError when it cannot."""
+def protect(security: Security, *, clock: Clock) -> Protection:
+    """Put a `Security` to use. Raises `InvalidError` when its files are no good."""
     match security:
         case Insecure():
-            return server.add_insecure_port(target)
+            return _Unprotected()
+        case MutualTls():
+            return _Protected(security, clock)
+
+
+class _Unprotected:
+    """Encrypts nothing, knows nobody."""
+
+    identity = None
+    server_options: Options = ()
+
+    def version(self) -> int:
+        return 0
+
+    def doubt(self) -> None:
+        pass
+
+    def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
+        return aio.insecure_channel(target, options=options)
+
+    def add_port(self, server: aio.Server, target: str) -> int:
+        return server.add_insecure_port(target)
+
+    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+        return None
+
+
+class _Protected:
+    """TLS both ways, with files that may be replaced at any time."""
+
+    server_options: Options = (("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),)
+
+    def __init__(self, security: MutualTls, clock: Clock) -> None:
+        # Only here: a program that is told to be insecure does not pay for what it does not use.
+        from shoal.wire.certificates import read_peer
+        from shoal.wire.credentials import CredentialPaths, CredentialWatch
+
+        self._clock = clock
+        self._read_peer = read_peer
+        self._files = CredentialWatch(CredentialPaths(security.ca, security.cert, security.key), now=clock.wall)
+        self._next_look = 0.0
+
+    @property
+    def identity(self) -> Identity:
+        return self._files.current.identity
+
+    def version(self) -> int:
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_look:
+            self._next_look = now + LOOK_EVERY
+            self._files.look()
+        return self._files.version
+
+    def doubt(self) -> None:
+        self._next_look = 0.0
+
+    def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
+        given = self._files.current
+        credentials = grpc.ssl_channel_credentials(given.ca, given.key, given.cert)
+        if peer is not None:
+            name = peer.server_name(given.identity.cluster)
+            options = (*options, ("grpc.ssl_target_name_override", name))
+        return aio.secure_channel(target, credentials, options=options)
+
+    def add_port(self, server: aio.Server, target: str) -> int:
+        given = self._files.look()
+
+        # Called by gRPC before each handshake, on a thread of its own; None means: as before.
+        def fetch() -> grpc.ServerCertificateConfiguration | None:
+            nonlocal given
+            newest = self._files.look()
+            if newest is given:
+                return None
+            given = newest
+            return _configuration(newest)
+
+        make: Any = grpc.dynamic_ssl_server_credentials  # its types do not know that a fetcher may return None
+        credentials = make(_configuration(given), fetch, require_client_authentication=True)
+        return server.add_secure_port(target, credentials)
+
+    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity:
+        shown = context.auth_context().get("x509_pem_cert")
+        if not shown:
+            raise UnauthenticatedError("the caller has shown no certificate")
+        identity, not_after = self._read_peer(bytes(next(iter(shown))))
+        # TLS looks at the date when a connection is made. Connections can last longer than certificates.
+        if self._clock.wall() >= not_after:
+            raise UnauthenticatedError(
+                f"the caller's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC",
+                hint="a new one is picked up without a restart",
+                name=identity.name,
+            )
+        return identity
+
+
+def _configuration(given: Credentials) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(given.key, given.cert)], root_certificates=given.ca)

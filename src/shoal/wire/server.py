@@ -11,12 +11,15 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import UnauthenticatedError, UnavailableError
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.grpcio import aio, grpc, reflection
+from shoal.wire.authorization import Policy
+from shoal.wire.grpcio import aio, grpc
+from shoal.wire.health import NAME as HEALTH
 from shoal.wire.health import Health
-from shoal.wire.security import Security, add_port
-from shoal.wire.serving import Endpoint, RpcObserver, answer, converse, endpoints_of
+from shoal.wire.reflection import Reflection
+from shoal.wire.security import Protection
+from shoal.wire.serving import Endpoint, RpcObserver, answer, converse, endpoints_of, refuse
 from shoal.wire.status import OK, Status
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
 
@@ -70,20 +73,25 @@ class GrpcServer:
 
 
 async def serve(
-    address: str, services: Sequence[Service], *, security: Security, observer: RpcObserver | None
+    address: str,
+    services: Sequence[Service],
+    *,
+    protection: Protection,
+    policy: Policy | None,
+    observer: RpcObserver | None,
 ) -> GrpcServer:
     """Serve at host:port. Raises `UnavailableError` when that address cannot be had."""
     wanted = parse_address(address, listening=True)
     names = [method.service for service in services for method in service.methods]
     health = Health(names)
-    endpoints = endpoints_of([*services, health.service()])
-    server = aio.server(options=_OPTIONS, maximum_concurrent_rpcs=_MAX_CALLS)
-    server.add_generic_rpc_handlers((_Handlers(endpoints, observer),))
-    listed = {endpoint.method.service for endpoint in endpoints.values()}
-    reflection.enable_server_reflection(sorted({*listed, reflection.SERVICE_NAME}), server)
+    reflection = Reflection([*names, HEALTH])
+    endpoints = endpoints_of([*services, health.service(), reflection.service()], policy)
+    options = (*_OPTIONS, *protection.server_options)
+    server = aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
+    server.add_generic_rpc_handlers((_Handlers(endpoints, protection, observer),))
     bound = Address(wanted.host or "0.0.0.0", wanted.port)  # noqa: S104 - an empty host asks for every address
     try:
-        port = add_port(security, server, str(bound))
+        port = protection.add_port(server, str(bound))
     except RuntimeError as error:
         raise _cannot_listen(bound) from error
     await server.start()
@@ -111,15 +119,17 @@ def _cannot_listen(address: Address) -> UnavailableError:
 class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a call by its path."""
 
-    def __init__(self, endpoints: dict[str, Endpoint], observer: RpcObserver | None) -> None:
-        self._handlers = {path: _handler(endpoint, observer) for path, endpoint in endpoints.items()}
+    def __init__(self, endpoints: dict[str, Endpoint], protection: Protection, observer: RpcObserver | None) -> None:
+        self._handlers = {path: _handler(endpoint, protection, observer) for path, endpoint in endpoints.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The handler, or None for an unknown method, which gRPC answers with UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
 
 
-def _handler(endpoint: Endpoint, observer: RpcObserver | None) -> grpc.RpcMethodHandler[bytes, bytes]:
+def _handler(
+    endpoint: Endpoint, protection: Protection, observer: RpcObserver | None
+) -> grpc.RpcMethodHandler[bytes, bytes]:
     behaviours: dict[Cardinality, tuple[Callable[..., Awaitable[Any]], Callable[..., Any]]] = {
         Cardinality.UNARY: (_unary, grpc.unary_unary_rpc_method_handler),
         Cardinality.SERVER_STREAM: (_server_stream, grpc.unary_stream_rpc_method_handler),
@@ -128,16 +138,25 @@ def _handler(endpoint: Endpoint, observer: RpcObserver | None) -> grpc.RpcMethod
     behaviour, make = behaviours[endpoint.method.cardinality]
 
     async def handle(given: Any, context: aio.ServicerContext[bytes, bytes]) -> Any:
-        return await behaviour(endpoint, observer, given, context)
+        try:
+            call = _call(endpoint, protection, context)
+        except UnauthenticatedError as error:
+            await _abort(context, refuse(endpoint, error, observer))
+            return None
+        return await behaviour(endpoint, observer, call, given, context)
 
     made: grpc.RpcMethodHandler[bytes, bytes] = make(handle)
     return made
 
 
 async def _unary(
-    endpoint: Endpoint, observer: RpcObserver | None, data: bytes, context: aio.ServicerContext[bytes, bytes]
+    endpoint: Endpoint,
+    observer: RpcObserver | None,
+    call: Call,
+    data: bytes,
+    context: aio.ServicerContext[bytes, bytes],
 ) -> bytes:
-    result = await answer(endpoint, data, _call(endpoint, context), observer)
+    result = await answer(endpoint, data, call, observer)
     if isinstance(result, Status):
         await _abort(context, result)
         return b""
@@ -145,23 +164,29 @@ async def _unary(
 
 
 async def _server_stream(
-    endpoint: Endpoint, observer: RpcObserver | None, data: bytes, context: aio.ServicerContext[bytes, bytes]
+    endpoint: Endpoint,
+    observer: RpcObserver | None,
+    call: Call,
+    data: bytes,
+    context: aio.ServicerContext[bytes, bytes],
 ) -> None:
-    await _stream(endpoint, observer, _one(data), context)
+    await _stream(endpoint, observer, call, _one(data), context)
 
 
 async def _both_stream(
     endpoint: Endpoint,
     observer: RpcObserver | None,
+    call: Call,
     requests: AsyncIterator[bytes],
     context: aio.ServicerContext[bytes, bytes],
 ) -> None:
-    await _stream(endpoint, observer, _until_the_end(requests), context)
+    await _stream(endpoint, observer, call, _until_the_end(requests), context)
 
 
 async def _stream(
     endpoint: Endpoint,
     observer: RpcObserver | None,
+    call: Call,
     requests: AsyncIterator[bytes],
     context: aio.ServicerContext[bytes, bytes],
 ) -> None:
@@ -172,7 +197,7 @@ async def _stream(
             await asyncio.sleep(_CANCELLATION_LAG)
             raise UnavailableError("the caller has gone away") from None
 
-    status = await converse(endpoint, requests, send, _call(endpoint, context), observer)
+    status = await converse(endpoint, requests, send, call, observer)
     if status is not OK:
         await _abort(context, status)
 
@@ -191,8 +216,14 @@ async def _abort(context: aio.ServicerContext[bytes, bytes], status: Status) -> 
     await context.abort(_CODES[int(status.code)], status.message, tuple(status.trailers.items()))
 
 
-def _call(endpoint: Endpoint, context: aio.ServicerContext[bytes, bytes]) -> Call:
+def _call(endpoint: Endpoint, protection: Protection, context: aio.ServicerContext[bytes, bytes]) -> Call:
     given = context.invocation_metadata() or ()
     metadata = {name: value for name, value in given if isinstance(value, str)}
     left = context.time_remaining()
-    return Call(endpoint.method.path, context.peer(), metadata, None if left is None else float(left))
+    return Call(
+        endpoint.method.path,
+        context.peer(),
+        metadata,
+        None if left is None else float(left),
+        protection.identify(context),
+    )

@@ -1,8 +1,9 @@
 """What happens between a transport and a handler, on the serving side, equal for every transport.
 
-Requests come in as bytes and are parsed here; answers go out as bytes. Whatever a handler raises becomes a `Status`:
-its own errors as themselves, everything else as INTERNAL, logged once with its traceback. Each call is reported to
-an `RpcObserver` with the code it ended with.
+Requests come in as bytes and are parsed here; answers go out as bytes. Where callers have identities, this is where
+the rules are enforced (`authorization.py`): by role before a request is even parsed, by its content after. Whatever a
+handler raises becomes a `Status`: its own errors as themselves, everything else as INTERNAL, logged once with its
+traceback. Each call is reported to an `RpcObserver` with the code it ended with.
 
 Called by `server.py` and `local.py`; calls the handlers of a `Service`.
 """
@@ -19,6 +20,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError, EncodeError, Message
 
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
+from shoal.wire.authorization import Policy
 from shoal.wire.status import OK, Code, Status, status_of
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service
 
@@ -37,16 +39,19 @@ class RpcObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One method of a server and the callable that serves it; None answers UNIMPLEMENTED."""
+    """One method of a server."""
 
     method: Method[Any, Any]
+    #: What serves it; None answers UNIMPLEMENTED.
     function: Callable[[Any, Call], Any] | None
+    #: Who may call it; None lets everyone do everything, as an insecure transport has to.
+    policy: Policy | None
 
 
-def endpoints_of(services: Sequence[Service]) -> dict[str, Endpoint]:
+def endpoints_of(services: Sequence[Service], policy: Policy | None) -> dict[str, Endpoint]:
     """Every method of the services, by path."""
     return {
-        method.path: Endpoint(method, getattr(service.handlers, method.attribute, None))
+        method.path: Endpoint(method, getattr(service.handlers, method.attribute, None), policy)
         for service in services
         for method in service.methods
     }
@@ -57,13 +62,22 @@ def unknown_method(path: str) -> Status:
     return status_of(UnsupportedError(f"{path} is not served here", method=path))
 
 
+def refuse(endpoint: Endpoint, error: ShoalError, observer: RpcObserver | None) -> Status:
+    """What a call is answered with whose caller cannot even be made out."""
+    with _watched(endpoint, observer) as outcome:
+        raise error
+    return outcome.status
+
+
 async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObserver | None) -> bytes | Status:
     """Serve a unary call: the answer, or the status that says why there is none. Raises only `CancelledError`."""
     result = b""
     with _watched(endpoint, observer) as outcome:
+        _admit(endpoint, call)
         function = _function(endpoint)
-        response = await function(unpack(endpoint.method.request, data, endpoint.method), call)
-        result = pack(response, endpoint.method)
+        request = unpack(endpoint.method.request, data, endpoint.method)
+        _check_request(endpoint, call, request)
+        result = pack(await function(request, call), endpoint.method)
     return result if outcome.status is OK else outcome.status
 
 
@@ -73,11 +87,13 @@ async def converse(
     """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`."""
     method = endpoint.method
     with _watched(endpoint, observer) as outcome:
+        _admit(endpoint, call)
         function = _function(endpoint)
         if method.cardinality is Cardinality.BOTH_STREAM:
             given: Any = _Requests(requests, method)
         else:
             given = unpack(method.request, await _only(requests, method), method)
+            _check_request(endpoint, call, given)
         responses = function(given, call)
         try:
             async for response in responses:
@@ -129,6 +145,16 @@ def _unexpected(endpoint: Endpoint, error: BaseException) -> Status:
 def _was_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _admit(endpoint: Endpoint, call: Call) -> None:
+    if endpoint.policy is not None:
+        endpoint.policy.admit(endpoint.method, call.identity)
+
+
+def _check_request(endpoint: Endpoint, call: Call, request: Any) -> None:
+    if endpoint.policy is not None and call.identity is not None:
+        endpoint.policy.check_request(endpoint.method, call.identity, request)
 
 
 def _function(endpoint: Endpoint) -> Callable[[Any, Call], Any]:

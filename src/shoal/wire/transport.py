@@ -17,6 +17,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
+from shoal.model.identity import Identity, Peer
+
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 
@@ -62,6 +64,8 @@ class Call:
     metadata: Mapping[str, str] = field(default_factory=dict)
     #: Seconds the caller is still willing to wait; None without a limit.
     time_left: float | None = None
+    #: Who calls, proven by its certificate. None on an insecure transport, where nobody is known.
+    identity: Identity | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +150,12 @@ class Server(Protocol):
 class Transport(Protocol):
     """Makes channels and servers."""
 
-    def connect(self, address: str) -> Channel:
-        """A channel to host:port. Does not connect yet."""
+    def connect(self, address: str, *, peer: Peer | None = None) -> Channel:
+        """A channel to host:port. Does not connect yet.
+
+        With `peer` it leads to nobody else, wherever the address does: calls fail with `UnavailableError` when another
+        answers. Without, whoever has a certificate for that host will do. An insecure transport cannot tell.
+        """
         ...
 
     async def serve(self, address: str, services: Sequence[Service]) -> Server:

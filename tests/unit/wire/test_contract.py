@@ -35,7 +35,7 @@ CONTROL = {
         4 memory_used_mb int64, 5 disk_allocated_gb int64, 6 disk_used_gb int64, 100 slots_used int32""",
     "HeartbeatResponse": """
         1 acknowledged bool, 2 drain_node bool, 3 lease_expires_at Timestamp,
-        100 lease_ms int64, 101 heartbeat_interval_ms int64""",
+        100 lease_ms int64, 101 heartbeat_interval_ms int64, 102 term int64""",
     "ApplyWorkloadRequest": """
         1 workload_id string, 2 spec WorkloadSpec, 10 revision_id string, 11 desired_state string,
         100 expected_revision string""",

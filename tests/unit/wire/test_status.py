@@ -23,6 +23,8 @@ TABLE = {
     "PreconditionError": Code.FAILED_PRECONDITION,
     "StaleGenerationError": Code.FAILED_PRECONDITION,
     "SessionSupersededError": Code.FAILED_PRECONDITION,
+    "NotLeaderError": Code.FAILED_PRECONDITION,
+    "StaleTermError": Code.FAILED_PRECONDITION,
     "MisroutedError": Code.FAILED_PRECONDITION,
     "ExhaustedError": Code.RESOURCE_EXHAUSTED,
     "DeniedError": Code.PERMISSION_DENIED,

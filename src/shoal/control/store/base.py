@@ -85,6 +85,19 @@ class EventQuery:
     newest: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads, by the store's own clock."""
+
+    term: int
+    #: The name of the process that leads; empty when nobody does.
+    holder: str
+    #: Where it is dialled.
+    address: str
+    #: Seconds until somebody else may take over, unless it is renewed.
+    expires_in: float
+
+
 class Store(Protocol):
     """Where desired state lives."""
 
@@ -107,6 +120,22 @@ class Store(Protocol):
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
+        ...
+
+    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+        """Lead for so many seconds from now, if nobody else does; else say who does.
+
+        From then on every commit checks that the term is still the one that was won here, and raises
+        `NotLeaderError` when it is not. Before the first campaign nothing is checked.
+        """
+        ...
+
+    async def leader(self) -> Leader:
+        """Who leads now."""
+        ...
+
+    async def resign(self, holder: str) -> None:
+        """Let somebody else lead at once."""
         ...
 
     async def ping(self) -> None:

@@ -20,8 +20,9 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Transaction, exc
 
 from shoal.control.store import sql
-from shoal.control.store.base import Batch, EventPage, EventQuery, Snapshot
+from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot
 from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
+from shoal.control.store.leadership import Candidate, Leadership
 from shoal.control.store.migrate import find_migrations, migrate
 from shoal.control.store.rows import Changes, Row, SpecDecoder, prepare
 from shoal.core.errors import ExhaustedError, InternalError, ShoalError, UnavailableError
@@ -52,6 +53,8 @@ class Database(Protocol):
     schema: str | None
     #: For people, without secrets.
     where: str
+    #: Whether `claim` keeps every other process out, so that whoever led before is certainly gone.
+    exclusive: bool
     #: Whether it has one connection that never blocks, so that no thread is needed.
     inline: bool
 
@@ -185,6 +188,9 @@ class SqlStore:
         self._guard = guard
         self._patience = patience
         self._statements = sql.Statements(database.dialect, schema=database.schema)
+        self._leadership = Leadership(database.dialect, self._statements)
+        #: The holder and the term that every write checks; None before the first campaign was won.
+        self._reign: tuple[str, int] | None = None
         self._write_line = _Line(database, writing=True)
         self._read_line = self._write_line if database.inline else _Line(database, writing=False)
         self._writing: _Lane | None = None
@@ -240,6 +246,42 @@ class SqlStore:
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
         return await self._read(lambda connection: sql.read_events(connection, self._statements, query))
+
+    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+        """Lead, or say who does."""
+
+        def work(connection: Connection) -> Leader:
+            with _transaction(connection) as transaction:
+                leader = self._leadership.campaign(
+                    connection,
+                    Candidate(holder, self._reign[1] if self._reign else 0, address, self._database.exclusive),
+                    seconds,
+                )
+                _commit(transaction)
+            # Kept when lost, too: what was decided under the old term must not be written under the new one.
+            if leader.holder == holder:
+                self._reign = (holder, leader.term)
+            return leader
+
+        if self._writing is None:
+            raise _not_open()
+        return await self._writing.run(lambda: self._write_line.use(work))
+
+    async def leader(self) -> Leader:
+        """Who leads now."""
+        return await self._read(self._leadership.read)
+
+    async def resign(self, holder: str) -> None:
+        """Let somebody else lead."""
+
+        def work(connection: Connection) -> None:
+            with _transaction(connection) as transaction:
+                self._leadership.resign(connection, holder)
+                _commit(transaction)
+
+        if self._writing is None:
+            raise _not_open()
+        await self._writing.run(lambda: self._write_line.use(work))
 
     async def ping(self) -> None:
         """Raise unless a write could be made now. It waits its turn behind the writes that are under way."""
@@ -353,6 +395,8 @@ class SqlStore:
 
     def _check(self, connection: Connection) -> None:
         """The one place at the start of every transaction that writes."""
+        if self._reign is not None:
+            self._leadership.check(connection, *self._reign)
         if self._guard is not None:
             self._guard(connection)
 

@@ -68,6 +68,7 @@ class PostgresStore(SqlStore):
 class _PostgresDatabase:
     dialect = "postgresql"
     schema: str | None = SCHEMA
+    exclusive = False
     inline = False
 
     def __init__(self, url: str) -> None:

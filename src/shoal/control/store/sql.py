@@ -123,6 +123,15 @@ class Statements:
             Column("document", Text),
         )
         self.meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", BigInteger))
+        self.leadership = Table(
+            "leadership",
+            metadata,
+            Column("name", Text, primary_key=True),
+            Column("term", BigInteger),
+            Column("holder", Text),
+            Column("address", Text),
+            Column("expires_at", BigInteger),
+        )
         self.versions = {"nodes": self.nodes, "workloads": self.workloads, "groups": self.groups}
         self.steps = tuple(self._steps())
         self.add_events = insert(self.events)

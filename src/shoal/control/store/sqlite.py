@@ -75,6 +75,7 @@ class _SqliteDatabase:
     schema: str | None = None
 
     def __init__(self, path: Path | str) -> None:
+        self.exclusive = True
         self.inline = str(path) == MEMORY
         self.where = "memory" if self.inline else str(path)
         self._path = Path(path)

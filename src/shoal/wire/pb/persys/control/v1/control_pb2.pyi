@@ -337,10 +337,13 @@ class HeartbeatResponse(_message.Message):
     LEASE_EXPIRES_AT_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.bool
     drain_node: _builtins.bool
     lease_ms: _builtins.int
     heartbeat_interval_ms: _builtins.int
+    term: _builtins.int
+    """The term of the leader that answered: an agent refuses orders of earlier ones from now on."""
     @_builtins.property
     def lease_expires_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -351,10 +354,11 @@ class HeartbeatResponse(_message.Message):
         lease_expires_at: _timestamp_pb2.Timestamp | None = ...,
         lease_ms: _builtins.int = ...,
         heartbeat_interval_ms: _builtins.int = ...,
+        term: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_expires_at", b"lease_expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "drain_node", b"drain_node", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_expires_at", b"lease_expires_at", "lease_ms", b"lease_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "drain_node", b"drain_node", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_expires_at", b"lease_expires_at", "lease_ms", b"lease_ms", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,67 @@
+"""Lets each call through to whoever may answer it: the reign that has begun, or a copy that only answers reads.
+
+A control plane that does not lead refuses writes with the leader's address, so that clients and agents follow it. While
+no leader is known, they are told to try again. Made once per control plane; `shoal.control.server` opens it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.control.reign import Reign
+from shoal.control.service import ControlService
+from shoal.core.errors import NotLeaderError
+from shoal.wire.methods import AgentControl
+
+#: What a control plane that does not lead may answer.
+READS = frozenset(
+    method.attribute
+    for method in (
+        AgentControl.LIST_NODES,
+        AgentControl.GET_NODE,
+        AgentControl.LIST_WORKLOADS,
+        AgentControl.GET_WORKLOAD,
+        AgentControl.GET_CLUSTER_SUMMARY,
+        AgentControl.GET_GROUP,
+        AgentControl.LIST_GROUPS,
+        AgentControl.PLAN_PLACEMENT,
+        AgentControl.LIST_EVENTS,
+        AgentControl.READ_LOGS,
+    )
+)
+
+
+class Gate:
+    """The object that serves; it has a handler for whatever the service has one for."""
+
+    def __init__(self) -> None:
+        self._reign: Reign | None = None
+        self._leads = False
+        self._leader = ""
+
+    def open_to(self, reign: Reign, *, leads: bool, leader: str) -> None:
+        """Answer from this reign from now on."""
+        self._reign, self._leads, self._leader = reign, leads, leader
+
+    def __getattr__(self, name: str) -> Any:
+        # Looked up on each call: a reign may have ended since the last one.
+        if name.startswith("_") or not hasattr(ControlService, name):
+            raise AttributeError(name)
+        return _Handler(self, name)
+
+    def handler(self, name: str) -> Any:
+        """The handler of one RPC, or the refusal."""
+        if self._reign is None or (not self._leads and name not in READS):
+            raise NotLeaderError(self._leader)
+        return getattr(self._reign.service, name)
+
+
+class _Handler:
+    """Calls the handler that is in charge when the call arrives."""
+
+    def __init__(self, gate: Gate, name: str) -> None:
+        self._gate = gate
+        self._name = name
+
+    def __call__(self, request: Any, call: Any) -> Any:
+        return self._gate.handler(self._name)(request, call)

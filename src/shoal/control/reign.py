@@ -1,0 +1,109 @@
+"""Everything that makes decisions during one leadership: made when it begins, thrown away when it ends.
+
+A reign that has begun places, tells agents and judges leases. One that has not only answers reads, from a working set
+that `refresh` brings up to date: that is what a control plane does that does not lead. Built by `shoal.control.server`.
+"""
+
+from __future__ import annotations
+
+from shoal.control.agents import Agents
+from shoal.control.dispatch import Dispatch
+from shoal.control.fleet import Fleet, Ledger
+from shoal.control.groups import Groups
+from shoal.control.metrics import ControlMetrics
+from shoal.control.nodes import Nodes
+from shoal.control.placer import Placer
+from shoal.control.service import ControlService
+from shoal.control.settings import ControlSettings
+from shoal.control.store.base import EventQuery, Store
+from shoal.control.views import Views
+from shoal.control.watchers import EventFeed
+from shoal.control.workloads import Workloads
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.tasks import TaskScope
+from shoal.wire import convert
+from shoal.wire.transport import Transport
+
+
+class Reign:
+    """The parts of a control plane, joined."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        *,
+        store: Store,
+        transport: Transport,
+        clock: Clock,
+        entropy: Entropy,
+        metrics: ControlMetrics,
+        term: int,
+    ) -> None:
+        self.term = term
+        self._store = store
+        self.scope = TaskScope("reign")
+        self.fleet = Fleet()
+        self.ledger = Ledger(store, self.fleet)
+        self.agents = Agents(transport, term=term)
+        self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
+        self.dispatch = Dispatch(
+            self.ledger,
+            self.placer,
+            self.agents,
+            clock=clock,
+            entropy=entropy,
+            scope=self.scope,
+            on_step=metrics.step,
+        )
+        self.nodes = Nodes(
+            self.ledger,
+            self.dispatch,
+            clock=clock,
+            entropy=entropy,
+            settings=settings.leases,
+            cluster_id=settings.cluster_id,
+        )
+        self.workloads = Workloads(self.ledger, self.dispatch, clock=clock)
+        self.groups = Groups(
+            self.ledger, self.dispatch, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
+        )
+        self.dispatch.liveness = self.nodes
+        self.dispatch.groups = self.groups
+        self.views = Views(self.fleet, self.nodes, self.dispatch, clock=clock, cluster_id=settings.cluster_id)
+        self.feed = EventFeed(self.ledger)
+        self.service = ControlService(
+            fleet=self.fleet,
+            nodes=self.nodes,
+            workloads=self.workloads,
+            groups=self.groups,
+            placer=self.placer,
+            views=self.views,
+            feed=self.feed,
+            store=store,
+            agents=self.agents,
+            clock=clock,
+            term=term,
+        )
+        self._cursor = -1
+
+    async def begin(self) -> None:
+        """Read what is stored and begin to decide. Every node gets a full lease from now."""
+        await self.ledger.load()
+        self.nodes.start()
+        self.scope.start(self.placer.run(), name="placer")
+        self.scope.start(self.nodes.watch(), name="leases")
+        self.dispatch.enqueue_all(list(self.fleet.workloads))
+
+    async def refresh(self) -> None:
+        """Read what is stored, if anything has changed, without deciding anything."""
+        newest = (await self._store.events(EventQuery(limit=1, newest=True))).next
+        if newest != self._cursor:
+            await self.ledger.load()
+            self._cursor = newest
+
+    async def end(self) -> None:
+        """Stop deciding. Workloads are not touched."""
+        self.dispatch.close()
+        await self.scope.close()
+        await self.agents.close()

@@ -1,0 +1,99 @@
+"""Who leads: the row that several control planes on one database share, and the check of it in every transaction.
+
+The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. Called
+by `shoal.control.store.database`, on its writing connection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, bindparam, select, text, update
+from sqlalchemy.sql.elements import TextClause
+
+from shoal.control.store.base import Leader
+from shoal.control.store.sql import Statements
+from shoal.core.errors import NotLeaderError
+
+_NOW = {
+    "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
+    "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """Who campaigns."""
+
+    holder: str
+    #: The term that was won before in this life; 0 when none was. An earlier life's term is over in any case.
+    term: int
+    address: str
+    #: Whether everybody else is certainly gone.
+    certain: bool
+
+
+class Leadership:
+    """The statements on the row of the leader."""
+
+    def __init__(self, dialect: str, statements: Statements) -> None:
+        table = statements.leadership
+        self._now: TextClause = text(_NOW[dialect])
+        mine = table.c.name == "control"
+        self._read = select(table.c.term, table.c.holder, table.c.address, table.c.expires_at).where(mine)
+        #: Nobody can take over while a transaction that saw its own term is under way.
+        self._share = self._read.with_for_update(read=True)
+        self._lock = self._read.with_for_update()
+        self._write = (
+            update(table)
+            .where(mine)
+            .values(
+                term=bindparam("new_term"),
+                holder=bindparam("new_holder"),
+                address=bindparam("new_address"),
+                expires_at=bindparam("new_expires_at"),
+            )
+        )
+
+    def read(self, connection: Connection) -> Leader:
+        """Who leads now."""
+        row = connection.execute(self._read).one()
+        return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
+
+    def campaign(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+        """Renew one's own leadership, or take over one that has ended; else say who leads."""
+        row = connection.execute(self._lock).one()
+        now = self._time(connection)
+        mine = row.holder == candidate.holder
+        if not (mine or candidate.certain or not row.holder or row.expires_at <= now):
+            return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
+        term = row.term if mine and row.term == candidate.term else row.term + 1
+        self._put(connection, term, candidate.holder, candidate.address, now + round(seconds * 1000))
+        return Leader(term, candidate.holder, candidate.address, seconds)
+
+    def resign(self, connection: Connection, holder: str) -> None:
+        """Give the leadership up, if it is one's own. The term stays: the next one is above it."""
+        row = connection.execute(self._lock).one()
+        if row.holder == holder:
+            self._put(connection, row.term, "", "", 0)
+
+    def check(self, connection: Connection, holder: str, term: int) -> None:
+        """Raise unless this term is still on. Run first in every transaction that writes."""
+        row = connection.execute(self._share).one()
+        if (row.holder, row.term) != (holder, term):
+            raise NotLeaderError(row.address if row.holder != holder else "")
+
+    def _put(self, connection: Connection, term: int, holder: str, address: str, expires_at: int) -> None:
+        connection.execute(
+            self._write,
+            {"new_term": term, "new_holder": holder, "new_address": address, "new_expires_at": expires_at},
+        )
+
+    def _time(self, connection: Connection) -> int:
+        return int(connection.execute(select(self._now)).scalar_one())
+
+    def _leader(self, connection: Connection, term: int, holder: str, address: str, expires_at: int) -> Leader:
+        left = (expires_at - self._time(connection)) / 1000
+        if not holder or left <= 0:
+            return Leader(term, "", "", 0.0)
+        return Leader(term, holder, address, left)

@@ -1,0 +1,12 @@
+-- Who leads, when several control planes share one database. One row; `expires_at` is in milliseconds since 1970 by the
+-- database's own clock. `term` grows with each change of leader and is checked by every transaction that writes.
+
+CREATE TABLE leadership (
+    name TEXT NOT NULL PRIMARY KEY,
+    term BIGINT NOT NULL,
+    holder TEXT NOT NULL,
+    address TEXT NOT NULL,
+    expires_at BIGINT NOT NULL
+);
+
+INSERT INTO leadership (name, term, holder, address, expires_at) VALUES ('control', 0, '', '', 0);

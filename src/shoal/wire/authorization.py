@@ -1,0 +1,148 @@
+"""Who may call what: one table over every RPC, and the one place that reads it.
+
+A rule names the roles that may call a method, and for some of them a condition on the request: an agent speaks for its
+own node, a workload changes its own group. A method without a rule is refused to everyone, and a test compares the
+table with `shoal.wire.methods`. Rules are pure: request and identity in, a reason or None out.
+
+Enforced by `shoal.wire.serving`, for every transport alike, wherever callers have identities. A stream of messages is
+let in by role; whoever serves it asks `Policy.check_request` for each message, as for the unary call of the same kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.core.errors import DeniedError, UnauthenticatedError
+from shoal.model.identity import Identity, Role
+from shoal.wire.health import CHECK, WATCH
+from shoal.wire.methods import AgentControl, AgentService
+from shoal.wire.reflection import SERVER_REFLECTION_INFO
+from shoal.wire.transport import Method
+
+#: Why a request is refused, or None.
+Condition = Callable[[Any, Identity], str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Who may call a method."""
+
+    roles: frozenset[Role]
+    #: What must be true of the request, for roles that may not send just any.
+    conditions: Mapping[Role, Condition] = field(default_factory=dict)
+
+
+def _allow(*roles: Role, **conditions: Condition) -> Rule:
+    return Rule(frozenset(roles), {Role(role): condition for role, condition in conditions.items()})
+
+
+def own_node_only(request: Any, identity: Identity) -> str | None:
+    """An agent speaks for its own node."""
+    if request.node_id == identity.name:
+        return None
+    return f"the certificate of agent {identity.name!r} speaks for its own node only, not for {request.node_id!r}"
+
+
+def own_group_only(request: Any, identity: Identity) -> str | None:
+    """A workload changes the group of its own job."""
+    if request.group_id == identity.job:
+        return None
+    return f"a workload of job {identity.job!r} may change its own group only, not {request.group_id!r}"
+
+
+_OPERATOR = _allow(Role.OPERATOR)
+_OWN_NODE = _allow(Role.AGENT, agent=own_node_only)
+_CONTROL = _allow(Role.CONTROL)
+_LOOK_AT_AGENT = _allow(Role.CONTROL, Role.OPERATOR)
+_ANYONE = _allow(*Role)
+
+_TABLE: dict[Method[Any, Any], Rule] = {
+    # Agents, each for itself.
+    AgentControl.REGISTER_NODE: _OWN_NODE,
+    AgentControl.HEARTBEAT: _OWN_NODE,
+    AgentControl.CONTROL_STREAM: _allow(Role.AGENT),
+    # Wishes of people.
+    AgentControl.APPLY_WORKLOAD: _OPERATOR,
+    AgentControl.DELETE_WORKLOAD: _OPERATOR,
+    AgentControl.RETRY_WORKLOAD: _OPERATOR,
+    AgentControl.SET_DESIRED_STATE: _OPERATOR,
+    AgentControl.SUBMIT_AUTOMATION_SUGGESTION: _OPERATOR,
+    AgentControl.DELETE_GROUP: _OPERATOR,
+    AgentControl.REMOVE_NODE: _OPERATOR,
+    # A job's coordinator replaces the members that it lost.
+    AgentControl.APPLY_GROUP: _allow(Role.OPERATOR, Role.WORKLOAD, workload=own_group_only),
+    # Reads. An agent asks whose a workload is before it stops one that it was not told of.
+    AgentControl.GET_WORKLOAD: _allow(Role.OPERATOR, Role.AGENT),
+    AgentControl.LIST_WORKLOADS: _OPERATOR,
+    AgentControl.LIST_NODES: _OPERATOR,
+    AgentControl.GET_NODE: _OPERATOR,
+    AgentControl.GET_CLUSTER_SUMMARY: _OPERATOR,
+    AgentControl.GET_GROUP: _OPERATOR,
+    AgentControl.LIST_GROUPS: _OPERATOR,
+    AgentControl.PLAN_PLACEMENT: _OPERATOR,
+    AgentControl.LIST_EVENTS: _OPERATOR,
+    AgentControl.WATCH_EVENTS: _OPERATOR,
+    AgentControl.READ_LOGS: _OPERATOR,
+    # Orders to an agent come from the control plane; people may look.
+    AgentService.APPLY_WORKLOAD: _CONTROL,
+    AgentService.DELETE_WORKLOAD: _CONTROL,
+    AgentService.GET_WORKLOAD_STATUS: _LOOK_AT_AGENT,
+    AgentService.LIST_WORKLOADS: _LOOK_AT_AGENT,
+    AgentService.HEALTH_CHECK: _LOOK_AT_AGENT,
+    AgentService.LIST_ACTIONS: _LOOK_AT_AGENT,
+    AgentService.READ_LOGS: _LOOK_AT_AGENT,
+    # What every server has, for everyone of its cluster.
+    CHECK: _ANYONE,
+    WATCH: _ANYONE,
+    SERVER_REFLECTION_INFO: _ANYONE,
+}
+
+#: The table, by path.
+RULES: Mapping[str, Rule] = {method.path: rule for method, rule in _TABLE.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The rules as one cluster's servers apply them."""
+
+    cluster: str
+    rules: Mapping[str, Rule] = field(default_factory=lambda: RULES)
+
+    def admit(self, method: Method[Any, Any], identity: Identity | None) -> Identity:
+        """Let a caller in by its role. Raises `UnauthenticatedError` for strangers and `DeniedError` for others."""
+        if identity is None:
+            raise UnauthenticatedError("the caller has not said who it is", hint="a certificate is needed")
+        if identity.cluster != self.cluster:
+            raise UnauthenticatedError(
+                f"the caller's certificate is of cluster {identity.cluster!r}; this is {self.cluster!r}",
+                hint="use a certificate of this cluster, or dial that one",
+                cluster=identity.cluster,
+            )
+        rule = self.rules.get(method.path)
+        if rule is None or identity.role not in rule.roles:
+            raise _denied(method, identity, rule)
+        return identity
+
+    def check_request(self, method: Method[Any, Any], identity: Identity, request: Any) -> None:
+        """Whether a caller that was let in may send this. Raises `DeniedError`."""
+        rule = self.rules.get(method.path)
+        condition = rule.conditions.get(identity.role) if rule is not None else None
+        reason = condition(request, identity) if condition is not None else None
+        if reason is not None:
+            raise DeniedError(f"{method.name}: {reason}", role=identity.role, name=identity.name, method=method.path)
+
+
+def _denied(method: Method[Any, Any], identity: Identity, rule: Rule | None) -> DeniedError:
+    allowed = [role for role in Role if rule is not None and role in rule.roles]
+    if not allowed:
+        return DeniedError(f"{method.name} is open to nobody", role=identity.role, method=method.path)
+    words = f"the role {allowed[0]}" if len(allowed) == 1 else f"one of the roles {', '.join(allowed)}"
+    return DeniedError(
+        f"{method.name} needs {words}; the caller is {identity}",
+        hint=f"use a certificate of that role: `shoal certs issue --role {allowed[0]}`",
+        needed=",".join(allowed),
+        role=identity.role,
+        method=method.path,
+    )

@@ -1,0 +1,98 @@
+"""Private files are private from their first byte on, and whole."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, PreconditionError
+from shoal.core.private_files import MAX_BYTES, make_private_directory, move_private, read_private, write_private
+
+
+def mode(path):
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def open_umask():
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_file_and_its_directory_are_for_us_alone(tmp_path):
+    directory = tmp_path / "above" / "keys"
+    make_private_directory(directory)
+    write_private(directory / "key", b"secret")
+    assert mode(directory) == 0o700
+    assert mode(directory / "key") == 0o600
+    assert read_private(directory / "key") == b"secret"
+    assert [path.name for path in directory.iterdir()] == ["key"]
+
+
+def test_a_file_that_others_could_read_is_replaced_by_one_that_they_cannot(tmp_path):
+    path = tmp_path / "key"
+    path.write_bytes(b"old")
+    path.chmod(0o644)
+    write_private(path, b"new")
+    assert mode(path) == 0o600
+    assert read_private(path) == b"new"
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    (tmp_path / "elsewhere").write_bytes(b"theirs")
+    (tmp_path / "key").symlink_to("elsewhere")
+    (tmp_path / ".key.part").symlink_to("elsewhere")
+    write_private(tmp_path / "key", b"ours")
+    assert (tmp_path / "elsewhere").read_bytes() == b"theirs"
+    assert not (tmp_path / "key").is_symlink()
+
+
+def test_what_a_killed_writer_left_is_no_obstacle(tmp_path):
+    (tmp_path / ".key.part").write_bytes(b"half of")
+    write_private(tmp_path / "key", b"whole")
+    assert read_private(tmp_path / "key") == b"whole"
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    write_private(tmp_path / "key", b"old")
+
+    def full(_descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ExhaustedError, match="no space left"):
+        write_private(tmp_path / "key", b"new")
+    assert read_private(tmp_path / "key") == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["key"]
+
+
+def test_a_move_replaces(tmp_path):
+    write_private(tmp_path / "a", b"a")
+    write_private(tmp_path / "b", b"b")
+    move_private(tmp_path / "a", tmp_path / "b")
+    assert read_private(tmp_path / "b") == b"a"
+    with pytest.raises(NotFoundError):
+        read_private(tmp_path / "a")
+
+
+def test_errors_are_ours_and_name_the_path(tmp_path):
+    with pytest.raises(NotFoundError, match="nowhere"):
+        write_private(tmp_path / "nowhere" / "key", b"")
+    with pytest.raises(PreconditionError, match="directory"):
+        read_private(tmp_path)
+    (tmp_path / "large").write_bytes(bytes(MAX_BYTES + 1))
+    with pytest.raises(ExhaustedError, match="large"):
+        read_private(tmp_path / "large")
+
+
+def test_a_refusal_of_the_system_is_a_refusal(tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DeniedError):
+        write_private(tmp_path / "key", b"")
