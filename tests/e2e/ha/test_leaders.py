@@ -1,0 +1,97 @@
+"""Two control planes on one PostgreSQL, killed and stopped: one leads, nothing acknowledged is lost or stale."""
+
+import asyncio
+import signal
+
+import pytest
+
+from shoal.core.errors import NotLeaderError
+from tests.e2e.fleet.drill import insist, process, processes_of, until, until_status
+from tests.e2e.ha.planes import Planes
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+async def planes(tmp_path, postgres_url):
+    planes = Planes(tmp_path, postgres_url)
+    try:
+        await planes.start_plane("one")
+        await planes.start_plane("two")
+        await planes.start_agent("node-1")
+        yield planes
+    finally:
+        await planes.close()
+
+
+async def test_one_leads_and_the_other_answers_reads_and_names_it(planes):
+    leader = await planes.leader()
+    follower = "two" if leader == "one" else "one"
+    async with planes.client(leader) as control:
+        await control.apply(process("web"))
+        await until_status(control, "web", "Running")
+    from shoal.wire.channel import GrpcTransport
+    from shoal.wire.methods import AgentControl
+    from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+
+    channel = GrpcTransport().connect(planes.addresses[follower])
+    try:
+
+        async def seen():
+            answer = await channel.call(AgentControl.GET_WORKLOAD, pb.GetWorkloadRequest(workload_id="web"))
+            return answer.workload.status == "Running"
+
+        await until(seen, what="the follower has seen it")
+        with pytest.raises(NotLeaderError) as refused:
+            await channel.call(AgentControl.DELETE_WORKLOAD, pb.DeleteWorkloadRequest(workload_id="web"))
+        assert refused.value.facts["leader"] == planes.addresses[leader]
+    finally:
+        await channel.close()
+
+
+async def test_a_killed_leader_is_followed_and_nothing_is_lost(planes):
+    async with planes.client() as control:
+        for index in range(5):
+            await insist(lambda index=index: control.apply(process(f"w{index}", revision="v1")))
+        leader = await planes.leader()
+        await planes.kill(leader)
+        other = "two" if leader == "one" else "one"
+        assert await planes.leader(among=[other]) == other
+        await insist(lambda: control.apply(process("after", revision="v1")))
+        for name in (*(f"w{index}" for index in range(5)), "after"):
+            await until_status(control, name, "Running", revision="v1")
+            assert len(processes_of(planes, name)) == 1
+
+
+async def test_a_stopped_leader_that_wakes_writes_nothing_and_follows(planes):
+    async with planes.client() as control:
+        await insist(lambda: control.apply(process("web", revision="v1")))
+        await until_status(control, "web", "Running")
+        old = await planes.leader()
+        new = "two" if old == "one" else "one"
+        planes.signal(old, signal.SIGSTOP)
+        assert await planes.leader(among=[new]) == new
+        async with planes.client(new) as other:
+            await insist(lambda: other.apply(process("web", revision="v2", command=["sleep", "77"])))
+            await until_status(other, "web", "Running", revision="v2")
+        planes.signal(old, signal.SIGCONT)
+
+        async def follows():
+            return (await planes.health(old))["role"] == "follower"
+
+        await until(follows, what="the old leader follows")
+        await asyncio.sleep(1.0)
+        assert await planes.leader() == new
+        async with planes.client(new) as other:
+            view = await other.get_workload("web")
+            assert (view.status, view.revision_id) == ("Running", "v2")
+        assert len(processes_of(planes, "web")) == 1
+
+
+async def test_a_restarted_plane_of_the_same_name_need_not_wait_for_its_own_lease(planes):
+    leader = await planes.leader()
+    other = "two" if leader == "one" else "one"
+    await planes.kill(other)
+    await planes.kill(leader)
+    await planes.start_plane(leader)
+    assert await planes.leader(among=[leader]) == leader
