@@ -217,7 +217,7 @@ async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]
     names = [f"workload-{number:04d}" for number in range(scale.operations)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
-        fleet = await stack.enter_async_context(LocalFleet(folder, agents=0))
+        fleet = await stack.enter_async_context(LocalFleet(folder, agents=0, secure=False))
         control = await stack.enter_async_context(fleet.client())
         hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_order=orders.arrived)
         await hollow.start()

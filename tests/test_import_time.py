@@ -8,9 +8,11 @@ import sys
 import pytest
 
 HEAVY = (
+    "cryptography",
     "fsspec",
     "google.protobuf",
     "grpc",
+    "opentelemetry",
     "prometheus_client",
     "psutil",
     "psycopg",

@@ -6,8 +6,9 @@
 
 With several addresses a call that can be repeated without harm goes to the next one when the first cannot be reached;
 one that cannot (it compares and sets, or its second time would be an error) is made once, at an address that has just
-answered. Waiting follows the control plane's events and looks again from time to time, so it is quick when events flow
-and still right when they do not. Called by `shoal.cli`, `shoal.jobs` and tests; agents register and beat through
+answered. A control plane that does not lead names the one that does, and that one is asked next, whether it is in the
+list or not. Waiting follows the control plane's events and looks again from time to time, so it is quick when events
+flow and still right when they do not. Called by `shoal.cli`, `shoal.jobs` and tests; agents register and beat through
 `shoal.agent.registration`.
 """
 
@@ -16,8 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Self, TypeVar
 
 from google.protobuf.message import Message
@@ -29,6 +32,7 @@ from shoal.core.errors import (
     ExhaustedError,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     PreconditionError,
     Problem,
     ShoalError,
@@ -40,11 +44,15 @@ from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.events import Event
+from shoal.model.identity import CONTROL_PLANE
+from shoal.model.trust import JoinTokenView
 from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacement, WorkloadView
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
-from shoal.wire.methods import AgentControl
+from shoal.wire.addresses import parse_address
+from shoal.wire.methods import AgentControl, Credentials
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -57,6 +65,12 @@ COMES_BACK_WITHIN = 2.0
 """Seconds that a control plane which has answered before may be away until a call fails: it is being restarted, or it
 is back and the connection has not noticed yet. One that was never reached fails at once, because then the address is
 likely to be wrong."""
+
+LEADER_WITHIN = 10.0
+"""Seconds that a call waits for a leader, when a control plane has said that it does not lead."""
+
+MAX_HOPS = 3
+"""How often one round of addresses follows the word of a control plane about who leads."""
 
 _RETRY_EVERY = 0.1
 _LIST_FROM = 8
@@ -97,6 +111,16 @@ class PlacementPreview:
 
     placements: tuple[PlannedPlacement, ...]
     placeable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NewJoinToken:
+    """A join token, this once."""
+
+    text: str
+    view: JoinTokenView
+    #: Of the control plane that made it.
+    join_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +168,8 @@ class ControlPlane:
         self._clock: Clock = clock or SystemClock()
         self._timeout = timeout
         self._channels: dict[str, Channel] = {}
-        #: The address that answered last is asked first.
-        self._first = 0
+        #: The address that answered last is asked first. It may be in no list: the leader's, by another's word.
+        self._current = self.addresses[0]
         self._answered = False
 
     async def __aenter__(self) -> Self:
@@ -269,10 +293,58 @@ class ControlPlane:
         """Forget a node that is gone. Raises `PreconditionError` while it still beats."""
         await self._call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id=node_id), once=True)
 
+    async def cordon_node(self, node_id: str) -> NodeView:
+        """Let no new work go to a node."""
+        answer = await self._call(AgentControl.CORDON_NODE, pb.CordonNodeRequest(node_id=node_id))
+        return convert.node_view_from_proto(answer.node)
+
+    async def uncordon_node(self, node_id: str) -> NodeView:
+        """Let a node take work again, after a cordon or a drain."""
+        answer = await self._call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=node_id))
+        return convert.node_view_from_proto(answer.node)
+
+    async def drain_node(self, node_id: str, *, deadline: timedelta | None = None, force: bool = False) -> NodeView:
+        """Have a node emptied; past the deadline, or at once with `force`, whatever that costs."""
+        millis = max(1, deadline // timedelta(milliseconds=1)) if deadline is not None else 0
+        request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=millis, force=force)
+        answer = await self._call(AgentControl.DRAIN_NODE, request)
+        return convert.node_view_from_proto(answer.node)
+
+    async def mark_node_dead(self, node_id: str, *, force: bool = False) -> NodeView:
+        """Say that nothing runs on a node any more. Raises `PreconditionError` while it beats, unless forced."""
+        request = pb.MarkNodeDeadRequest(node_id=node_id, force=force)
+        answer = await self._call(AgentControl.MARK_NODE_DEAD, request)
+        return convert.node_view_from_proto(answer.node)
+
+    async def adopt(self, node_id: str, workload_id: str) -> WorkloadView:
+        """Take over a workload that runs on a node and is not known."""
+        request = pb.AdoptWorkloadRequest(node_id=node_id, workload_id=workload_id)
+        answer = await self._call(AgentControl.ADOPT_WORKLOAD, request, once=True)
+        return convert.workload_view_from_proto(answer.workload)
+
     async def summary(self) -> ClusterSummary:
         """The fleet in numbers."""
         answer = await self._call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
         return convert.cluster_summary_from_proto(answer)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Trust
+
+    async def create_join_token(self, *, ttl: float = 0.0, node_id: str = "", uses: int = 1) -> NewJoinToken:
+        """Make a token by which agents get their certificates. Its text is not shown again."""
+        request = enrollment.CreateJoinTokenRequest(ttl_ms=round(ttl * 1000), node_id=node_id, uses=uses)
+        answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True)
+        return NewJoinToken(answer.token, convert.join_token_from_proto(answer.view), answer.join_port)
+
+    async def list_join_tokens(self) -> tuple[JoinTokenView, ...]:
+        """The tokens that have not expired."""
+        answer = await self._call(Credentials.LIST_JOIN_TOKENS, enrollment.ListJoinTokensRequest())
+        return tuple(convert.join_token_from_proto(view) for view in answer.tokens)
+
+    async def revoke_join_token(self, token_id: str) -> None:
+        """Make a token worthless. Raises `NotFoundError`."""
+        request = enrollment.RevokeJoinTokenRequest(token_id=token_id)
+        await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True)
 
     # -----------------------------------------------------------------------------------------------------
     # Events
@@ -309,7 +381,7 @@ class ControlPlane:
                     async for each in stream:
                         failures, after = 0, each.cursor
                         yield convert.event_from_proto(each)
-            except (UnavailableError, DeadlineError):
+            except (UnavailableError, DeadlineError, NotLeaderError):
                 now = self._clock.monotonic()
                 # A stream that held for a while was a connection; one that broke at once was none.
                 lost_at = now if now - connected_at > _HELD else min(lost_at, now)
@@ -413,71 +485,124 @@ class ControlPlane:
     # Calling
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, *, once: bool = False) -> ResponseT:
-        if once and len(self.addresses) > 1:
-            # Whether a call that failed had an effect cannot be known: find an address that lives, then call there.
-            await self.summary()
-            return await self._channel(self._first).call(method, request, timeout=self._timeout)
-        deadline = self._clock.monotonic() + (COMES_BACK_WITHIN if self._answered else 0.0)
+        began, patience = self._clock.monotonic(), COMES_BACK_WITHIN if self._answered else 0.0
         while True:
-            errors: list[UnavailableError] = []
-            for index in self._order():
+            route = _Route(self._order())
+            for address in route:
+                made = False
                 try:
-                    answer = await self._channel(index).call(method, request, timeout=self._timeout)
-                except UnavailableError as error:
-                    errors.append(error)
+                    channel = self._channel(address)
+                    if once:
+                        # Whether a call that failed had an effect cannot be known: find one that lives, then call it.
+                        summary = pb.GetClusterSummaryRequest()
+                        await channel.call(AgentControl.GET_CLUSTER_SUMMARY, summary, timeout=self._timeout)
+                    made = True
+                    answer = await channel.call(method, request, timeout=self._timeout)
+                except NotLeaderError as refusal:
+                    route.follow(refusal)  # nothing was done, so it may be asked for again
+                except (UnavailableError, DeadlineError) as error:
+                    if once and made:
+                        raise
+                    route.failures.append(error)
                 else:
-                    self._first, self._answered = index, True
+                    self._current, self._answered = address, True
                     return answer
-            if self._clock.monotonic() >= deadline or any(map(_was_said, errors)):
-                raise self._unavailable(errors)
-            await self._clock.sleep(_RETRY_EVERY)
+            await self._wait_to_try_again(route, began, patience)
 
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
-        errors: list[UnavailableError] = []
-        for index in self._order():
-            begun = False
-            try:
-                async with contextlib.aclosing(_closable(self._channel(index).stream(method, request))) as stream:
-                    async for each in stream:
-                        begun, self._first = True, index
-                        yield each
-            except UnavailableError as error:
-                if begun:
-                    raise
-                errors.append(error)
-            else:
-                return
-        raise self._unavailable(errors)
+        began = self._clock.monotonic()
+        while True:
+            route = _Route(self._order())
+            for address in route:
+                begun = False
+                try:
+                    stream = self._channel(address).stream(method, request)
+                    async with contextlib.aclosing(_closable(stream)) as closable:
+                        async for each in closable:
+                            begun, self._current = True, address
+                            yield each
+                except NotLeaderError as refusal:
+                    if begun:
+                        raise
+                    route.follow(refusal)
+                except UnavailableError as error:
+                    if begun:
+                        raise
+                    route.failures.append(error)
+                else:
+                    return
+            await self._wait_to_try_again(route, began, 0.0)
+
+    async def _wait_to_try_again(self, route: _Route, began: float, patience: float) -> None:
+        """Wait before every address is tried again, or raise what it all came to."""
+        waited = self._clock.monotonic() - began
+        if any(map(_was_said, route.failures)):
+            raise self._unavailable(route.failures)
+        if waited >= (LEADER_WITHIN if route.refusal is not None else patience):
+            raise route.refusal or self._unavailable(route.failures)
+        await self._clock.sleep(_RETRY_EVERY)
 
     async def _logs(self, request: pb.ReadLogsRequest) -> AsyncGenerator[LogPiece, None]:
         async with contextlib.aclosing(self._stream(AgentControl.READ_LOGS, request)) as stream:
             async for chunk in stream:
                 yield LogPiece(chunk.data, chunk.stream or "stdout")
 
-    def _order(self) -> list[int]:
-        return [*range(self._first, len(self.addresses)), *range(self._first)]
+    def _order(self) -> list[str]:
+        return [self._current, *(address for address in self.addresses if address != self._current)]
 
-    def _channel(self, index: int) -> Channel:
-        address = self.addresses[index]
+    def _channel(self, address: str) -> Channel:
         if address not in self._channels:
-            self._channels[address] = self._transport.connect(address)
+            self._channels[address] = self._transport.connect(address, peer=CONTROL_PLANE)
         return self._channels[address]
 
-    def _unavailable(self, errors: Sequence[UnavailableError]) -> UnavailableError:
+    def _unavailable(self, errors: Sequence[UnavailableError | DeadlineError]) -> UnavailableError | DeadlineError:
         """One error for what every address said. What a control plane itself raised counts more than a silence."""
         for error in filter(_was_said, errors):
             return error
+        if len(errors) == 1 and isinstance(errors[0], DeadlineError):
+            return errors[0]
         where = ", ".join(self.addresses)
         # The last clause is the cause; what comes before it is how the transport got there.
         reasons = dict.fromkeys(error.message.rpartition(": ")[2].strip("[].") for error in errors)
+        # Somebody is there, and the two do not trust each other: another address is no help.
+        distrust = (error.hint for error in errors if "certificate" in error.hint)
         return UnavailableError(
             f"the control plane at {where} cannot be reached: {'; '.join(reasons)}",
-            hint="start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL",
+            hint=next(distrust, "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL"),
             address=where,
         )
 
 
-def _was_said(error: UnavailableError) -> bool:
+class _Route:
+    """The addresses to try in one round: those of the list, and before the next of them whoever is said to lead."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._waiting = deque(addresses)
+        self._tried: set[str] = set()
+        self._hops = 0
+        self.failures: list[UnavailableError | DeadlineError] = []
+        #: What the last one said that does not lead.
+        self.refusal: NotLeaderError | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        while self._waiting:
+            address = self._waiting.popleft()
+            if address not in self._tried:
+                self._tried.add(address)
+                yield address
+
+    def follow(self, refusal: NotLeaderError) -> None:
+        """Try the leader next that was named, if that is an address, and not for ever."""
+        self.refusal = refusal
+        leader = refusal.facts.get("leader", "")
+        if not leader or self._hops >= MAX_HOPS:
+            return
+        self._hops += 1
+        with contextlib.suppress(InvalidError):
+            self._waiting.appendleft(str(parse_address(leader)))
+
+
+def _was_said(error: ShoalError) -> bool:
     """Whether a control plane itself raised it, rather than the way there."""
     return "address" not in error.facts
 

@@ -14,6 +14,7 @@ from shoal.core.errors import (
     ExhaustedError,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     PreconditionError,
     UnavailableError,
     UnsupportedError,
@@ -345,3 +346,116 @@ async def test_the_patience_of_a_watch_begins_anew_with_each_connection(setup, l
 
 async def _gather(stream):
     return [each async for each in stream]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Leaders
+
+
+class Follower:
+    """A control plane that answers reads and sends writes to whom it believes to lead."""
+
+    def __init__(self, script: ScriptedControl, leader: str) -> None:
+        self._script = script
+        self.leader = leader
+        self.refused: list[str] = []
+
+    def __getattr__(self, name: str):
+        handler = getattr(self._script, name)
+        if name.startswith(("get_", "list_")):
+            return handler
+
+        def refuse(request, call):
+            self.refused.append(call.method.rpartition("/")[2])
+            raise NotLeaderError(self.leader)
+
+        return refuse
+
+
+@contextlib.asynccontextmanager
+async def led(*, leader: str, follower_says: str):
+    """A leader at one address and a follower at SECOND."""
+    made = Setup()
+    follower = Follower(made.script, follower_says)
+    service = Service(methods_of(AgentControl), follower)
+    servers = [
+        *(await made.serve(leader)),
+        await made.network.transport("follower").serve(SECOND, [service]),
+    ]
+    try:
+        yield made, follower
+    finally:
+        for task in set(made.script.tasks):
+            task.cancel()
+        for server in servers:
+            await server.stop(0)
+
+
+async def test_the_leader_that_is_named_is_asked_at_once_and_from_then_on(looptime):
+    async with (
+        led(leader="elsewhere:9999", follower_says="elsewhere:9999") as (made, follower),
+        made.client(SECOND) as control,
+    ):
+        assert (await control.apply(document())).outcome == "created"
+        assert looptime == 0
+        await control.set_desired_state("web", DesiredState.STOPPED)
+        assert follower.refused == ["ApplyWorkload"]
+        assert [event.kind async for event in _first(control.watch_events(after=0))] == ["WorkloadChanged"]
+
+
+async def test_streams_follow_the_leader_too():
+    async with led(leader=FIRST, follower_says=FIRST) as (made, follower), made.client(SECOND) as control:
+        async with made.client(FIRST) as direct:
+            await direct.apply(document())
+        assert [event.kind async for event in _first(control.watch_events(after=0))] == ["WorkloadChanged"]
+        assert follower.refused == ["WatchEvents"]
+
+
+async def test_what_must_not_happen_twice_is_asked_for_again_where_somebody_leads():
+    async with led(leader=FIRST, follower_says=FIRST) as (made, follower), made.client(SECOND, FIRST) as control:
+        made.script.nodes["node-1"] = dataclasses.replace(made.script.nodes["node-1"], status="NotReady")
+        await control.remove_node("node-1")
+        assert follower.refused == ["RemoveNode"]
+        assert made.script.calls.count("RemoveNode") == 1
+
+
+async def test_without_a_leader_it_waits_for_one(looptime):
+    async with led(leader="new:1", follower_says="") as (made, follower), made.client(SECOND) as control:
+
+        def elect():
+            follower.leader = "new:1"
+
+        asyncio.get_running_loop().call_later(4.0, elect)
+        await control.apply(document())
+        assert 4.0 <= looptime < 4.2
+        follower.leader = "dead:1"
+        made.network.partition("client", "new:1", outage=Outage.REFUSED)
+        with pytest.raises(NotLeaderError) as refused:
+            await control.apply(document())
+        assert refused.value.facts["leader"] == "dead:1"
+        assert looptime < 16
+
+
+async def test_liars_are_not_followed_for_ever(looptime):
+    made = Setup()
+    servers = []
+    for index in range(20):
+        service = Service(methods_of(AgentControl), Follower(made.script, f"liar:{index + 2}"))
+        servers.append(await made.network.transport("liar").serve(f"liar:{index + 1}", [service]))
+    async with made.client("liar:1") as control:
+        with pytest.raises(NotLeaderError):
+            await control.apply(document())
+        assert len(control._channels) <= 4
+    for server in servers:
+        await server.stop(0)
+
+
+async def test_one_that_hangs_is_passed_over(looptime):
+    async with led(leader=FIRST, follower_says=FIRST) as (made, _follower):
+        await made.serve("third:1")
+        made.network.partition("client", FIRST)
+        async with made.client(FIRST, "third:1") as control:
+            assert await control.list_nodes()
+            assert looptime == 10
+            await control.list_nodes()
+            assert looptime == 10

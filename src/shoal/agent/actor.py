@@ -303,8 +303,8 @@ class WorkloadActor:
         if spec is None or spec.process is None:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
         deadline = None
-        if spec.at_most_one:
-            deadline = self._around.contact.time_left()
+        if decided.rules.needs_contact:
+            deadline = self._around.contact.time_left(decided.rules.stop_after)
             if deadline <= 0:
                 return await self._runtime.inspect(run_id) or StartRefused(run_id)
         ports = self._around.ports.choose(self.workload_id, spec.process.ports, before=decided.progress.ports)

@@ -51,12 +51,24 @@ class Contact:
     @property
     def ends_at(self) -> float | None:
         """When the lease ends, on the monotonic clock; None before there was one."""
-        return None if self._sent_at is None else self._sent_at + self._lease * (1.0 - LEASE_MARGIN)
+        return None if self._sent_at is None else self._sent_at + self.allowance()
 
-    def time_left(self) -> float:
-        """Seconds until the lease ends; 0 when it has, or when there was none."""
-        ends_at = self.ends_at
-        return max(0.0, ends_at - self._clock.monotonic()) if ends_at is not None else 0.0
+    def time_left(self, stop_after: float = 0.0) -> float:
+        """Seconds until the lease ends; 0 when it has, or when there was none.
+
+        With `stop_after`, until what may go on for so long without contact has to end, which is never before the lease.
+        """
+        if self._sent_at is None:
+            return 0.0
+        return max(0.0, self.allowance(stop_after) - self.silence())
+
+    def allowance(self, stop_after: float = 0.0) -> float:
+        """How long the last acknowledged heartbeat is good for, as the agent counts."""
+        return max(self._lease, stop_after) * (1.0 - LEASE_MARGIN)
+
+    def silence(self) -> float:
+        """Seconds since the last acknowledged heartbeat was sent; 0 before there was one."""
+        return 0.0 if self._sent_at is None else self._clock.monotonic() - self._sent_at
 
     def has_lapsed(self) -> bool:
         """Whether there was a lease and it has ended."""

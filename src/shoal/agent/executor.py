@@ -217,27 +217,30 @@ class Executor:
         if actor is not None and info.phase is RunPhase.ENDED:
             actor.post(ended(info))
 
-    def lose_contact(self) -> None:
-        """The lease has run out: what may exist only once is stopped."""
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long: what must not go on without it is stopped."""
         for actor in self.roster.actors.values():
-            if actor.state.rules.at_most_one:
+            if actor.state.rules.needs_contact and self._has_lapsed(actor, silence):
                 actor.post(ContactLost())
 
-    async def extend_deadlines(self, seconds: float) -> None:
-        """Let the runs that may exist only once go on for so long from now."""
-        for kind, runtime in self._runtimes.items():
-            ids = tuple(
-                actor.state.progress.run_id
-                for actor in self.roster.actors.values()
-                if actor.state.intent.type is kind
-                and actor.state.rules.at_most_one
-                and actor.state.stage in RUNNING_STAGES
-            )
-            if ids and isinstance(runtime, SupportsDeadlines):
-                try:
-                    await runtime.extend_deadlines(ids, seconds)
-                except (ShoalError, OSError) as error:
-                    log.warning("deadlines of the %s runtime could not be moved on: %s", kind.value, error)
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long: what has not lapsed meanwhile may go on, each for its own time."""
+        due: dict[tuple[WorkloadType, float], list[str]] = {}
+        for actor in self.roster.actors.values():
+            state = actor.state
+            if state.rules.needs_contact and state.stage in RUNNING_STAGES and not self._has_lapsed(actor, silence):
+                due.setdefault((state.intent.type, state.rules.stop_after), []).append(state.progress.run_id)
+        for (kind, stop_after), ids in due.items():
+            runtime = self._runtimes.get(kind)
+            if not isinstance(runtime, SupportsDeadlines):
+                continue
+            try:
+                await runtime.extend_deadlines(tuple(ids), self._surroundings.contact.time_left(stop_after))
+            except (ShoalError, OSError) as error:
+                log.warning("deadlines of the %s runtime could not be moved on: %s", kind.value, error)
+
+    def _has_lapsed(self, actor: WorkloadActor, silence: float) -> bool:
+        return silence >= self._surroundings.contact.allowance(actor.state.rules.stop_after)
 
     def _identity(self, state: WorkloadState, run_id: str) -> Mapping[str, str]:
         node, intent = self.node, state.intent

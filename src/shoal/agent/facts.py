@@ -53,6 +53,13 @@ class RunRules:
     #: What readiness waits for, in words.
     probe: str = ""
     at_most_one: bool = False
+    #: Seconds without contact after which it is stopped, or a lease if that is longer; 0: contact does not matter.
+    stop_after: float = 0.0
+
+    @property
+    def needs_contact(self) -> bool:
+        """Whether it is stopped when there is no contact with the control plane."""
+        return self.at_most_one or self.stop_after > 0
 
 
 class Outcome(enum.Enum):

@@ -138,13 +138,13 @@ class NodeWatch:
         """The control plane's wish."""
         self._executor.roster.set_draining(draining)
 
-    async def extend_deadlines(self, seconds: float) -> None:
-        """Let what may exist only once go on for so long."""
-        await self._executor.extend_deadlines(seconds)
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long."""
+        await self._executor.extend_deadlines(silence)
 
-    def lose_contact(self) -> None:
-        """The lease has ended."""
-        self._executor.lose_contact()
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long."""
+        self._executor.lose_contact(silence)
 
     def _reading(self, name: str) -> Reading:
         return self._readings.get(name, Reading())

@@ -115,8 +115,8 @@ class Intake:
         runtime, kind = self._around.runtimes.get(order.type), order.type.value
         if runtime is None:
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
-        if order.spec.at_most_one and not isinstance(runtime, SupportsDeadlines):
-            raise UnsupportedError(f"a {kind} cannot be run at most once: it could outlive its agent", type=kind)
+        if rules_of(order.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
+            raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)
 
     def _admit(self, order: ApplyOrder) -> None:
         roster = self._roster

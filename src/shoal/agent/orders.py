@@ -154,14 +154,16 @@ def _removed(workload_id: WorkloadId, generation: int) -> StaleGenerationError:
 
 def rules_of(spec: AgentSpec) -> RunRules:
     """The part of a spec that decides about restarts and readiness."""
+    stop_after = spec.stop_after.total_seconds()
     if spec.process is None:
-        return RunRules(at_most_one=spec.at_most_one)
+        return RunRules(at_most_one=spec.at_most_one, stop_after=stop_after)
     readiness = spec.process.readiness
     return RunRules(
         restart=spec.process.restart,
         ready_within=readiness.deadline.total_seconds() if readiness is not None else None,
         probe=probe_words(readiness) if readiness is not None else "",
         at_most_one=spec.at_most_one,
+        stop_after=stop_after,
     )
 
 

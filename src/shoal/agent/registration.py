@@ -6,6 +6,9 @@ Every beat is a full snapshot with a sequence number. One goes out each interval
 agent's own count, those are stopped.
 
 What goes wrong changes nothing for what runs: errors are waited out with jittered backoff, over all addresses in turn.
+When the stream breaks, a beat goes out soon on a new one: the control plane trusts this node with nothing until then.
+An acknowledgement in the name of a leadership that is over counts for nothing.
+
 An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
 
 Called by `shoal.agent.server`; calls `shoal.agent.control_client`.
@@ -24,9 +27,10 @@ from shoal.agent.contact import Contact, Ownership
 from shoal.agent.control_client import ControlClient
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.roster import WorkloadReport
+from shoal.agent.terms import Terms
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, UnavailableError
+from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, StaleTermError, UnavailableError
 from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
@@ -47,6 +51,8 @@ DEFAULT_INTERVAL = 10.0
 LEASE_INTERVALS = 3.0
 MAX_CALL_SECONDS = 10.0
 MIN_CALL_SECONDS = 1.0
+#: When a control plane goes away, all of its agents notice at once; they come back spread over so many seconds.
+RECONNECT_SPREAD = 0.5
 
 RETRY = Backoff(first=0.5, cap=15.0)
 
@@ -83,12 +89,12 @@ class Reports(Protocol):
         """The control plane's wish."""
         ...
 
-    async def extend_deadlines(self, seconds: float) -> None:
-        """Let what may exist only once go on for so long."""
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long: what lives by it and has not lapsed meanwhile goes on."""
         ...
 
-    def lose_contact(self) -> None:
-        """The lease has ended."""
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long: what must not go on without it ends."""
         ...
 
 
@@ -119,6 +125,7 @@ class Registration:
         clock: Clock,
         entropy: Entropy,
         metrics: AgentMetrics,
+        terms: Terms,
         previous_session: str = "",
         remember_session: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
@@ -134,6 +141,7 @@ class Registration:
         self._clock = clock
         self._entropy = entropy
         self._metrics = metrics
+        self._terms = terms
         self._previous_session = previous_session
         self._remember_session = remember_session
         self._session = ""
@@ -142,7 +150,11 @@ class Registration:
         self._registered_at = -math.inf
         #: Calls in a row that brought no acknowledgement.
         self._failures = 0
+        self._stream_broke = False
+        #: Who acknowledged the last beat.
+        self._in_contact_with = ""
         contact.ask_through(self._ownership)
+        client.on_stream_broken = self._on_stream_broken
 
     @property
     def address(self) -> str:
@@ -156,21 +168,39 @@ class Registration:
         """Stay registered until cancelled; returns only when another agent took the node id."""
         while True:
             try:
+                await self._confirm_session()
                 await self._register()
                 await self._beat_on()
             except SessionSupersededError as error:
                 self._set_state(RegistrationState.SUPERSEDED, error.message)
                 log.error("%s; %s. Workloads go on and are left alone", error.message, error.hint)
+                await self._client.close()
                 return
             except NotFoundError:
                 # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
                 self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
+                self._previous_session, self._session = self._session or self._previous_session, ""
             except ShoalError as error:
                 if self.state is not RegistrationState.REFUSED:
                     self._set_state(RegistrationState.OFFLINE, error.message)
                 await self._client.use_next()
             self._failures += 1
             await self._clock.sleep(self._retry_delay())
+
+    async def _confirm_session(self) -> None:
+        """Ask whether another agent took the node id while this one was away.
+
+        Then it stays silent: a new registration would take the id back from an agent that may have the work by now.
+        Only a person who starts this agent anew decides that.
+        """
+        if not self._session:
+            return
+        try:
+            await self._beat(self._clock.monotonic())
+        except SessionSupersededError:
+            raise
+        except ShoalError as error:
+            log.debug("the session could not be confirmed: %s", error)
 
     def _retry_delay(self) -> float:
         """No longer than a beat would be away: a control plane that comes back is found within an interval."""
@@ -184,7 +214,7 @@ class Registration:
             while (left := self._contact.time_left()) > 0:
                 await self._clock.sleep(left)
             log.warning("no contact with the control plane for a lease")
-            self._reports.lose_contact()
+            self._reports.lose_contact(self._contact.silence())
 
     async def _beat_on(self) -> None:
         """Beat until the control plane does not know this node any more, or has not been reached for a lease."""
@@ -226,8 +256,15 @@ class Registration:
         if not hurry:
             await self._clock.sleep(wait)
         elif await self._changed.wait(timeout=wait):
+            if self._stream_broke:
+                spread = min(RECONNECT_SPREAD, self.rhythm.interval / 2)
+                await self._clock.sleep(self._entropy.uniform(0.0, spread))
             gap = sent_at + MIN_GAP - self._clock.monotonic()
             await self._clock.sleep(max(gap, SETTLE))
+
+    def _on_stream_broken(self) -> None:
+        self._stream_broke = True
+        self._changed.set()
 
     # -----------------------------------------------------------------------------------------------------
     # Calls
@@ -265,10 +302,12 @@ class Registration:
             self._measured_at = sent_at
             await self._reports.measure()
         request = self._snapshot()
+        self._stream_broke = False
         reach("agent.heartbeat.before")
         answer = await self._client.heartbeat(request, timeout=self.rhythm.patience)
         if not answer.acknowledged:
             raise UnavailableError("the control plane did not acknowledge a heartbeat")
+        await self._hear_term(answer.term)
         interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
         self._metrics.beat("acknowledged")
@@ -276,16 +315,25 @@ class Registration:
         self._set_state(RegistrationState.REGISTERED, "")
         await self._take_in(answer, sent_at)
 
+    async def _hear_term(self, term: int) -> None:
+        try:
+            await self._terms.hear(term)
+        except StaleTermError:
+            log.warning("the control plane at %s speaks for term %d, which is over", self.address, term)
+            raise
+        except ShoalError as error:
+            log.warning("term %d could not be written down: %s", term, error.message)
+
     async def _take_in(self, answer: pb.HeartbeatResponse, sent_at: float) -> None:
-        was_lost = self._contact.has_lapsed()
-        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
-        self._reports.set_draining(answer.drain_node)
+        self._in_contact_with = self.address
+        silence, was_lost = self._contact.silence(), self._contact.has_lapsed()
         if was_lost:
             # The lease may have been given away meanwhile: whatever still runs of what may exist only once must end
             # before it is asked for again, also when this process was frozen and noticed nothing.
-            self._reports.lose_contact()
-        else:
-            await self._reports.extend_deadlines(self._contact.time_left())
+            self._reports.lose_contact(silence)
+        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
+        self._reports.set_draining(answer.drain_node)
+        await self._reports.extend_deadlines(silence if was_lost else 0.0)
 
     def _snapshot(self) -> pb.HeartbeatRequest:
         reports, usages = self._reports.statuses(), self._reports.usages()
@@ -305,6 +353,9 @@ class Registration:
         )
 
     async def _ownership(self, workload_id: WorkloadId) -> Ownership:
+        if self.address != self._in_contact_with:
+            # One that has not acknowledged a beat may not lead, and what it knows may be old.
+            raise UnavailableError("the control plane at this address is not known to lead")
         view = await self._client.get_workload(workload_id)
         wanted = view.desired_state == DesiredState.RUNNING.value
         return Ownership(node_id=view.assigned_node_id, generation=view.generation, wanted=wanted)

@@ -12,6 +12,7 @@ import platform
 import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Threads
+from dataclasses import replace
 from functools import partial
 
 from shoal.agent import intents
@@ -26,17 +27,20 @@ from shoal.agent.probes import default_node_id, detect_capacity, detect_host_id,
 from shoal.agent.registration import Registration, RegistrationState
 from shoal.agent.service import AgentHandlers
 from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
+from shoal.agent.terms import Terms
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, ShoalError, problem
+from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId
 from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope
 from shoal.core.telemetry import MetricRegistry
+from shoal.model.identity import Identity, Role
 from shoal.model.nodes import Feature, NodeSpec
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
+from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import parse_address
 from shoal.wire.http import HttpServer, serve_http
 from shoal.wire.methods import AgentService, methods_of
@@ -50,7 +54,16 @@ Runtimes = Mapping[WorkloadType, Runtime]
 
 #: Named one by one: a feature that is invented later is not this agent's before it was built.
 FEATURES = frozenset(
-    feature.value for feature in (Feature.GENERATIONS, Feature.SESSIONS, Feature.PUSH, Feature.LOGS, Feature.PORTS)
+    feature.value
+    for feature in (
+        Feature.GENERATIONS,
+        Feature.SESSIONS,
+        Feature.PUSH,
+        Feature.LOGS,
+        Feature.PORTS,
+        Feature.STREAM,
+        Feature.STOP_ALONE,
+    )
 )
 
 
@@ -69,9 +82,8 @@ class Agent:
         ports: PortBook | None = None,
         database_threads: Threads | None = None,
     ) -> None:
-        _require_insecure(settings)
         check(settings)
-        self.settings = settings
+        self.settings = _with_identity(settings, transport.identity)
         self.clock: Clock = clock or SystemClock()
         self.entropy: Entropy = entropy or SystemEntropy()
         self.metrics = metrics or AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
@@ -86,6 +98,8 @@ class Agent:
         self._executor: Executor | None = None
         self._watch: NodeWatch | None = None
         self._registration: Registration | None = None
+        self._service: Service | None = None
+        self._terms: Terms | None = None
         self._server: Server | None = None
         self._http: HttpServer | None = None
 
@@ -99,10 +113,10 @@ class Agent:
 
     @property
     def address(self) -> str:
-        """Where it serves gRPC."""
-        if self._server is None:
+        """Where it serves gRPC; empty when it does not listen."""
+        if self._server is None and not self.settings.no_listen:
             raise RuntimeError("the agent has not been started")
-        return self._server.address
+        return self._server.address if self._server is not None else ""
 
     @property
     def http_address(self) -> str:
@@ -145,6 +159,8 @@ class Agent:
             await self._server.stop()
         if self._executor is not None and self.settings.stop_workloads_on_exit:
             await self._scope.close()
+            if self._client is not None:
+                await self._client.close()
             await self._executor.stop_all(self.settings.stop_grace.total_seconds())
         await self._close()
 
@@ -191,10 +207,15 @@ class Agent:
             log.warning("this agent stands alone: it registers nowhere")
 
     async def _serve(self, executor: Executor, watch: NodeWatch) -> None:
-        handlers = AgentHandlers(executor, health=watch.report, version=self.version, metrics=self.metrics)
-        service = Service(methods_of(AgentService), handlers)
-        self._server = await self._transport.serve(self.settings.grpc_address, [service])
-        self._server.set_serving(True)
+        highest = await self._database.read(partial(intents.get_meta, key="term"))
+        self._terms = Terms(int(highest or "0"), self._remember_term)
+        handlers = AgentHandlers(
+            executor, health=watch.report, version=self.version, metrics=self.metrics, terms=self._terms
+        )
+        self._service = Service(methods_of(AgentService), handlers)
+        if not self.settings.no_listen:
+            self._server = await self._transport.serve(self.settings.grpc_address, [self._service])
+            self._server.set_serving(True)
         if self.settings.http_address is not None:
             self._http = await serve_http(
                 self.settings.http_address, metrics=self._render_metrics, health=self.health, ready=self.is_ready
@@ -202,7 +223,13 @@ class Agent:
 
     async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))
-        self._client = ControlClient(self._transport, self.settings.control_addresses)
+        assert self._terms is not None  # noqa: S101 it serves already
+        self._client = ControlClient(
+            self._transport,
+            self.settings.control_addresses,
+            service=self._service,
+            stream_only=self.settings.no_listen,
+        )
         self._registration = Registration(
             client=self._client,
             spec=self._node_spec(node),
@@ -212,11 +239,24 @@ class Agent:
             clock=self.clock,
             entropy=self.entropy,
             metrics=self.metrics,
+            terms=self._terms,
             previous_session=previous,
             remember_session=self._remember_session,
         )
         self._scope.start(self._registration.run(), name="registration")
         self._scope.start(self._registration.watch_lease(), name="lease")
+        if self.settings.has_joined and self._transport.identity is not None:
+            self._begin_renewal()
+
+    def _begin_renewal(self) -> None:
+        # Only here: an agent that has not joined does not load what it takes.
+        from shoal.agent.renewal import Renewal
+        from shoal.wire.credentials import CredentialPaths
+
+        client = ControlClient(self._transport, self.settings.control_addresses)
+        paths = CredentialPaths.within(self.settings.credentials_dir)
+        renewal = Renewal(paths, client, clock=self.clock, entropy=self.entropy)
+        self._scope.start(renewal.run(), name="renewal")
 
     async def _close(self) -> None:
         if self._server is not None:
@@ -260,7 +300,7 @@ class Agent:
     def _node_spec(self, node: NodeSelf) -> NodeSpec:
         spec = NodeSpec(
             node_id=node.node_id,
-            endpoint=self.settings.endpoint(self.address, local_host=self._local_host),
+            endpoint=self.settings.endpoint(self.address, local_host=self._local_host) if self.address else "",
             capacity=node.capacity,
             workload_types=tuple(kind.value for kind in self.executor.types),
             storage_drivers=("local",),
@@ -289,6 +329,9 @@ class Agent:
             await self._database.write(partial(intents.put_meta, key="session", value=session))
         except ShoalError as error:
             log.warning("the session could not be written down: %s", error.message)
+
+    async def _remember_term(self, term: int) -> None:
+        await self._database.write(partial(intents.put_meta, key="term", value=str(term)))
 
     def _process_runtime(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
         from shoal.runtimes.process import ProcessRuntime
@@ -373,10 +416,11 @@ async def run_agent(
         await agent.stop()
 
 
-def _require_insecure(settings: AgentSettings) -> None:
-    if not settings.insecure:
-        rule = "is required: this version has no certificates yet, so whoever reaches the agent may give it orders"
-        raise InvalidError(
-            [problem("--insecure", None, rule)],
-            hint="start with --insecure on a network you trust; security by certificates comes in a later version",
-        )
+def _with_identity(settings: AgentSettings, identity: Identity | None) -> AgentSettings:
+    """The settings with what they leave to the certificate. Raises `InvalidError` for another's."""
+    check_own_identity(
+        identity, Role.AGENT, insecure=settings.insecure, cluster_id=settings.cluster_id, node_id=settings.node_id
+    )
+    if identity is None:
+        return settings
+    return replace(settings, node_id=identity.name, cluster_id=identity.cluster)

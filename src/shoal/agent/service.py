@@ -21,25 +21,34 @@ from shoal.agent.intake import Answer
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.orders import ApplyOrder, DeleteOrder
 from shoal.agent.roster import WorkloadReport
-from shoal.core.errors import InvalidError, MisroutedError, Problem, ShoalError, problem
-from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.agent.terms import Terms
+from shoal.core.errors import InvalidError, MisroutedError, NotFoundError, Problem, ShoalError, problem
+from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
 from shoal.model.workloads import AgentSpec, DesiredState
 from shoal.wire import convert
-from shoal.wire.methods import NODE_HEADER
+from shoal.wire.methods import NODE_HEADER, TERM_HEADER
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from shoal.wire.transport import Call
 
 MAX_REVISION = 256
 MAX_CHUNK = 256 * 1024
+_TERM_DIGITS = 18
 
 
 class AgentHandlers:
     """One coroutine per RPC."""
 
     def __init__(
-        self, executor: Executor, *, health: Callable[[], HealthReport], version: str, metrics: AgentMetrics
+        self,
+        executor: Executor,
+        *,
+        health: Callable[[], HealthReport],
+        version: str,
+        metrics: AgentMetrics,
+        terms: Terms,
     ) -> None:
         self._executor = executor
+        self._terms = terms
         self._health = health
         self._version = version
         self._metrics = metrics
@@ -47,6 +56,7 @@ class AgentHandlers:
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
         """Run or stop a workload as the request says."""
         self._check_route(call)
+        await self._check_term(call)
         order = _read_apply(request)
         answer = await self._counted("apply", self._executor.apply(order))
         return pb.ApplyWorkloadResponse(
@@ -59,6 +69,7 @@ class AgentHandlers:
     async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
         """Remove a workload with everything that is kept for it."""
         self._check_route(call)
+        await self._check_term(call)
         problems = _id_problems(request.id)
         _check_number(request.generation, "generation", problems)
         _raise(problems)
@@ -74,6 +85,25 @@ class AgentHandlers:
         self._check_route(call)
         _raise(_id_problems(request.id))
         return pb.GetWorkloadStatusResponse(status=_write(self._executor.roster.report(WorkloadId(request.id))))
+
+    async def get_workload_spec(self, request: pb.GetWorkloadSpecRequest, call: Call) -> pb.GetWorkloadSpecResponse:
+        """What a workload runs from, byte for byte; NOT_FOUND when it is not here."""
+        self._check_route(call)
+        _raise(_id_problems(request.id))
+        state = self._executor.roster.latest(WorkloadId(request.id))
+        if state is None:
+            raise NotFoundError("workload", request.id)
+        intent = state.intent
+        stopped = intent.desired is DesiredState.STOPPED
+        return pb.GetWorkloadSpecResponse(
+            id=intent.workload_id,
+            type=convert.workload_type_to_agent(intent.type),
+            revision_id=intent.revision_id,
+            desired_state=pb.DESIRED_STATE_STOPPED if stopped else pb.DESIRED_STATE_RUNNING,
+            spec=intent.spec_bytes,
+            generation=intent.generation,
+            deleting=intent.deleting,
+        )
 
     async def list_workloads(self, request: pb.ListWorkloadsRequest, call: Call) -> pb.ListWorkloadsResponse:
         """Every workload, or those of one kind."""
@@ -133,6 +163,15 @@ class AgentHandlers:
                 f"this is node {own!r}, and the call was meant for {meant_for!r}", node_id=own, meant_for=meant_for
             )
 
+    async def _check_term(self, call: Call) -> None:
+        """Orders of a control plane that does not lead any more are refused. A foreign scheduler has no term."""
+        said = call.metadata.get(TERM_HEADER, "")
+        if not said:
+            return
+        if not said.isascii() or not said.isdigit() or len(said) > _TERM_DIGITS:
+            raise InvalidError([problem(TERM_HEADER, said, "must be a whole number")])
+        await self._terms.hear(int(said))
+
     async def _counted(self, action: str, work: Coroutine[Any, Any, Answer]) -> Answer:
         try:
             answer = await work
@@ -190,8 +229,8 @@ def _id_problems(workload_id: str, field: str = "id") -> list[Problem]:
 
 
 def _check_number(value: int, field: str, problems: list[Problem]) -> None:
-    if value < 0:
-        problems.append(problem(field, value, "must not be negative"))
+    if not 0 <= value < MAX_GENERATION:
+        problems.append(problem(field, value, f"must be between 0 and {MAX_GENERATION - 1:,}"))
 
 
 def _raise(problems: list[Problem]) -> None:

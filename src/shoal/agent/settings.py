@@ -19,10 +19,18 @@ from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range
 from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_DISK_GB, MAX_SLOTS
+from shoal.model.trust import parse_token
+from shoal.wire.access import LOOPBACK, Access
 from shoal.wire.addresses import Address, parse_address
 
 CONTROL_PORT = 8085
 AGENT_PORT = 50051
+JOIN_PORT = 8086
+
+# As `shoal.wire.credentials` names them; that loads what an agent without certificates has no need of.
+CA_FILE, CERT_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
+
+_OTHERWISE = "join with --join TOKEN, or make them with `shoal certs issue --role agent`"
 
 #: The variable that names a settings file when no flag does.
 CONFIG_ENV = "PERSYS_CONFIG_FILE"
@@ -30,11 +38,17 @@ CONFIG_ENV = "PERSYS_CONFIG_FILE"
 ENV_NAMES: Mapping[str, tuple[str, ...]] = {
     "data_dir": ("SHOAL_AGENT_DATA_DIR", "PERSYS_STATE_PATH"),
     "control": ("SHOAL_CONTROL", "PERSYS_SCHEDULER_ADDR"),
+    "ca": ("SHOAL_CA", "PERSYS_TLS_CA"),
+    "cert": ("SHOAL_CERT", "PERSYS_TLS_CERT"),
+    "key": ("SHOAL_KEY", "PERSYS_TLS_KEY"),
+    "join": ("SHOAL_JOIN_TOKEN",),
+    "join_address": ("SHOAL_JOIN_ADDRESS",),
     "insecure": ("SHOAL_INSECURE", "PERSYS_SCHEDULER_INSECURE"),
     # Not SHOAL_NODE_ID: that is what an agent tells its workloads, and a workload may be an agent.
     "node_id": ("SHOAL_AGENT_NODE_ID", "PERSYS_NODE_ID"),
     "grpc_host": ("SHOAL_AGENT_GRPC_HOST", "PERSYS_GRPC_ADDR"),
     "grpc_port": ("SHOAL_AGENT_GRPC_PORT", "PERSYS_GRPC_PORT"),
+    "no_listen": ("SHOAL_AGENT_NO_LISTEN",),
     "advertise": ("SHOAL_AGENT_ADVERTISE", "PERSYS_AGENT_GRPC_ENDPOINT"),
     "http_host": ("SHOAL_AGENT_HTTP_HOST",),
     "http_port": ("SHOAL_AGENT_HTTP_PORT", "PERSYS_METRICS_PORT"),
@@ -68,13 +82,23 @@ class AgentSettings:
     control: Annotated[tuple[Annotated[str, MaxLength(300, 1)], ...], MaxLength(32)] = ()
     #: Serve orders without registering anywhere.
     standalone: bool = False
-    #: Speak without certificates. Has to be asked for.
+    #: The authorities that are trusted, this agent's certificate and its key: paths of PEM files.
+    ca: Annotated[str, MaxLength(4096)] = ""
+    cert: Annotated[str, MaxLength(4096)] = ""
+    key: Annotated[str, MaxLength(4096)] = ""
+    #: A token of `shoal token create`: get a certificate by it, unless there is one in the data directory already.
+    join: Annotated[str, MaxLength(256)] = ""
+    #: Where to join, host or host:port, tried in turn. Empty: where the control plane is, at the usual port.
+    join_address: Annotated[tuple[Annotated[str, MaxLength(300, 1)], ...], MaxLength(32)] = ()
+    #: Speak without certificates, and obey anyone who can connect. Has to be asked for.
     insecure: bool = False
-    #: Who this node is. Empty: the machine's name, remembered in the data directory on the first start.
+    #: Who this node is. Empty: whom the certificate names; without one the machine's name, remembered.
     node_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
-    #: The address that the control plane dials. Loopback unless told otherwise, as long as nothing is authenticated.
-    grpc_host: Annotated[str, MaxLength(255)] = "127.0.0.1"
+    #: The address that the control plane dials. None: every one, and loopback alone when nobody is known.
+    grpc_host: Annotated[str, MaxLength(255)] | None = None
     grpc_port: Annotated[int, Range(0, 65535)] = AGENT_PORT
+    #: Listen nowhere: orders come only through the stream that the agent opens to the control plane.
+    no_listen: bool = False
     #: What is registered instead of the address above: host, or host:port. For agents behind another address.
     advertise: Annotated[str, MaxLength(300)] = ""
     #: /metrics and /health; not served without a port.
@@ -92,7 +116,7 @@ class AgentSettings:
     #: Shorthands for the labels `region` and `env`.
     region: LABEL_VALUE = ""
     environment: LABEL_VALUE = ""
-    #: A control plane of another cluster refuses the node. Empty: whichever it is.
+    #: A control plane of another cluster refuses the node. Empty: the certificate's, or whichever it is without one.
     cluster_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
     #: Nodes with an equal one are on one host. Empty: found out from the machine.
     host_id: Annotated[str, MaxLength(256)] = ""
@@ -111,12 +135,32 @@ class AgentSettings:
         if not self.control and not self.standalone:
             rule = "is required: where is the control plane? An agent without one is started with --standalone"
             yield problem(f"{prefix}control", None, rule)
+        if self.no_listen and not self.control_addresses:
+            yield problem(f"{prefix}no_listen", True, "needs a control plane: nobody else can give this agent orders")
         for index, address in enumerate(self.control):
             yield from _address_problems(_with_port(address, CONTROL_PORT), f"{prefix}control[{index}]")
-        for name, host in (("grpc_host", self.grpc_host), ("http_host", self.http_host)):
+        yield from self._access_problems(prefix)
+        for name, host in (("grpc_host", self.grpc_host or LOOPBACK), ("http_host", self.http_host)):
             yield from _address_problems(f"{_bracketed(host)}:0", f"{prefix}{name}", listening=True)
         if self.advertise:
             yield from _address_problems(_with_port(self.advertise, AGENT_PORT), f"{prefix}advertise")
+
+    def _access_problems(self, prefix: str) -> Iterator[Problem]:
+        if not self.join:
+            yield from self.access.problems(prefix, otherwise=_OTHERWISE)
+            return
+        if self._given_access.is_given:
+            yield problem(f"{prefix}join", None, "must not be given together with certificates or --insecure")
+        if not self.control_addresses and not self.join_address:
+            yield problem(
+                f"{prefix}join_address", None, "is required: an agent that stands alone joins nobody it knows"
+            )
+        try:
+            parse_token(self.join, name=f"{prefix}join")
+        except InvalidError as error:
+            yield from error.problems
+        for index, address in enumerate(self.join_address):
+            yield from _address_problems(_with_port(address, JOIN_PORT), f"{prefix}join_address[{index}]")
 
     @property
     def directory(self) -> Path:
@@ -130,9 +174,39 @@ class AgentSettings:
         return () if self.standalone else tuple(_with_port(address, CONTROL_PORT) for address in self.control)
 
     @property
+    def credentials_dir(self) -> Path:
+        """Where an agent keeps the certificate that it got by joining."""
+        return self.directory / "certs"
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether it proves who it is by that one."""
+        return not self._given_access.is_given and (self.join != "" or (self.credentials_dir / CERT_FILE).exists())
+
+    @property
+    def access(self) -> Access:
+        """How it proves who it is: as given, else by what it got when it joined."""
+        if not self.has_joined:
+            return self._given_access
+        ca, cert, key = (str(self.credentials_dir / name) for name in (CA_FILE, CERT_FILE, KEY_FILE))
+        return Access(ca, cert, key)
+
+    @property
+    def join_addresses(self) -> tuple[str, ...]:
+        """Where to join."""
+        if self.join_address:
+            return tuple(_with_port(address, JOIN_PORT) for address in self.join_address)
+        hosts = dict.fromkeys(parse_address(address).host for address in self.control_addresses)
+        return tuple(str(Address(host, JOIN_PORT)) for host in hosts)
+
+    @property
+    def _given_access(self) -> Access:
+        return Access(self.ca, self.cert, self.key, self.insecure)
+
+    @property
     def grpc_address(self) -> str:
         """Where to serve."""
-        return f"{_bracketed(self.grpc_host)}:{self.grpc_port}"
+        return f"{_bracketed(self.access.listening_host(self.grpc_host))}:{self.grpc_port}"
 
     @property
     def http_address(self) -> str | None:

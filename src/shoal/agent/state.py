@@ -7,7 +7,7 @@ together again from the intent, the progress and what the runtime says became of
 
     stage        what is true                                           left by
     RESTING      nothing runs and nothing is to be done                 IntentChanged
-    HELD         at-most-one: waits for the control plane's word        OwnershipConfirmed, IntentChanged
+    HELD         waits for the control plane's word                     OwnershipConfirmed, IntentChanged
     WAITING      a start is due later                                   TimerFired, IntentChanged
     STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
     PROBING      it runs and is not ready yet                           BecameReady, ReadinessTimedOut, RunEnded, …
@@ -250,7 +250,7 @@ def _on_denied(state: WorkloadState, event: OwnershipDenied, moment: Moment) -> 
 
 def _on_contact_lost(state: WorkloadState, event: ContactLost, moment: Moment) -> Step:
     del event
-    if not state.rules.at_most_one:
+    if not state.rules.needs_contact:
         return Step(state)
     held = replace(state, progress=replace(state.progress, held=True))
     step = _move(Step(held), Stage.STOPPING, moment, note="no contact with the control plane")
@@ -358,9 +358,12 @@ def _rest(step: Step, moment: Moment) -> Step:
 
 
 def _begin(step: Step, moment: Moment) -> Step:
-    """Start a run; one that may exist only once, after the control plane has said that it is ours."""
+    """Start a run; one that may exist only once, after the control plane has said that it is ours.
+
+    So too one that was stopped for want of contact: it may have been given to another node since.
+    """
     state = step.state
-    if not state.rules.at_most_one:
+    if not state.rules.at_most_one and not (state.rules.needs_contact and state.progress.held):
         return _start(step, moment)
     held = "stopped: no contact with the control plane" if state.progress.held else "asking the control plane"
     step = _move(step, Stage.HELD, moment, note=held)

@@ -27,11 +27,17 @@ def agent(
         Text, typer.Option(metavar="HOST:PORT[,…]", help="Where the control plane is [env: SHOAL_CONTROL]")
     ] = None,
     node_id: Annotated[
-        Text, typer.Option(metavar="ID", help="Who this node is [the machine's name, remembered]")
+        Text, typer.Option(metavar="ID", help="Who this node is [the certificate's, or the machine's name]")
     ] = None,
     data_dir: Annotated[Text, typer.Option(metavar="PATH", help="Where its state and its workloads' files are")] = None,
-    grpc_host: Annotated[Text, typer.Option(metavar="HOST", help="Address for the control plane [127.0.0.1]")] = None,
+    grpc_host: Annotated[
+        Text, typer.Option(metavar="HOST", help="Address for the control plane [every one; loopback if --insecure]")
+    ] = None,
     grpc_port: Annotated[Text, typer.Option(metavar="PORT", help="Its port; 0 is any [50051]")] = None,
+    no_listen: Annotated[
+        bool | None,
+        typer.Option("--no-listen", metavar="", help="Listen nowhere: orders come through the stream it opens"),
+    ] = None,
     advertise: Annotated[
         Text, typer.Option(metavar="HOST[:PORT]", help="What to register instead, when reached by another address")
     ] = None,
@@ -50,13 +56,23 @@ def agent(
     region: Annotated[Text, typer.Option(metavar="NAME", help="The label region")] = None,
     environment: Annotated[Text, typer.Option(metavar="NAME", help="The label env")] = None,
     cluster_id: Annotated[
-        Text, typer.Option(metavar="ID", help="Join a control plane of this cluster only [any]")
+        Text, typer.Option(metavar="ID", help="Join a control plane of this cluster only [the certificate's, or any]")
     ] = None,
     host_id: Annotated[
         Text, typer.Option(metavar="ID", help="Nodes with an equal one are on one host [found out]")
     ] = None,
+    ca: Annotated[Text, typer.Option(metavar="PATH", help="Certificates of the authorities that are trusted")] = None,
+    cert: Annotated[Text, typer.Option(metavar="PATH", help="Its own certificate, of role agent")] = None,
+    key: Annotated[Text, typer.Option(metavar="PATH", help="The key of that")] = None,
+    join: Annotated[
+        Text, typer.Option(metavar="TOKEN", help="Get a certificate by a token of `shoal token create`")
+    ] = None,
+    join_address: Annotated[
+        Text, typer.Option(metavar="HOST[:PORT][,…]", help="Where to join [the control plane's hosts, port 8086]")
+    ] = None,
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", metavar="", help="Work without certificates; required for now")
+        bool | None,
+        typer.Option("--insecure", metavar="", help="Work without certificates, for anyone who can connect"),
     ] = None,
     standalone: Annotated[
         bool | None, typer.Option("--standalone", metavar="", help="Serve orders without any control plane")
@@ -89,6 +105,7 @@ def agent(
             "data_dir": data_dir,
             "grpc_host": grpc_host,
             "grpc_port": grpc_port,
+            "no_listen": no_listen,
             "advertise": advertise,
             "http_host": http_host,
             "http_port": http_port,
@@ -102,6 +119,11 @@ def agent(
             "environment": environment,
             "cluster_id": cluster_id,
             "host_id": host_id,
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+            "join": join,
+            "join_address": join_address,
             "insecure": insecure,
             "standalone": standalone,
             "stop_workloads_on_exit": stop_workloads_on_exit,
@@ -114,7 +136,8 @@ def agent(
         log_level=lambda loaded: loaded.log_level or None,
         log_format=log_format,
     )
-    daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file))
+    daemon.warn_if_insecure(settings.insecure, settings.grpc_address)
+    daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file), service="shoal-agent")
 
 
 async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str | None) -> None:
@@ -127,7 +150,29 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
             ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
         )
         http = f", http {node.http_address}" if node.http_address else ""
-        output.words(f"agent {node.node_id} ready: grpc {node.address}{http}")
+        grpc = f"grpc {node.address}" if node.address else "listens nowhere"
+        output.words(f"agent {node.node_id} ready: {grpc}{http}")
 
     arm_from_environment()
-    await run_agent(settings, transport=GrpcTransport(), stop=stop, on_ready=ready)
+    if settings.join and not await _join(settings, stop):
+        return
+    await run_agent(settings, transport=GrpcTransport(security=settings.access.security()), stop=stop, on_ready=ready)
+
+
+async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
+    """Get a certificate. Returns whether there is one; else the process is to end."""
+    import socket
+
+    from shoal.agent.joining import join
+    from shoal.agent.probes import default_node_id
+
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: default_node_id(socket.gethostname())))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if joining.done():
+            joining.result()
+        return joining.done()
+    finally:
+        joining.cancel()
+        stopping.cancel()

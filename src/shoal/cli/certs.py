@@ -98,7 +98,7 @@ def issue(
 ) -> None:
     """Make a key and a certificate for an agent, a control plane or an operator.
 
-    Issued again into the same place, the files are replaced; programs that use them take the new ones without a restart.
+    Issued again into the same place, the files are replaced; programs that use them take the new ones at once.
     """
     from shoal.model.identity import Identity, Role
     from shoal.wire import authority as making
@@ -158,6 +158,7 @@ def _checked_name(role: HandIssued, node_id: str | None, name: str | None) -> st
 
 def _refuse_another(target: Path, identity: Identity) -> None:
     """Files of somebody else are not replaced: whoever uses them would become another from one moment to the next."""
+    from shoal.core.private_files import read_private
     from shoal.wire.certificates import describe, read_certificates
     from shoal.wire.credentials import CERT_FILE
 
@@ -165,7 +166,7 @@ def _refuse_another(target: Path, identity: Identity) -> None:
     if not cert.exists():
         return
     try:
-        holder = describe(read_certificates(cert.read_bytes())[0]).identity
+        holder = describe(read_certificates(read_private(cert))[0]).identity
     except InvalidError:
         holder = None
     if holder != identity:

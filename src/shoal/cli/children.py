@@ -206,7 +206,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """An object that somebody wrote; None when there is none."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 

@@ -58,7 +58,7 @@ def _ask(ctx: typer.Context, ask: Callable[[ControlPlane], Awaitable[Names]], in
     names = ("addresses", "insecure", "ca", "cert", "key")
     given = {name: ctx.params[name] for name in names if ctx.params.get(name) is not None}
     try:
-        found = session.call(session.Access(**given), patiently)
+        found = session.call(session.Connection(**given), patiently)
     except Exception:  # noqa: BLE001  a completion that fails must not write over the line that is being typed
         return []
     return [(name, state) for name, state in found if name.startswith(incomplete)]

@@ -22,11 +22,17 @@ ENV_NAMES = {
     "http_host": ("SHOAL_HTTP_HOST",),
     "http_port": ("SHOAL_HTTP_PORT", "METRICS_PORT"),
     "database": ("SHOAL_DATABASE",),
+    "ca": ("SHOAL_CA",),
+    "cert": ("SHOAL_CERT",),
+    "key": ("SHOAL_KEY",),
+    "ca_key": ("SHOAL_CA_KEY",),
+    "join_port": ("SHOAL_JOIN_PORT",),
     "insecure": ("SHOAL_INSECURE",),
     "cluster_id": ("SHOAL_CLUSTER_ID",),
     "heartbeat_interval": ("SHOAL_HEARTBEAT_INTERVAL",),
     "lease": ("SHOAL_LEASE",),
     "strategy": ("SHOAL_STRATEGY",),
+    "advertise": ("SHOAL_ADVERTISE",),
     "max_events": ("SHOAL_MAX_EVENTS",),
 }
 
@@ -41,7 +47,9 @@ def control(
     data_dir: Annotated[
         Text, typer.Option(metavar="PATH", help="Where its state is kept [env: SHOAL_DATA_DIR]")
     ] = None,
-    grpc_host: Annotated[Text, typer.Option(metavar="HOST", help="Address for agents and clients [127.0.0.1]")] = None,
+    grpc_host: Annotated[
+        Text, typer.Option(metavar="HOST", help="Address for agents and clients [every one; loopback if --insecure]")
+    ] = None,
     grpc_port: Annotated[Text, typer.Option(metavar="PORT", help="Its port; 0 is any [8085, env: GRPC_PORT]")] = None,
     http_host: Annotated[Text, typer.Option(metavar="HOST", help="Address for metrics and health [127.0.0.1]")] = None,
     http_port: Annotated[
@@ -50,11 +58,23 @@ def control(
     database: Annotated[
         Text, typer.Option(metavar="URL", help="A PostgreSQL URL instead of SQLite in the data directory")
     ] = None,
+    ca: Annotated[Text, typer.Option(metavar="PATH", help="Certificates of the authorities that are trusted")] = None,
+    cert: Annotated[Text, typer.Option(metavar="PATH", help="Its own certificate, of role control")] = None,
+    key: Annotated[Text, typer.Option(metavar="PATH", help="The key of that")] = None,
+    ca_key: Annotated[
+        Text, typer.Option(metavar="PATH", help="The authority's key, to make join tokens and issue certificates with")
+    ] = None,
+    join_port: Annotated[
+        Text, typer.Option(metavar="PORT", help="Where agents join, if there is that key; 0 is any [8086]")
+    ] = None,
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", metavar="", help="Serve without certificates; required for now")
+        bool | None, typer.Option("--insecure", metavar="", help="Serve without certificates, anyone who can connect")
     ] = None,
     cluster_id: Annotated[
-        Text, typer.Option(metavar="ID", help="Agents of another cluster are refused [default]")
+        Text, typer.Option(metavar="ID", help="Agents of another cluster are refused [the certificate's, or default]")
+    ] = None,
+    advertise: Annotated[
+        Text, typer.Option(metavar="HOST:PORT", help="What followers tell clients to dial when this one leads")
     ] = None,
     heartbeat_interval: Annotated[Text, typer.Option(metavar="DURATION", help="How often agents beat [10s]")] = None,
     lease: Annotated[
@@ -83,11 +103,17 @@ def control(
             "http_host": http_host,
             "http_port": http_port,
             "database": database,
+            "ca": ca,
+            "cert": cert,
+            "key": key,
+            "ca_key": ca_key,
+            "join_port": join_port,
             "insecure": insecure,
             "cluster_id": cluster_id,
             "heartbeat_interval": heartbeat_interval,
             "lease": lease,
             "strategy": strategy,
+            "advertise": advertise,
             "max_events": max_events,
         },
         env_names=ENV_NAMES,
@@ -95,7 +121,8 @@ def control(
         log_level=log_level,
         log_format=log_format,
     )
-    daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file))
+    daemon.warn_if_insecure(settings.insecure, settings.grpc_address)
+    daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file), service="shoal-control")
 
 
 async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str | None) -> None:
@@ -104,8 +131,16 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
     from shoal.wire.channel import GrpcTransport
 
     def ready(plane: ControlPlane) -> None:
-        daemon.write_ready_file(ready_file, {"role": "control", "grpc": plane.address, "http": plane.http_address})
-        output.words(f"control plane ready: grpc {plane.address}, http {plane.http_address}")
+        facts = {"role": "control", "grpc": plane.address, "http": plane.http_address, "join": plane.join_address}
+        daemon.write_ready_file(ready_file, facts)
+        joining = f", join {plane.join_address}" if plane.join_address else ""
+        output.words(f"control plane ready: grpc {plane.address}, http {plane.http_address}{joining}")
 
     arm_from_environment()
-    await run_control(settings, transport=GrpcTransport(), stop=stop, on_ready=ready)
+    await run_control(
+        settings,
+        transport=GrpcTransport(security=settings.access.security()),
+        join_transport=GrpcTransport(security=settings.access.server_security()) if settings.ca_key else None,
+        stop=stop,
+        on_ready=ready,
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,8 @@ import typer
 from shoal.cli import session
 from shoal.core.errors import InvalidError, Problem
 from shoal.core.files import write_atomic
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -76,15 +79,26 @@ def load(
     return loaded
 
 
-def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Run a server on a loop of its own. SIGTERM or SIGINT asks it to end; a second SIGINT does not ask."""
+def warn_if_insecure(insecure: bool, address: str) -> None:
+    """Say what `--insecure` means, each time it is used."""
+    if insecure:
+        log.warning("--insecure: nothing is encrypted, and whoever can connect to %s may do everything", address)
+
+
+def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service: str) -> None:
+    """Run a server on a loop of its own. SIGTERM or SIGINT asks it to end; a second SIGINT does not ask.
+
+    Its traces, if the environment names somebody who wants them, bear the name of the service.
+    """
+    from shoal.core.tracing import exporting
 
     async def main() -> None:
         stop = asyncio.Event()
         with stopping_on_signals(stop):
             await work(stop)
 
-    session.surroundings.get(session.Surroundings()).run(main())
+    with exporting(service):
+        session.surroundings.get(session.Surroundings()).run(main())
 
 
 @contextlib.contextmanager

@@ -1,14 +1,16 @@
 """`shoal demo`: the most complete loop there is, on this machine, in under a minute.
 
-It starts a control plane and three agents as real processes, puts work on them, kills an agent alone and a whole
-machine, tells what happens as it happens, checks that it ends as promised, and leaves no process behind. Every step is
-a plain function over `LocalFleet` and the client; each later capability adds its own act.
+It starts a control plane and three agents as real processes with certificates, puts work on them, shows who is refused,
+kills an agent alone, the control plane and a whole machine, tells what happens as it happens, checks that it ends as
+promised, and leaves no process behind. Every step is a plain function over `LocalFleet` and the client; each later
+capability adds its own act.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,7 +23,7 @@ from shoal.cli import output
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.errors import DeadlineError, ShoalError
+from shoal.core.errors import DeadlineError, DeniedError, ShoalError
 from shoal.core.tasks import task_scope
 from shoal.model.documents import WorkloadDocument, read_document
 
@@ -82,13 +84,17 @@ async def _demo() -> int:
     began = clock.monotonic()
     report = Report()
     with tempfile.TemporaryDirectory(prefix="shoal-demo-") as folder:
-        output.words("Starting a control plane and three agents on this machine …")
+        output.words(
+            "Starting a control plane and three agents on this machine, with certificates made for the occasion …"
+        )
         fleet = LocalFleet(
             Path(folder), agents=3, slots=4, cpu="2", memory="2048MB", lease=LEASE, heartbeat_interval=HEARTBEAT
         )
         async with fleet, fleet.client() as control, _narration(control):
             await _act_apply(control, clock, report)
+            await _act_refuse(fleet, report)
             await _act_kill_agent(fleet, control, clock, report)
+            await _act_kill_control(fleet, control, clock, report)
             await _act_kill_machine(fleet, control, clock, report)
             await _act_delete(control, clock, report)
             pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
@@ -116,9 +122,26 @@ async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> Non
     report.note(len({view.assigned_node_id for view in views}) == 3, f"work spread over three nodes in {seconds:.1f} s")
 
 
+async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
+    from shoal.client import ControlPlane
+    from shoal.wire.channel import GrpcTransport
+
+    name = fleet.names[0]
+    _title(f"Act 2: {name} wishes for a workload, as someone might who got hold of its certificate")
+    transport = GrpcTransport(security=fleet.security(name))
+    refused = ""
+    async with ControlPlane([fleet.control_address], transport) as impostor:
+        try:
+            await impostor.apply(_ticker(9))
+        except DeniedError as error:
+            refused = error.message
+    output.words(f"refused: {refused}" if refused else "it was not refused")
+    report.note(bool(refused), "an agent's certificate is good for its own node and for nothing else")
+
+
 async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
     victim = (await control.get_workload("ticker-1")).assigned_node_id
-    _title(f"Act 2: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
+    _title(f"Act 3: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
     before = await _pids(control, victim)
     await fleet.kill_agent(victim)
     await clock.sleep(0.5)
@@ -132,9 +155,27 @@ async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock
     report.note(after == before, "the new agent adopted it: same processes, no restart")
 
 
+async def _act_kill_control(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
+    _title("Act 4: kill -9 the control plane; nothing that runs needs it")
+    before = {name: pid for node in fleet.names for name, pid in (await _pids(control, node)).items()}
+    await fleet.kill_control()
+    await clock.sleep(1.0)
+    alive = sum(map(_is_alive, before.values()))
+    output.words(f"processes still alive without it: {alive} of {len(before)}")
+    report.note(alive == len(before) > 0, f"all {len(before)} processes outlived the control plane")
+    await fleet.start_control()
+    for name, pid in before.items():
+        await _wait(control, clock, name, _runs_as(pid))
+    for node in fleet.names:
+        await _until(clock, f"{node} is Ready again", functools.partial(_node_is_ready, control, node))
+    await _show(control)
+    after = {name: pid for node in fleet.names for name, pid in (await _pids(control, node)).items()}
+    report.note(after == before, "it came back to the same fleet: same processes, no restart")
+
+
 async def _act_kill_machine(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
     victim = (await control.get_workload("ticker-2")).assigned_node_id
-    _title(f"Act 3: {victim} dies as a machine would: agent, keeper and every process at once")
+    _title(f"Act 5: {victim} dies as a machine would: agent, keeper and every process at once")
     doomed = await _pids(control, victim)
     began = clock.monotonic()
     await fleet.kill_machine(victim)
@@ -151,7 +192,7 @@ async def _act_kill_machine(fleet: LocalFleet, control: ControlPlane, clock: Clo
 
 
 async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> None:
-    _title("Act 4: delete everything")
+    _title("Act 6: delete everything")
     began = clock.monotonic()
     views = await control.list_workloads()
     for view in views:

@@ -20,15 +20,21 @@ import signal
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from shoal.cli.children import LOOK_EVERY, STARTS_WITHIN, Child, ChildExit, OwnedFolder, free_port, is_free, trim_log
+from shoal.cli.fleet_certificates import FleetCertificates
+from shoal.cli.profile import Profile, write_profile
 from shoal.client import ControlPlane
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, UnavailableError, problem
 from shoal.core.tasks import TaskScope
+from shoal.wire.access import LOOPBACK
+
+if TYPE_CHECKING:
+    from shoal.wire.security import Security
 
 CONTROL = "control"
 STOPS_WITHIN = 75.0
@@ -47,7 +53,8 @@ class LocalFleet:
         slots: of each agent, like `cpu`, `memory` and `disk_gb`; None leaves it to the agent.
         lease: the control plane's; None for its default, as `heartbeat_interval`.
         grpc_port: of the control plane, like `http_port`; 0 for one that is free, kept for the life of the fleet.
-        usual_ports: taken instead of any free ones if they are free.
+        usual_ports: taken instead of any free ones if they are free; the third is where further agents join.
+        secure: with certificates that are made in the base directory, or without any.
         stop_workloads_on_exit: whether an agent that is asked to end stops its workloads first.
         extra_env: added to the environment of every child.
         control_args: further flags of `shoal control`, and `agent_args` of every `shoal agent`.
@@ -66,7 +73,8 @@ class LocalFleet:
         heartbeat_interval: timedelta | None = None,
         grpc_port: int = 0,
         http_port: int = 0,
-        usual_ports: tuple[int, int] = (0, 0),
+        usual_ports: tuple[int, int, int] = (0, 0, 0),
+        secure: bool = True,
         stop_workloads_on_exit: bool = True,
         extra_env: Mapping[str, str] | None = None,
         control_args: Sequence[str] = (),
@@ -82,7 +90,7 @@ class LocalFleet:
         self._capacity = {"--slots": slots, "--cpu": cpu, "--memory": memory, "--disk-gb": disk_gb}
         self._lease = lease
         self._heartbeat_interval = heartbeat_interval
-        self._ports = [grpc_port, http_port]
+        self._ports = [grpc_port, http_port, 0]
         self._usual_ports = usual_ports
         self._stop_workloads = stop_workloads_on_exit
         self._extra_env = dict(extra_env or {})
@@ -90,6 +98,7 @@ class LocalFleet:
         self._agent_args = tuple(agent_args)
         self._clock: Clock = clock or SystemClock()
         self._entropy: Entropy = entropy or SystemEntropy()
+        self._certificates = FleetCertificates(self.base_dir, self._clock) if secure else None
         self._folder = OwnedFolder(self.base_dir, self._clock)
         self._children: dict[str, Child] = {}
         self._scope: TaskScope | None = None
@@ -118,6 +127,11 @@ class LocalFleet:
     def http_address(self) -> str:
         """host:port of the control plane's HTTP."""
         return f"127.0.0.1:{self._ports[1]}"
+
+    @property
+    def join_address(self) -> str:
+        """host:port where agents join that are not of this fleet, with certificates."""
+        return f"127.0.0.1:{self._ports[2]}"
 
     def directory_of(self, name: str) -> Path:
         """Where a child keeps its state; `control` or an agent's name."""
@@ -149,7 +163,27 @@ class LocalFleet:
         """A client of the control plane; the caller closes it."""
         from shoal.wire.channel import GrpcTransport
 
-        return ControlPlane([self.control_address], GrpcTransport(), clock=self._clock)
+        return ControlPlane([self.control_address], GrpcTransport(security=self.security()), clock=self._clock)
+
+    def security(self, node_id: str | None = None) -> Security:
+        """How to talk to it: as its operator, or as the agent of a node."""
+        from shoal.wire.security import INSECURE, MutualTls
+
+        if self._certificates is None:
+            return INSECURE
+        files = self._certificates.of_operator() if node_id is None else self._certificates.of_agent(node_id)
+        return MutualTls(files.ca, files.cert, files.key)
+
+    @property
+    def client_variables(self) -> dict[str, str]:
+        """The environment in which client commands talk to it."""
+        if self._certificates is None:
+            return {"SHOAL_CONTROL": self.control_address, "SHOAL_INSECURE": "1"}
+        return self._profile(self._certificates).variables
+
+    def _profile(self, certificates: FleetCertificates) -> Profile:
+        files = certificates.of_operator()
+        return Profile(self.control_address, str(files.ca), str(files.cert), str(files.key))
 
     # -----------------------------------------------------------------------------------------------------
     # All of it
@@ -219,14 +253,20 @@ class LocalFleet:
             port or (usual if usual and is_free(usual) else free_port(self._entropy))
             for port, usual in zip(self._ports, self._usual_ports, strict=True)
         ]
+        if self._certificates is not None:
+            write_profile(self.base_dir, self._profile(self._certificates))
         arguments = [
-            *("control", "--insecure", "--data-dir", str(self._data_dir(CONTROL))),
-            *("--grpc-port", str(self._ports[0]), "--http-port", str(self._ports[1])),
+            *("control", *self._proof(CONTROL), "--data-dir", str(self._data_dir(CONTROL))),
+            *("--grpc-host", LOOPBACK, "--grpc-port", str(self._ports[0]), "--http-port", str(self._ports[1])),
         ]
         for flag, value in (("--lease", self._lease), ("--heartbeat-interval", self._heartbeat_interval)):
             if value is not None:
                 arguments += [flag, format_duration(value)]
         await self._start(CONTROL, [*arguments, *self._control_args], env)
+
+    async def start_again(self, name: str) -> None:
+        """Start a child that has ended."""
+        await (self.start_control() if name == CONTROL else self.start_agent(name))
 
     async def stop_control(self) -> None:
         """Ask the control plane to end and wait for it."""
@@ -244,8 +284,8 @@ class LocalFleet:
         if name not in self.names:
             self.names = (*self.names, name)
         arguments = [
-            *("agent", "--insecure", "--control", self.control_address, "--node-id", name),
-            *("--data-dir", str(self._data_dir(name)), "--grpc-port", "0"),
+            *("agent", *self._proof(name), "--control", self.control_address, "--node-id", name),
+            *("--data-dir", str(self._data_dir(name)), "--grpc-host", LOOPBACK, "--grpc-port", "0"),
         ]
         for flag, value in self._capacity.items():
             if value is not None:
@@ -280,6 +320,16 @@ class LocalFleet:
     # -----------------------------------------------------------------------------------------------------
     # How
 
+    def _proof(self, name: str) -> tuple[str, ...]:
+        """The flags by which a child proves who it is."""
+        if self._certificates is None:
+            return ("--insecure",)
+        files = self._certificates.of_control() if name == CONTROL else self._certificates.of_agent(name)
+        paths = ("--ca", str(files.ca), "--cert", str(files.cert), "--key", str(files.key))
+        if name != CONTROL:
+            return paths
+        return (*paths, "--ca-key", str(self._certificates.signing_key), "--join-port", str(self._ports[2]))
+
     async def _start(self, name: str, arguments: Sequence[str], env: Mapping[str, str] | None) -> None:
         if self.is_running(name):
             raise PreconditionError(f"{name} runs already", name=name)
@@ -289,8 +339,9 @@ class LocalFleet:
         if self._scope is None:
             self._scope = TaskScope("fleet")
             self._scope.start(self._trim_logs(), name="logs")
-        self._scope.start(self._watch(child), name=name)
         await child.wait_serving(self._clock)
+        # Only now: that one did not even begin to serve is for whoever started it to hear.
+        self._scope.start(self._watch(child), name=name)
 
     async def _end(self, name: str, number: int, *, within: float = 10.0) -> None:
         child = self._children.get(name)

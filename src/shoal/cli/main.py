@@ -16,6 +16,7 @@ import typer
 from shoal.cli import (
     agent,
     apply,
+    certs,
     control,
     events,
     groups,
@@ -25,11 +26,12 @@ from shoal.cli import (
     schema,
     session,
     status,
+    tokens,
     top,
     up,
     workloads,
 )
-from shoal.cli.options import FLEET, START
+from shoal.cli.options import FLEET, SERVERS, START
 from shoal.core.errors import InternalError, ShoalError
 
 INTERRUPTED = 130
@@ -88,6 +90,8 @@ logs.register(app)
 events.register(app)
 control.register(app)
 agent.register(app)
+app.add_typer(certs.app, rich_help_panel=SERVERS)
+app.add_typer(tokens.app, rich_help_panel=SERVERS)
 schema.register(app)
 
 

@@ -62,16 +62,16 @@ GroupName = Annotated[
 _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "addresses": (
         Annotated[
-            str,
+            str | None,
             typer.Option(
                 "--control",
                 envvar="SHOAL_CONTROL",
                 metavar="HOST:PORT[,…]",
-                help="Where the control plane listens; several are tried in turn",
+                help=f"Where the control plane listens; several are tried in turn [{session.DEFAULT_CONTROL}]",
                 rich_help_panel=CONNECTION,
             ),
         ],
-        session.DEFAULT_CONTROL,
+        None,
     ),
     "insecure": (
         Annotated[
@@ -80,7 +80,7 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--insecure",
                 metavar="",
                 envvar="SHOAL_INSECURE",
-                help="Talk without encryption; taken for granted when the control plane is on this machine",
+                help="Talk without certificates, to a control plane that was started so",
                 rich_help_panel=CONNECTION,
             ),
         ],
@@ -97,8 +97,8 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
             None,
         )
         for name, text in (
-            ("ca", "Certificate of the authority that signed the control plane's"),
-            ("cert", "Certificate to show"),
+            ("ca", "Certificate of the authority that is trusted; the three are found in the folder of `shoal up`"),
+            ("cert", "Certificate of role operator to show"),
             ("key", "Its private key"),
         )
     },
@@ -121,8 +121,8 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
         ]
 
         def command(**given: Any) -> int | None:
-            access = session.Access(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
-            return session.call(access, lambda control: function(control, **given))
+            connection = session.Connection(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
+            return session.call(connection, lambda control: function(control, **given))
 
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__

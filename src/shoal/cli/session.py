@@ -6,14 +6,15 @@ Called by `shoal.cli.options.client_command` and `shoal.cli.completion`; calls `
 from __future__ import annotations
 
 import contextvars
-import ipaddress
 import re
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, UnsupportedError, problem
+from shoal.cli.profile import FILE, FOLDER, find_profile
+from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, problem
+from shoal.wire.access import FILES, Access
 from shoal.wire.addresses import parse_address
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ DEFAULT_PORT = 8085
 _PORT = re.compile(r":[0-9]+$")
 
 
-def _grpc() -> Transport:
+def _grpc(access: Access) -> Transport:
     from shoal.wire.channel import GrpcTransport
 
-    return GrpcTransport()
+    return GrpcTransport(security=access.security())
 
 
 def _system_clock() -> Clock:
@@ -51,7 +52,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 class Surroundings:
     """What a command stands on. Tests put the network within the process, and their own loop under it."""
 
-    make_transport: Callable[[], Transport] = _grpc
+    make_transport: Callable[[Access], Transport] = _grpc
     make_clock: Callable[[], Clock] = _system_clock
     run: Callable[[Coroutine[Any, Any, Any]], Any] = _run
 
@@ -60,34 +61,46 @@ surroundings: contextvars.ContextVar[Surroundings] = contextvars.ContextVar("sur
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """The connection options as they were given."""
+class Connection:
+    """The connection options as they were given; None where nothing was."""
 
-    addresses: str = DEFAULT_CONTROL
+    addresses: str | None = None
     insecure: bool = False
     ca: str | None = None
     cert: str | None = None
     key: str | None = None
 
-    def checked(self) -> tuple[str, ...]:
-        """The addresses, once everything that was given makes sense. Raises `InvalidError` or `UnsupportedError`."""
-        addresses = read_addresses(self.addresses)
-        given = {name: path for name in ("ca", "cert", "key") if (path := getattr(self, name)) is not None}
-        missing = [problem(f"--{name}", path, "must be a file") for name, path in given.items() if not _exists(path)]
-        if missing:
-            raise InvalidError(missing)
-        if given:
-            raise UnsupportedError(
-                "this version cannot use certificates yet",
-                hint="leave out --ca, --cert and --key, and give --insecure if the network can be trusted",
+    def resolved(self) -> tuple[tuple[str, ...], Access]:
+        """The addresses, and how to talk to whoever is there. Raises `InvalidError` with everything that is wrong.
+
+        Where nothing was said about security, the profile that `shoal up` has left in this folder says it.
+        """
+        access = Access(self.ca or "", self.cert or "", self.key or "", self.insecure)
+        addresses = self.addresses
+        if not access.is_given:
+            profile = find_profile()
+            if profile is not None:
+                access = Access(profile.ca, profile.cert, profile.key)
+                addresses = addresses or profile.control
+        problems = [
+            replace(each, field=f"--{each.field}")
+            for each in access.problems(otherwise="say who you are, by a certificate of role operator")
+        ]
+        for name in FILES:
+            path = getattr(access, name)
+            if path and not access.insecure and not Path(path).is_file():
+                problems.append(problem(f"--{name}", path, "must be a file"))
+        found: tuple[str, ...] = ()
+        try:
+            found = read_addresses(addresses or DEFAULT_CONTROL)
+        except InvalidError as error:
+            problems = [*error.problems, *problems]
+        if problems:
+            hint = (
+                "" if access.is_given else f"in the folder of `shoal up` they are found by themselves: {FOLDER}/{FILE}"
             )
-        far = [address for address in addresses if not _is_loopback(address)]
-        if far and not self.insecure:
-            raise InvalidError(
-                [problem("--control", far[0], "is not on this machine, and nothing says how to talk to it")],
-                hint="give --insecure to talk without encryption; certificates are not supported by this version yet",
-            )
-        return addresses
+            raise InvalidError(problems, hint=hint)
+        return found, access
 
 
 def read_addresses(text: str) -> tuple[str, ...]:
@@ -105,15 +118,15 @@ def read_addresses(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(addresses))
 
 
-def call(access: Access, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
+def call(connection: Connection, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
     """Open a client, do the work with it on a loop of its own, and close it."""
-    addresses = access.checked()
+    addresses, access = connection.resolved()
     around = surroundings.get(Surroundings())
 
     async def session() -> T:
         from shoal.client import ControlPlane
 
-        async with ControlPlane(addresses, around.make_transport(), clock=around.make_clock()) as control:
+        async with ControlPlane(addresses, around.make_transport(access), clock=around.make_clock()) as control:
             return await work(control)
 
     result: T = around.run(session())
@@ -130,15 +143,3 @@ def exit_code_of(error: ShoalError) -> int:
     if isinstance(error, InvalidError):
         return 2
     return 4 if isinstance(error, DeadlineError) else 1
-
-
-def _is_loopback(address: str) -> bool:
-    host = parse_address(address).host
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _exists(path: str) -> bool:
-    return Path(path).is_file()

@@ -93,6 +93,8 @@ def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
                 problems.append(Problem(f"{source}:{node.start_mark.line + 1}", "", f"cannot be read: {error}"))
     except yaml.YAMLError as error:
         problems.append(_syntax_problem(error, source))
+    except RecursionError:
+        problems.append(Problem(source, "", "is nested too deeply"))
     if problems:
         raise InvalidError(problems)
     return found

@@ -11,7 +11,10 @@ import contextlib
 import math
 import os
 import re
+import shlex
+from collections import deque
 from collections.abc import Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +23,7 @@ import typer
 from shoal.cli import daemon, output, session
 from shoal.cli.options import START
 from shoal.cli.output import ProgressRow
+from shoal.cli.profile import FOLDER
 from shoal.cli.tables import clean
 from shoal.core.errors import InvalidError, ShoalError, problem
 from shoal.core.tasks import task_scope
@@ -27,12 +31,15 @@ from shoal.core.tasks import task_scope
 if TYPE_CHECKING:
     from shoal.cli.fleet import LocalFleet
 
-DEFAULT_DIR = ".shoal"
-USUAL_PORTS = (8085, 8084)
+USUAL_PORTS = (8085, 8084, 8086)
+MOST_DEATHS = 5
+DEATHS_WITHIN = 60.0
+"""A process that dies so often within so many seconds will not be saved by another start."""
 
 _LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\s+(?P<rest>.*)")
 _AT_ONCE = 64 * 1024
 _LOOK_EVERY = 0.5
+_REST = 0.5
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +59,7 @@ def up(
     slots: Annotated[int | None, typer.Option("--slots", min=0, metavar="N", help="Slots of each agent")] = None,
     data_dir: Annotated[
         str, typer.Option("--data-dir", metavar="PATH", help="Where everything is kept between two runs")
-    ] = DEFAULT_DIR,
+    ] = FOLDER,
     grpc_port: Annotated[
         int,
         typer.Option("--grpc-port", min=0, max=65535, metavar="PORT", help="0 is 8085 if it is free, else any"),
@@ -65,7 +72,8 @@ def up(
     """Run a control plane and some agents on this machine, until Ctrl-C.
 
     Ctrl-C stops the workloads, then the agents, then the control plane; a second one does not wait. The next `shoal up`
-    in the same folder goes on with what there was. Nothing is encrypted, and only this machine can connect.
+    in the same folder goes on with what there was. A process that dies is started again. Only this machine can connect,
+    with certificates that are made in the data directory; commands in this folder find them by themselves.
     """
     from shoal.agent.probes import detect_capacity
     from shoal.cli.fleet import LocalFleet
@@ -152,32 +160,74 @@ async def _start(fleet: LocalFleet) -> None:
 
 
 async def _watch(fleet: LocalFleet, stop: asyncio.Event) -> int:
-    """Say how to use the fleet, then show what matters until it is to stop or one of its processes dies."""
+    """Say how to use the fleet, show what matters and start again what dies, until it is to stop or dies too often."""
     _say_how(fleet)
     async with task_scope("up") as scope:
         scope.start(_show_events(fleet), name="events")
         scope.start(_show_lines(fleet), name="lines")
-        died = scope.start(fleet.wait_exit(), name="exits")
+        lost = scope.start(_tend(fleet), name="tend")
         told = scope.start(stop.wait(), name="stop")
-        await asyncio.wait({died, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({lost, told}, return_when=asyncio.FIRST_COMPLETED)
         if told.done():
             return 0
-        ended = died.result()
+        last = lost.result()
     output.fail_with(
-        f"{ended}, so everything is stopped",
-        output="\n".join(ended.tail.splitlines()[-5:]),
-        hint=f"its log is {fleet.log_of(ended.name)}; start again with `shoal up`",
+        f"{last.sentence}: {MOST_DEATHS} deaths within {DEATHS_WITHIN:.0f} s, so everything is stopped",
+        hint=f"its log is {fleet.log_of(last.name)}; start again with `shoal up`",
     )
     return 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Death:
+    name: str
+    sentence: str
+
+
+async def _tend(fleet: LocalFleet) -> _Death:
+    """Start again whoever dies. Returns the last death of one that dies too often."""
+    clock = session.clock()
+    seen: asyncio.Queue[_Death] = asyncio.Queue()
+    times: dict[str, deque[float]] = {}
+    async with task_scope("up") as scope:
+        scope.start(_see_deaths(fleet, seen), name="deaths")
+        while True:
+            death = await seen.get()
+            mine = times.setdefault(death.name, deque(maxlen=MOST_DEATHS))
+            mine.append(clock.monotonic())
+            if len(mine) == MOST_DEATHS and mine[-1] - mine[0] <= DEATHS_WITHIN:
+                return death
+            output.words(f"{death.sentence}; it is started again", style="yellow")
+            # Beside the others: one that takes long to start must not keep the rest from being tended.
+            scope.start(_start_again(fleet, death.name, seen), name=death.name)
+
+
+async def _see_deaths(fleet: LocalFleet, seen: asyncio.Queue[_Death]) -> None:
+    while True:
+        ended = await fleet.wait_exit()
+        seen.put_nowait(_Death(ended.name, str(ended)))
+
+
+async def _start_again(fleet: LocalFleet, name: str, seen: asyncio.Queue[_Death]) -> None:
+    await session.clock().sleep(_REST)
+    try:
+        await fleet.start_again(name)
+    except ShoalError as error:
+        seen.put_nowait(_Death(name, error.message))
+    else:
+        output.words(f"{name} is back")
+
+
 def _say_how(fleet: LocalFleet) -> None:
+    # Where commands look for the profile by themselves.
+    is_usual = fleet.base_dir == Path(FOLDER).absolute()
     output.words(f"control plane at {fleet.control_address}, metrics and health at http://{fleet.http_address}")
     output.words(f"agents {', '.join(fleet.names)}; state and logs in {fleet.base_dir}")
     output.words("")
-    output.words("in another terminal:")
-    if fleet.control_address != session.DEFAULT_CONTROL:
-        output.words(f"    export SHOAL_CONTROL={fleet.control_address}")
+    output.words(f"in another terminal, in this folder{'' if is_usual else ' with these variables'}:")
+    if not is_usual:
+        for name, value in fleet.client_variables.items():
+            output.words(f"    export {name}={shlex.quote(value)}")
     output.words("    shoal status")
     output.words("    shoal apply -f spec.yaml")
     output.words("")

@@ -16,6 +16,7 @@ from shoal.cli import output
 from shoal.core.durations import format_duration
 from shoal.core.tasks import Signal, task_scope
 from shoal.model.views import WorkloadView
+from shoal.model.workloads import FailureReason
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -81,8 +82,10 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
     if view.status == "Stopped" and goal in (Goal.RUNNING, Goal.COMPLETED):
         return Judgement(Verdict.FAILED, view.status, "it is meant to be stopped")
     if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
-        detail = "no node can take it now" if view.rejections else "waiting for a place"
-        return Judgement(Verdict.UNPLACED, view.status, detail)
+        looked = view.reason is not None and view.reason.code == FailureReason.INSUFFICIENT_RESOURCES.value
+        if not view.rejections and not looked:  # nobody has looked for a place yet
+            return Judgement(Verdict.WAITING, view.status, "waiting for a place")
+        return Judgement(Verdict.UNPLACED, view.status, "no node can take it now")
     return Judgement(Verdict.WAITING, view.status, why(view) or where)
 
 

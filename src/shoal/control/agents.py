@@ -1,7 +1,7 @@
-"""Calls from the control plane to agents: one kept channel per endpoint, a bounded number of calls per node.
+"""Calls from the control plane to agents: through the stream that an agent opened, else to where it listens.
 
-A node that answers slowly or not at all uses up its own share and nobody else's. Called by `shoal.control.dispatch`
-(orders) and `shoal.control.service` (logs).
+One kept channel per endpoint, a bounded number of calls per node. A node that answers slowly or not at all uses up its
+own share and nobody else's. Called by `shoal.control.dispatch` (orders) and `shoal.control.service` (logs).
 """
 
 from __future__ import annotations
@@ -9,14 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.control.streams import Streams
+from shoal.core import tracing
+from shoal.core.errors import NotLeaderError, PreconditionError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
-from shoal.model.nodes import NodeRecord
+from shoal.model.identity import Peer, Role
+from shoal.model.nodes import Feature, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.serving import close_stream
 from shoal.wire.transport import Channel, Transport
 
 CALLS_PER_NODE = 16
@@ -24,13 +29,22 @@ ORDER_TIMEOUT = 5.0
 FOREIGN_ORDER_TIMEOUT = 45.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A channel, and whom it leads to if that is verified."""
+
+    channel: Channel
+    peer: Peer | None
+
+
 class Agents:
     """The control plane's side of `persys.agent.v1`."""
 
-    def __init__(self, transport: Transport, *, term: int) -> None:
+    def __init__(self, transport: Transport, *, streams: Streams, term: int) -> None:
         self._transport = transport
+        self._streams = streams
         self._term = term
-        self._channels: dict[NodeId, Channel] = {}
+        self._lines: dict[NodeId, _Line] = {}
         self._shares: dict[NodeId, asyncio.Semaphore] = {}
 
     async def apply(self, node: NodeRecord, record: WorkloadRecord) -> RunStatus | None:
@@ -45,7 +59,7 @@ class Agents:
             generation=record.generation,
             attempt=record.attempt,
         )
-        async with self._share(node) as channel:
+        async with self._order("order.apply", node, record.workload_id) as channel:
             answer = await channel.call(
                 AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
@@ -56,7 +70,7 @@ class Agents:
     async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> None:
         """Tell an agent to remove its copy, if it is of this generation or an older one."""
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
-        async with self._share(node) as channel:
+        async with self._order("order.delete", node, workload_id) as channel:
             answer = await channel.call(
                 AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
@@ -71,6 +85,14 @@ class Agents:
                 AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
             )
         return convert.run_status_from_agent(answer.status)
+
+    async def spec(self, node: NodeRecord, workload_id: WorkloadId) -> pb.GetWorkloadSpecResponse:
+        """The exact spec that an agent runs a workload from. Raises UnsupportedError when it does not hand it out."""
+        request = pb.GetWorkloadSpecRequest(id=workload_id)
+        async with self._share(node) as channel:
+            return await channel.call(
+                AgentService.GET_WORKLOAD_SPEC, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+            )
 
     async def deletion_is_done(self, node: NodeRecord, workload_id: WorkloadId) -> bool:
         """Whether an agent that answers before it acts has finished removing a workload.
@@ -95,25 +117,36 @@ class Agents:
         """What a workload printed. Not counted against the node's share: followers stay long."""
         request = pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail_lines, follow=follow)
         channel = await self._channel(node)
-        async for chunk in channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node)):
-            yield chunk
+        chunks = channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node))
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await close_stream(chunks)
 
     def _header(self, node: NodeRecord) -> dict[str, str]:
         """Whom a call is meant for, and in which term: an agent refuses what a leader of an older term says."""
-        return {NODE_HEADER: node.node_id, TERM_HEADER: str(self._term)}
+        return {NODE_HEADER: node.node_id, TERM_HEADER: str(self._term), **tracing.headers()}
 
     async def forget(self, node_id: NodeId) -> None:
         """Let go of a node that was removed."""
         self._shares.pop(node_id, None)
-        channel = self._channels.pop(node_id, None)
-        if channel is not None:
-            await channel.close()
+        self._streams.forget(node_id)
+        line = self._lines.pop(node_id, None)
+        if line is not None:
+            await line.channel.close()
 
     async def close(self) -> None:
         """Let go of every channel."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close()
+
+    @asynccontextmanager
+    async def _order(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[Channel]:
+        with tracing.span(name, node_id=node.node_id, workload_id=workload_id):
+            async with self._share(node) as channel:
+                yield channel
 
     @asynccontextmanager
     async def _share(self, node: NodeRecord) -> AsyncIterator[Channel]:
@@ -122,19 +155,31 @@ class Agents:
             yield await self._channel(node)
 
     async def _channel(self, node: NodeRecord) -> Channel:
+        """The agent's own stream if it has one open, else a connection to where it listens."""
+        through_stream = self._streams.channel(node)
+        if through_stream is not None:
+            return through_stream
         if not node.spec.endpoint:
-            raise UnavailableError(f"node {node.node_id!r} registered without an endpoint", node_id=node.node_id)
-        channel = self._channels.get(node.node_id)
-        if channel is not None and channel.address == node.spec.endpoint:
-            return channel
-        fresh = self._channels[node.node_id] = self._transport.connect(node.spec.endpoint)
-        if channel is not None:  # the agent came back at another address; nothing more is expected from the old one
-            await channel.close()
+            if not self._streams.opened:
+                raise NotLeaderError("")  # whoever leads has its stream
+            raise UnavailableError(
+                f"node {node.node_id!r} can be reached only through a stream that its agent opens, and none is open",
+                node_id=node.node_id,
+            )
+        peer = _peer(node)
+        line = self._lines.get(node.node_id)
+        if line is not None and line.channel.address == node.spec.endpoint and line.peer == peer:
+            return line.channel
+        fresh = self._transport.connect(node.spec.endpoint, peer=peer)
+        self._lines[node.node_id] = _Line(fresh, peer)
+        if line is not None:  # the agent came back at another address; nothing more is expected from the old one
+            await line.channel.close()
         return fresh
 
 
-def _header(node: NodeRecord) -> dict[str, str]:
-    return {NODE_HEADER: node.node_id}
+def _peer(node: NodeRecord) -> Peer | None:
+    """Whom to verify: our own agents by their node id; of a foreign one, that its certificate is good for its host."""
+    return Peer(Role.AGENT, node.node_id) if node.spec.has(Feature.SESSIONS) else None
 
 
 def _patience(node: NodeRecord) -> float:

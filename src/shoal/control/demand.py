@@ -52,6 +52,7 @@ class Demand:
 
     type: str
     needs_generations: bool
+    needs_stop_alone: bool
     needs_named_ports: bool
     request: Resources
     ports: frozenset[tuple[int, str]]
@@ -69,6 +70,7 @@ class Demand:
         return cls(
             type=spec.type.value,
             needs_generations=request.needs_generations or spec.at_most_one,
+            needs_stop_alone=spec.failover.policy == "stop",
             needs_named_ports=spec.process is not None and bool(spec.process.ports),
             request=spec.request,
             ports=spec.host_ports,

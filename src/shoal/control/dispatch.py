@@ -15,22 +15,28 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
+from shoal.control import changes, moves, retries
 from shoal.control.agents import Agents
-from shoal.control.fleet import Fleet, Ledger, group_event, workload_event
+from shoal.control.fleet import Fleet, Ledger, workload_event
 from shoal.control.placer import Placer, Unplaced
 from shoal.control.reconciler import (
     FOREIGN_POLL_SECONDS,
     ConfirmWithForeignAgent,
     Facts,
+    FinishMove,
     Forget,
     LeaveNode,
+    NoteFailure,
     Order,
     OrderKind,
     Owner,
     Place,
+    RefillBudget,
+    Retry,
     SendApply,
     SendDelete,
     Step,
+    TakeMoveBack,
     Wait,
     is_current,
     reconcile,
@@ -40,18 +46,29 @@ from shoal.control.store.base import Batch
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import NotFoundError, ShoalError, StaleGenerationError
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.errors import NotFoundError, NotLeaderError, ShoalError, StaleGenerationError
+from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
 from shoal.model.events import Event
-from shoal.model.nodes import NodeRecord
-from shoal.model.workloads import DesiredState, Observation, Rejection, RunState, RunStatus, WorkloadRecord
+from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.workloads import (
+    DesiredState,
+    Observation,
+    Rejection,
+    RunState,
+    RunStatus,
+    WorkloadRecord,
+)
 
 log = logging.getLogger(__name__)
 
-MAX_CONCURRENT = 256
 ORDER_BACKOFF = Backoff(first=0.2, cap=5.0)
+BUG_RETRY_SECONDS = 15.0
+#: Work that a Ready node has not answered for after so many tries is placed elsewhere, if it never ran there.
+GIVE_UP_FAILURES = 6
+#: An agent that claims to have seen a generation further ahead than this is not believed.
+MAX_OVERTAKE = 1_000_000
 #: The same order is not repeated sooner than this.
 SAME_ORDER_SECONDS = 1.0
 #: A node that refused a workload is not asked again for this long, unless nothing else fits.
@@ -67,6 +84,18 @@ class Liveness(Protocol):
 
     def surely_stopped(self, node_id: NodeId) -> bool:
         """Whether an at-most-one copy on a lost node must have stopped by now."""
+        ...
+
+    def silence(self, node_id: NodeId) -> float:
+        """Seconds since a node was last heard of."""
+        ...
+
+    def lease_of(self, node_id: NodeId) -> float:
+        """How long a node counts as alive after a beat."""
+        ...
+
+    def predecessor_until(self, node_id: NodeId) -> float:
+        """Until when another agent that held this node id may still run at-most-one work; 0 when there is none."""
         ...
 
 
@@ -104,18 +133,20 @@ class Dispatch:
         self._entropy = entropy
         self._scope = scope
         self._on_step = on_step or (lambda _action, _success: None)
-        self._limit = asyncio.Semaphore(MAX_CONCURRENT)
         self._driving: set[WorkloadId] = set()
         self._again: set[WorkloadId] = set()
         self._timers: dict[WorkloadId, asyncio.TimerHandle] = {}
         self._orders: dict[WorkloadId, Order] = {}
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
         self._arriving: dict[WorkloadId, Observation] = {}
+        #: Copies that a node was told to remove and has agreed to: it will take no older order about them any more.
+        self._fenced: set[tuple[WorkloadId, NodeId]] = set()
         self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
         self.trouble: dict[WorkloadId, str] = {}
+        ledger.on_reload(lambda: self.enqueue_all(list(self._fleet.workloads)))
         self.liveness: Liveness
         self.groups: GroupUndo
 
@@ -175,6 +206,10 @@ class Dispatch:
             self.enqueue(workload_id)
         self.capacity_changed()
 
+    def node_declared_dead(self, node_id: NodeId) -> None:
+        """Nothing runs there any more: what it owned moves, and what waited for a copy there goes on."""
+        self.enqueue_all(self._fleet.owned_by(node_id) | self._fleet.left_on(node_id))
+
     def reset_backoff(self, workload_id: WorkloadId) -> None:
         """A person asked for it: no waiting."""
         self._orders.pop(workload_id, None)
@@ -226,13 +261,21 @@ class Dispatch:
 
     async def _drive(self, workload_id: WorkloadId) -> None:
         try:
-            async with self._limit:
-                await self._remove_superseded(workload_id)
-                await self._converge(workload_id)
+            await self._remove_superseded(workload_id)
+            await self._converge(workload_id)
+        except NotLeaderError:
+            pass  # this reign is over
         except ShoalError as error:
             # The store is away, or two writers met too often: nothing is lost, the wish is durable. Look again.
             log.warning("workload %s: %s", workload_id, error)
             self._look_again_in(workload_id, 1.0)
+        except Exception:
+            # A bug, or an answer nobody thought of: it must not take the other workloads down with it.
+            log.exception("workload %s could not be driven on", workload_id)
+            self.trouble[workload_id] = (
+                "an internal error; it is tried again, and the log of the control plane says more"
+            )
+            self._look_again_in(workload_id, BUG_RETRY_SECONDS)
         finally:
             self._driving.discard(workload_id)
             if workload_id in self._again:
@@ -266,6 +309,8 @@ class Dispatch:
                 return await self._confirm(record)
             case LeaveNode():
                 return await self._leave_node(record)
+            case FinishMove() | TakeMoveBack() | NoteFailure() | Retry() | RefillBudget():
+                return await self._note(record, step)
             case Forget():
                 await self._forget(record, step.reason)
                 return False
@@ -276,15 +321,34 @@ class Dispatch:
         owner = None
         if record.node_id is not None and record.node_id in self._fleet.nodes:
             node = self._fleet.nodes[record.node_id]
-            owner = Owner(node, surely_stopped=self.liveness.surely_stopped(record.node_id))
+            owner = Owner(
+                node,
+                surely_stopped=self.liveness.surely_stopped(record.node_id),
+                silence=self.liveness.silence(record.node_id),
+                lease=self.liveness.lease_of(record.node_id),
+                predecessor_until=self.liveness.predecessor_until(record.node_id),
+            )
         return Facts(
             record=record,
             owner=owner,
             observation=self._fleet.observations.get(record.workload_id),
             order=self._orders.get(record.workload_id),
             now=self._clock.monotonic(),
+            wall=self._clock.wall(),
+            older_copy_may_run=any(self._copy_may_run(record, node_id) for node_id in record.left_on),
             place_not_before=self._place_not_before.get(record.workload_id, 0.0),
+            way_back=record.move is not None and self._is_heard_of(record.move.away_from),
         )
+
+    def _is_heard_of(self, node_id: NodeId) -> bool:
+        node = self._fleet.nodes.get(node_id)
+        return node is not None and node.state is not NodeState.NOT_READY
+
+    def _copy_may_run(self, record: WorkloadRecord, node_id: NodeId) -> bool:
+        node = self._fleet.nodes.get(node_id)
+        if node is None or node.dead:
+            return False
+        return node_id in record.left_without_deadline or not self.liveness.surely_stopped(node_id)
 
     async def _place(self, record: WorkloadRecord, step: Place) -> bool:
         away_from = record.node_id if step.away_from_owner else None
@@ -295,9 +359,20 @@ class Dispatch:
         self._on_step("Place", unplaced is None)
         if unplaced is None:
             self._pending_no_more(record.workload_id)
+            self._leave_behind(record)
+            await self._remove_superseded(record.workload_id)
             return True
         await self._note_unplaced(record, unplaced)
         return False
+
+    def _leave_behind(self, before: WorkloadRecord) -> None:
+        """It has moved away from a node that can be reached: its copy is removed at once, not at its next beat."""
+        after = self._fleet.workloads.get(before.workload_id)
+        if after is None or before.node_id is None or after.node_id == before.node_id:
+            return
+        node = self._fleet.nodes.get(before.node_id)
+        if node is not None and node.state is not NodeState.NOT_READY:
+            self._superseded[before.workload_id][before.node_id] = before.placed_generation
 
     async def _note_unplaced(self, record: WorkloadRecord, unplaced: Unplaced) -> None:
         workload_id = record.workload_id
@@ -330,10 +405,10 @@ class Dispatch:
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendApply", False)
-            return await self._overtake(record, int(error.facts.get("highest", record.generation)))
+            return await self._overtake(record, node, error)
         except ShoalError as error:
             self._on_step("SendApply", False)
-            if error.retryable:
+            if error.retryable and not self._gives_up_on(record, order):
                 self._retry_later(order, record.workload_id, error)
                 return True
             return await self._refused(record, node, error)
@@ -350,6 +425,15 @@ class Dispatch:
             await self.groups.member_accepted(record)
         return True
 
+    def _gives_up_on(self, record: WorkloadRecord, order: Order) -> bool:
+        """Whether a node that does not answer is given up for work that it has never reported.
+
+        Never for at-most-one work: an order whose answer was lost may have been carried out all the same.
+        """
+        observation = self._fleet.observations.get(record.workload_id)
+        known_there = observation is not None and observation.node_id == record.node_id
+        return order.failures + 1 >= GIVE_UP_FAILURES and not known_there and not record.spec.at_most_one
+
     async def _send_delete(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
         order = self._begin(record, OrderKind.DELETE)
@@ -359,7 +443,7 @@ class Dispatch:
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendDelete", False)
-            return await self._overtake(record, int(error.facts.get("highest", record.generation)))
+            return await self._overtake(record, node, error)
         except NotFoundError:
             self._orders[record.workload_id] = dataclasses.replace(order, accepted=True, gone=True)
             return True
@@ -392,33 +476,23 @@ class Dispatch:
             order, failures=failures, not_before=self._clock.monotonic() + delay
         )
 
-    async def _overtake(self, record: WorkloadRecord, highest: int) -> bool:
+    async def _overtake(self, record: WorkloadRecord, node: NodeRecord, error: StaleGenerationError) -> bool:
         """The agent has seen a higher generation, as after a restore of an older database: go above it."""
+        claimed = error.facts.get("highest", "")
+        highest = int(claimed) if claimed.isdecimal() and len(claimed) < 20 else -1
+        if not record.generation <= highest <= min(record.generation + MAX_OVERTAKE, MAX_GENERATION - 1):
+            self.trouble[record.workload_id] = f"node {node.node_id} claims to have seen generation {claimed!r}"
+            log.warning("workload %s: %s", record.workload_id, self.trouble[record.workload_id])
+            return await self._refused(record, node, error)
 
-        def decide() -> Batch | None:
-            current = self._fleet.workloads.get(record.workload_id)
-            if current is None or current.generation > highest:
-                return None
-            raised = dataclasses.replace(current, generation=highest + 1, updated_at=self._clock.wall())
-            if current.placed_generation == current.generation:
-                raised = dataclasses.replace(raised, placed_generation=highest + 1)
-            event = workload_event(
-                raised,
-                "GenerationRaised",
-                f"above {highest}, which its agent had accepted already",
-                at=self._clock.wall(),
-                source="reconciler",
-            )
-            return Batch(workloads=(raised,), events=(event,))
-
-        await self._ledger.change(decide)
+        await self._change(record.workload_id, lambda it: changes.generation_raised(it, highest, at=self._clock.wall()))
         return True
 
     async def _refused(self, record: WorkloadRecord, node: NodeRecord, error: ShoalError) -> bool:
         """An agent will not take it: try the others, and without one of them let it wait or undo its group's change."""
         workload_id = record.workload_id
         self.trouble[workload_id] = f"node {node.node_id}: {error.message}"
-        if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record):
+        if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record) or _is_behind(node, error):
             self._retry_later(self._orders[workload_id], workload_id, error)
             return True
         self._refusals[workload_id][node.node_id] = (error.message, self._clock.monotonic() + REFUSAL_SECONDS)
@@ -429,6 +503,9 @@ class Dispatch:
         )
         if unplaced is None:
             self._pending_no_more(workload_id)
+            return True
+        if moves.can_return(record) and record.move is not None and self._is_heard_of(record.move.away_from):
+            await self._take_move_back(record, f"no node takes it: {error.message}")
             return True
         await self._give_up_place(record)
         await self._note_unplaced(record, unplaced)
@@ -470,63 +547,38 @@ class Dispatch:
     async def _leave_node(self, record: WorkloadRecord) -> bool:
         faults.reach("control.delete.before_forget")
 
-        def decide() -> Batch | None:
-            current = self._fleet.workloads.get(record.workload_id)
-            if current is None or current.version != record.version or current.desired is not DesiredState.DELETED:
-                return None
-            return Batch(
-                workloads=(dataclasses.replace(current, node_id=None),),
-                forgotten_observations=(current.workload_id,),
-            )
-
-        await self._ledger.change(decide)
+        await self._change(record.workload_id, lambda it: changes.node_left(it, at=self._clock.wall()), only=record)
         self.capacity_changed()
         return True
+
+    async def copies_absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
+        """A node that may hold older copies of these reports without them.
+
+        That alone is no proof: an order that was sent before the move may still be on its way there. So the node is
+        told to remove what it has first, which it remembers; what it reports without after that is gone for good.
+        """
+        confirmed = []
+        for workload_id in workload_ids:
+            record = self._fleet.workloads.get(workload_id)
+            if (workload_id, node_id) in self._fenced:
+                confirmed.append(workload_id)
+            elif record is not None:
+                deleted = record.desired is DesiredState.DELETED
+                self.superseded(workload_id, node_id, record.generation if deleted else record.placed_generation - 1)
+        if confirmed:
+            await self.copies_gone(node_id, confirmed)
 
     async def copies_gone(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
         """A node no longer holds older copies of these."""
         ids = tuple(workload_ids)
-
-        def decide() -> Batch | None:
-            records = [self._fleet.workloads[each] for each in ids if each in self._fleet.workloads]
-            changed = tuple(
-                dataclasses.replace(each, left_on=tuple(left for left in each.left_on if left != node_id))
-                for each in records
-                if node_id in each.left_on
-            )
-            return Batch(workloads=changed) if changed else None
-
-        if await self._ledger.change(decide) is not None:
+        if await self._ledger.change(lambda: changes.copies_gone(self._fleet, node_id, ids)) is not None:
             self.enqueue_all(ids)
+        self._fenced.difference_update((each, node_id) for each in ids)
 
     async def _forget(self, record: WorkloadRecord, reason: str) -> None:
-        def decide() -> Batch | None:
-            current = self._fleet.workloads.get(record.workload_id)
-            if current is None or current.desired is not DesiredState.DELETED:
-                return None
-            if current.node_id is not None or current.left_on:
-                return None
-            event = workload_event(
-                current, "WorkloadDeleted", reason, at=self._clock.wall(), source="reconciler", cause="deletion wished"
-            )
-            batch = Batch(
-                removed_workloads={current.workload_id: current.version},
-                generation_floor=current.generation,
-                events=(event,),
-            )
-            group = self._fleet.groups.get(current.group_id) if current.group_id is not None else None
-            if group is None or group.desired is not DesiredState.DELETED:
-                return batch
-            # The group changes with each member that goes, so that two that go at once cannot overlook each other.
-            left = tuple(each for each in group.members if each != current.workload_id)
-            if any(each in self._fleet.workloads for each in left):
-                return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
-            ended = group_event(
-                group, "GroupDeleted", "all members are gone", at=self._clock.wall(), source="reconciler"
-            )
-            return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
-
-        if await self._ledger.change(decide) is not None:
+        at = self._clock.wall()
+        forgotten = await self._change(record.workload_id, lambda it: changes.forgotten(self._fleet, it, reason, at=at))
+        if forgotten:
             self._drop(record.workload_id)
             self.capacity_changed()
 
@@ -535,10 +587,13 @@ class Dispatch:
         for node_id, generation in copies.items():
             record = self._fleet.workloads.get(workload_id)
             node = self._fleet.nodes.get(node_id)
-            if record is None or node is None or record.node_id == node_id or not is_superseded(record, generation):
+            if record is None or node is None or record.node_id == node_id:
+                continue
+            if not is_superseded(record, node_id, generation):
                 continue
             try:
                 await self._agents.delete(node, workload_id, generation)
+                self._fenced.add((workload_id, node_id))
                 if not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
                     await self.copies_gone(node_id, [workload_id])
             except ShoalError as error:  # the next heartbeat reports the copy again
@@ -546,8 +601,99 @@ class Dispatch:
                 continue
             log.info("removed the copy of %s with generation %d on node %s", workload_id, generation, node_id)
 
+    async def _note(self, record: WorkloadRecord, step: Step) -> bool:
+        """Steps that only change what is remembered."""
+        match step:
+            case FinishMove():
+                await self.finish_move(record.workload_id, step.reason)
+                await self._remove_superseded(record.workload_id)
+            case TakeMoveBack():
+                await self._take_move_back(record, step.reason)
+            case _:
+                await self._about_failures(record, step)
+        return True
+
+    # -----------------------------------------------------------------------------------------------------
+    # Moving off a node that is alive; begun by `shoal.control.drain`
+
+    async def move_first(self, workload_id: WorkloadId, *, reason: str) -> Unplaced | None:
+        """Place a workload elsewhere and leave its present copy alone until the new one runs."""
+        record = self._fleet.workloads.get(workload_id)
+        if record is None or record.node_id is None:
+            return None
+        unplaced = await self._placer.place(
+            workload_id,
+            reason=reason,
+            away_from=record.node_id,
+            refused_by=self._standing_refusals(workload_id),
+            hold=True,
+        )
+        if unplaced is None:
+            self.enqueue(workload_id)
+        return unplaced
+
+    async def move_after(self, workload_id: WorkloadId, node_id: NodeId, *, reason: str) -> None:
+        """Have a workload removed from a node, and placed elsewhere once it is gone there."""
+        at = self._clock.wall()
+        await self._change(workload_id, lambda it: changes.move_begun(it, node_id, reason, at=at))
+        self.enqueue(workload_id)
+
+    async def finish_move(self, workload_id: WorkloadId, reason: str) -> None:
+        """It has arrived, or must do without the copy that it left."""
+        record = self._fleet.workloads.get(workload_id)
+        at = self._clock.wall()
+        if record is None or not await self._change(workload_id, lambda it: changes.move_finished(it, reason, at=at)):
+            return
+        if record.move is not None and record.move.away_from in record.left_on:
+            self.superseded(workload_id, record.move.away_from, record.generation - 1)
+        self.capacity_changed()
+
+    async def _take_move_back(self, record: WorkloadRecord, reason: str) -> None:
+        at = self._clock.wall()
+        await self._change(record.workload_id, lambda it: changes.move_taken_back(it, reason, at=at), only=record)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Failures of the workload itself
+
+    async def _about_failures(self, record: WorkloadRecord, step: Step) -> None:
+        chance, at = self._entropy.uniform(0.0, 1.0), self._clock.wall()
+
+        def change(current: WorkloadRecord) -> Batch:
+            match step:
+                case NoteFailure():
+                    return changes.failure_noted(current, step.failure, at=at, chance=chance)
+                case Retry():
+                    return changes.tried_again(current, at=at)
+                case _:
+                    return changes.budget_refilled(current)
+
+        await self._change(record.workload_id, change, only=record)
+        if isinstance(step, Retry):
+            self._on_step("Retry", True)
+        if isinstance(step, NoteFailure) and not retries.is_charged(step.failure) and record.node_id is not None:
+            # It is the node's fault rather than the workload's: another one is better, if there is one.
+            until = self._clock.monotonic() + REFUSAL_SECONDS
+            self._refusals[record.workload_id][record.node_id] = (f"it failed there: {step.failure.value}", until)
+
     # -----------------------------------------------------------------------------------------------------
     # Small parts
+
+    async def _change(
+        self,
+        workload_id: WorkloadId,
+        change: Callable[[WorkloadRecord], Batch | None],
+        *,
+        only: WorkloadRecord | None = None,
+    ) -> bool:
+        """Commit what `change` makes of the newest record; with `only`, if it is still that one."""
+
+        def decide() -> Batch | None:
+            current = self._fleet.workloads.get(workload_id)
+            if current is None or (only is not None and current.version != only.version):
+                return None
+            return change(current)
+
+        return await self._ledger.change(decide) is not None
 
     def _state_event(self, observation: Observation) -> Event | None:
         record = self._fleet.workloads[observation.status.workload_id]
@@ -611,6 +757,11 @@ class Dispatch:
         self._timers.clear()
         if self._capacity_timer is not None:
             self._capacity_timer.cancel()
+
+
+def _is_behind(node: NodeRecord, error: ShoalError) -> bool:
+    """Whether an agent refuses because it is drained, and has not heard yet that it is not any more."""
+    return error.facts.get("reason") == "draining" and node.wish.state is None
 
 
 def _owner_of(record: WorkloadRecord) -> NodeId:

@@ -29,6 +29,8 @@ class NodeFacts:
     ports: frozenset[tuple[int, str]] = frozenset()
     #: The labels of each workload that is reserved there.
     tenants: Mapping[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
+    #: An operator wants no new work there; what is there may stay.
+    cordoned: bool = False
 
     @property
     def node_id(self) -> NodeId:
@@ -55,6 +57,7 @@ class NodeFacts:
             reserved=self.reserved + request,
             ports=self.ports | ports if ports else self.ports,
             tenants={**self.tenants, workload_id: labels},
+            cordoned=self.cordoned,
         )
 
     def without_tenant(
@@ -69,6 +72,7 @@ class NodeFacts:
             reserved=self.reserved - request,
             ports=self.ports - ports,
             tenants={tenant: labels for tenant, labels in self.tenants.items() if tenant != workload_id},
+            cordoned=self.cordoned,
         )
 
 

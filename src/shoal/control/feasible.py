@@ -29,8 +29,11 @@ class RejectionCode(enum.StrEnum):
     """Why a node cannot take a workload."""
 
     NOT_READY = "not_ready"  # its state lets no work in
+    CORDONED = "cordoned"  # an operator wants no new work there
+    DRAINING = "draining"  # an operator wants it empty
     TYPE = "type"  # its agent has no runtime for this kind
     GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
+    STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
     NAMED_PORTS = "named_ports"  # its agent cannot choose ports
     LABEL = "label"  # a constraint on its labels is not met
     STORAGE_DRIVER = "storage_driver"  # it lacks a storage driver
@@ -46,15 +49,21 @@ class RejectionCode(enum.StrEnum):
 
 
 def not_ready(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """Only a Ready node takes new work."""
+    """Only a Ready node takes new work, unless an operator said otherwise."""
+    if node.state in (NodeState.DRAINING, NodeState.DRAINED):
+        return _reject(node, RejectionCode.DRAINING, f"the node is {node.state.value}")
+    if node.cordoned and node.state is NodeState.READY:
+        return _reject(node, RejectionCode.CORDONED, "the node is cordoned")
     if node.state is NodeState.READY:
         return None
     return _reject(node, RejectionCode.NOT_READY, f"the node is {node.state.value}")
 
 
 def gone(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """What lives on a node already may stay while the node is Suspect: its work is left alone until the lease ends."""
-    return None if node.state is NodeState.SUSPECT else not_ready(node, demand)
+    """What lives on a node may stay while the node is cordoned, or Suspect: it is left alone until the lease ends."""
+    if node.state is NodeState.SUSPECT or (node.cordoned and node.state is NodeState.READY):
+        return None
+    return not_ready(node, demand)
 
 
 def workload_type(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -73,6 +82,13 @@ def generations(node: NodeFacts, demand: Demand) -> Rejection | None:
     return _reject(
         node, RejectionCode.GENERATIONS, "the agent knows no generations, which groups and at-most-one workloads need"
     )
+
+
+def stop_alone(node: NodeFacts, demand: Demand) -> Rejection | None:
+    """A workload that is to be stopped without contact needs an agent that does so by itself."""
+    if not demand.needs_stop_alone or node.spec.has(Feature.STOP_ALONE):
+        return None
+    return _reject(node, RejectionCode.STOP_ALONE, "the agent stops nothing by itself when contact is lost")
 
 
 def named_ports(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -142,6 +158,7 @@ FILTERS: tuple[Filter, ...] = (
     not_ready,
     workload_type,
     generations,
+    stop_alone,
     named_ports,
     labels,
     storage_driver,
@@ -156,6 +173,8 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
     idle: set[Filter] = set()
     if not demand.needs_generations:
         idle.add(generations)
+    if not demand.needs_stop_alone:
+        idle.add(stop_alone)
     if not demand.needs_named_ports:
         idle.add(named_ports)
     if not demand.constraints:

@@ -14,33 +14,36 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 
 from shoal.control.facts import NodeFacts
+from shoal.control.moves import is_held
 from shoal.control.store.base import Batch, Snapshot, Store
-from shoal.core.errors import ConflictError, NotFoundError
+from shoal.core.errors import ConflictError, NotFoundError, UnavailableError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
-from shoal.model.nodes import NodeRecord
+from shoal.model.nodes import NodeRecord, NodeWish
 from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, RunState, Usage, WorkloadRecord
 
 log = logging.getLogger(__name__)
 
 CONFLICT_RETRIES = 20
+CONFLICTS_UNTIL_RELOAD = 5
 
 
 def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
     """Whether what was reserved for a workload on its node is still taken.
 
-    It is given back when the owner confirms that the newest generation does not run and will not: stopped as wished,
-    completed, or failed for good.
+    It is given back when the owner confirms that the placed generation does not run and will not by itself: stopped as
+    wished, completed, or failed. A newer generation takes what it needs when it is placed, not before.
     """
     if record.node_id is None:
         return False
     if record.desired is DesiredState.DELETED or observation is None or observation.node_id != record.node_id:
         return True
     status = observation.status
-    if status.generation and status.generation < record.generation:
+    if status.generation and status.generation < record.placed_generation:
         return True
-    ended = status.state is RunState.STOPPED and (record.desired is DesiredState.STOPPED or status.completed)
+    waits = record.desired is DesiredState.STOPPED or record.placed_generation < record.generation
+    ended = status.state is RunState.STOPPED and (waits or status.completed)
     return not (ended or status.state is RunState.FAILED)
 
 
@@ -56,6 +59,8 @@ class Fleet:
         self.generation_floor = 0
         self._left_on: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
         self._owned: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
+        #: The workloads on their way off a node that is drained.
+        self._moving: set[WorkloadId] = set()
         self._facts: dict[NodeId, NodeFacts] = {}
 
     def owned_by(self, node_id: NodeId) -> frozenset[WorkloadId]:
@@ -65,6 +70,26 @@ class Fleet:
     def left_on(self, node_id: NodeId) -> frozenset[WorkloadId]:
         """The workloads of which a node may hold an older copy."""
         return frozenset(self._left_on.get(node_id, ()))
+
+    def moving_from(self, node_id: NodeId) -> frozenset[WorkloadId]:
+        """The workloads on their way off a node, until they run elsewhere."""
+        found = (self.workloads[each] for each in self._moving)
+        return frozenset(each.workload_id for each in found if each.move and each.move.away_from == node_id)
+
+    def leaving(self, node_id: NodeId) -> frozenset[WorkloadId]:
+        """The workloads that still have to leave a node before it is empty. What has ended there may stay."""
+        held = {
+            each
+            for each in self._owned.get(node_id, ())
+            if holds_reservation(self.workloads[each], self.observations.get(each))
+        }
+        return frozenset(held | self._left_on.get(node_id, set()))
+
+    def has_nameless_end(self, workload_id: WorkloadId) -> bool:
+        """Whether the last report is of an end, by an agent that does not say of which generation."""
+        known = self.observations.get(workload_id)
+        ends = (RunState.STOPPED, RunState.FAILED)
+        return known is not None and not known.status.generation and known.status.state in ends
 
     def node(self, node_id: str) -> NodeRecord:
         """A node, or NotFoundError."""
@@ -142,7 +167,12 @@ class Fleet:
         )
 
     def load(self, stored: Snapshot) -> None:
-        """Take over what was stored before."""
+        """Take over what is stored, in place of whatever was known."""
+        self.workloads, self.observations = {}, {}
+        self._moving.clear()
+        for index in (self._owned, self._left_on):
+            index.clear()
+        self._facts.clear()
         self.nodes = {node.node_id: node for node in stored.nodes}
         self.groups = {group.group_id: group for group in stored.groups}
         self.generation_floor = stored.generation_floor
@@ -163,7 +193,20 @@ class Fleet:
             reserved += record.reserved
             ports.update(parse_port(port) for port in record.reserved_ports)
             tenants[workload_id] = record.spec.labels
-        return NodeFacts(spec=node.spec, state=node.state, reserved=reserved, ports=frozenset(ports), tenants=tenants)
+        for workload_id in self._left_on.get(node_id, ()):
+            record = self.workloads[workload_id]
+            if is_held(record, node_id):  # two copies for a while, and room for both
+                reserved += record.reserved
+                ports.update(parse_port(port) for port in record.reserved_ports)
+                tenants[workload_id] = record.spec.labels
+        return NodeFacts(
+            spec=node.spec,
+            state=node.state,
+            reserved=reserved,
+            ports=frozenset(ports),
+            tenants=tenants,
+            cordoned=node.wish is NodeWish.CORDONED,
+        )
 
     def _put_workload(self, record: WorkloadRecord) -> None:
         before = self.workloads.get(record.workload_id)
@@ -171,6 +214,7 @@ class Fleet:
             self._owned[before.node_id].discard(record.workload_id)
             self._facts.pop(before.node_id, None)
         self._index_left_on(before.left_on if before is not None else (), record)
+        self._index_move(before, record)
         self.workloads[record.workload_id] = record
         if record.node_id is not None:
             self._owned[record.node_id].add(record.workload_id)
@@ -180,6 +224,7 @@ class Fleet:
         record = self.workloads.pop(workload_id, None)
         if record is not None:
             self._index_left_on(record.left_on, dataclasses.replace(record, left_on=()))
+            self._index_move(record, None)
         if record is not None and record.node_id is not None:
             self._owned[record.node_id].discard(workload_id)
             self._facts.pop(record.node_id, None)
@@ -189,6 +234,15 @@ class Fleet:
             self._left_on[node_id].discard(record.workload_id)
         for node_id in record.left_on:
             self._left_on[node_id].add(record.workload_id)
+
+    def _index_move(self, before: WorkloadRecord | None, record: WorkloadRecord | None) -> None:
+        for each in (before, record):
+            if each is not None and each.move is not None:
+                self._facts.pop(each.move.away_from, None)
+        if record is not None and record.move is not None:
+            self._moving.add(record.workload_id)
+        elif before is not None:
+            self._moving.discard(before.workload_id)
 
     def _put_observation(self, observation: Observation) -> None:
         self.observations[observation.status.workload_id] = observation
@@ -221,10 +275,17 @@ class Ledger:
         self.store = store
         self.fleet = fleet
         self._listeners: list[EventListener] = []
+        self._reload_listeners: list[Callable[[], None]] = []
+        #: Whether a commit may have happened that memory does not know of.
+        self._doubtful = False
 
     def on_events(self, listener: EventListener) -> None:
         """Call `listener` with the events of each committed batch."""
         self._listeners.append(listener)
+
+    def on_reload(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever memory was read anew, because it could not be trusted any more."""
+        self._reload_listeners.append(listener)
 
     async def load(self) -> None:
         """Fill the working set from the store."""
@@ -234,6 +295,7 @@ class Ledger:
         """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store."""
         if batch.is_empty():
             return
+        await self._settle_doubt()
         await asyncio.shield(self._commit(batch))
 
     async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
@@ -241,7 +303,10 @@ class Ledger:
 
         `decide` returns None when there is nothing to change, or raises to refuse.
         """
-        for _ in range(CONFLICT_RETRIES):
+        for attempt in range(CONFLICT_RETRIES):
+            if attempt == CONFLICTS_UNTIL_RELOAD:
+                self._doubtful = True  # more often than chance would have it: perhaps it is memory that is wrong
+            await self._settle_doubt()
             batch = decide()
             if batch is None:
                 return None
@@ -253,8 +318,21 @@ class Ledger:
             return batch
         raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
 
+    async def _settle_doubt(self) -> None:
+        """After a commit whose outcome is not known, read what is stored before anything else is decided."""
+        if self._doubtful:
+            await self.load()
+            self._doubtful = False
+            for reloaded in self._reload_listeners:
+                reloaded()
+
     async def _commit(self, batch: Batch) -> None:
-        events = await self.store.commit(batch)
+        try:
+            events = await self.store.commit(batch)
+        except UnavailableError as error:
+            self._doubtful = self._doubtful or error.facts.get("outcome") == "unknown"
+            error.hint = error.hint or "the control plane cannot write now; what runs goes on, so ask again later"
+            raise
         self.fleet.take(batch)
         for listener in self._listeners:
             listener(events)

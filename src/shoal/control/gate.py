@@ -1,17 +1,18 @@
 """Lets each call through to whoever may answer it: the reign that has begun, or a copy that only answers reads.
 
 A control plane that does not lead refuses writes with the leader's address, so that clients and agents follow it. While
-no leader is known, they are told to try again. Made once per control plane; `shoal.control.server` opens it.
+no leader is known, they are told to try again. One for each service; `shoal.control.server` makes and opens them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from shoal.control.reign import Reign
 from shoal.control.service import ControlService
 from shoal.core.errors import NotLeaderError
-from shoal.wire.methods import AgentControl
+from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets
 
 #: What a control plane that does not lead may answer.
 READS = frozenset(
@@ -27,14 +28,26 @@ READS = frozenset(
         AgentControl.PLAN_PLACEMENT,
         AgentControl.LIST_EVENTS,
         AgentControl.READ_LOGS,
+        Credentials.LIST_JOIN_TOKENS,
+        Enrollment.GET_AUTHORITY,
+        Secrets.LIST_SECRETS,
     )
 )
 
 
 class Gate:
-    """The object that serves; it has a handler for whatever the service has one for."""
+    """The object that serves; it has a handler for whatever the service has one for.
 
-    def __init__(self) -> None:
+    Args:
+        handlers: the class of the service.
+        pick: finds it in a reign.
+    """
+
+    def __init__(
+        self, handlers: type = ControlService, pick: Callable[[Reign], Any] = lambda reign: reign.service
+    ) -> None:
+        self._handlers = handlers
+        self._pick = pick
         self._reign: Reign | None = None
         self._leads = False
         self._leader = ""
@@ -45,7 +58,7 @@ class Gate:
 
     def __getattr__(self, name: str) -> Any:
         # Looked up on each call: a reign may have ended since the last one.
-        if name.startswith("_") or not hasattr(ControlService, name):
+        if name.startswith("_") or not hasattr(self._handlers, name):
             raise AttributeError(name)
         return _Handler(self, name)
 
@@ -53,7 +66,7 @@ class Gate:
         """The handler of one RPC, or the refusal."""
         if self._reign is None or (not self._leads and name not in READS):
             raise NotLeaderError(self._leader)
-        return getattr(self._reign.service, name)
+        return getattr(self._pick(self._reign), name)
 
 
 class _Handler:

@@ -299,7 +299,7 @@ class Groups:
             if record.desired is DesiredState.DELETED:
                 return None
             return dataclasses.replace(
-                record, desired=DesiredState.DELETED, generation=record.generation + 1, updated_at=at
+                record, desired=DesiredState.DELETED, generation=record.generation + 1, updated_at=at, move=None
             )
         return dataclasses.replace(
             record,

@@ -16,6 +16,7 @@ from datetime import datetime
 
 from shoal.control import leases
 from shoal.control.dispatch import Dispatch
+from shoal.control.failover import Bucket, FailoverSettings, FleetHealth, LostNode, judge_evictions
 from shoal.control.fleet import Ledger, node_event
 from shoal.control.leases import BeatVerdict, Lease, LeaseSettings
 from shoal.control.reports import ReportVerdict
@@ -31,7 +32,7 @@ from shoal.core.errors import (
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.events import Event
-from shoal.model.nodes import Feature, NodeRecord, NodeSpec, NodeState, NodeUsage
+from shoal.model.nodes import Feature, NodeRecord, NodeSpec, NodeState, NodeUsage, NodeWish
 from shoal.model.workloads import RunStatus
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class Contact:
     last_beat: datetime | None = None
     beat_stored: datetime | None = None
     orphans: tuple[WorkloadId, ...] = ()
+    #: Another agent held the id before this one; it may run at-most-one work until then, on the steady clock.
+    predecessor_until: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Nodes:
         entropy: Entropy,
         settings: LeaseSettings,
         cluster_id: str,
+        failover: FailoverSettings | None = None,
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
@@ -100,6 +104,11 @@ class Nodes:
         self._cluster_id = cluster_id
         self._contacts: dict[NodeId, Contact] = {}
         self._surely_stopped: set[NodeId] = set()
+        self._failover = failover or FailoverSettings()
+        self._bucket = Bucket()
+        self._lost_at: dict[NodeId, float] = {}
+        #: Why nothing is moved from lost nodes; empty when the brake is off.
+        self.brake = ""
         self._wake = Signal()
         self.reports_ignored = 0
         self.beats_received = 0
@@ -108,6 +117,8 @@ class Nodes:
         """Give every known node a full lease from now."""
         now = self._clock.monotonic()
         for node in self._fleet.nodes.values():
+            if node.dead:
+                continue
             lease = leases.first_deadline_after_restart(
                 started=now, promised=node.lease_seconds, settings=self.settings
             )
@@ -119,7 +130,34 @@ class Nodes:
 
     def surely_stopped(self, node_id: NodeId) -> bool:
         """Whether an at-most-one copy on a lost node must have stopped by now."""
-        return node_id in self._surely_stopped
+        node = self._fleet.nodes.get(node_id)
+        return node_id in self._surely_stopped or (node is not None and node.dead)
+
+    def silence(self, node_id: NodeId) -> float:
+        """Seconds since a node was last heard of, or since it is presumed to have been."""
+        contact = self._contacts.get(node_id)
+        return self._clock.monotonic() - contact.lease.last_receipt if contact is not None else 0.0
+
+    def lease_of(self, node_id: NodeId) -> float:
+        """How long a node counts as alive after a beat."""
+        contact = self._contacts.get(node_id)
+        return contact.lease.seconds if contact is not None else self._lease_seconds
+
+    def wake(self) -> None:
+        """Judge every lease soon."""
+        self._wake.set()
+
+    def forget_contact(self, node_id: NodeId) -> None:
+        """An operator says that a node is dead, or removed it: nothing it said before counts."""
+        self._contacts.pop(node_id, None)
+        self._surely_stopped.discard(node_id)
+        self._lost_at.pop(node_id, None)
+        self._wake.set()
+
+    def predecessor_until(self, node_id: NodeId) -> float:
+        """Until when another agent that held this node id may still run at-most-one work; 0 when there is none."""
+        contact = self._contacts.get(node_id)
+        return contact.predecessor_until if contact is not None else 0.0
 
     @property
     def _lease_seconds(self) -> float:
@@ -128,19 +166,27 @@ class Nodes:
     # -----------------------------------------------------------------------------------------------------
     # Registration
 
-    async def register(self, spec: NodeSpec, *, sent_at: datetime | None) -> Registered:
+    async def register(self, spec: NodeSpec, *, sent_at: datetime | None, previous_session: str = "") -> Registered:
         """Take a node in, or back in. A newer registration under the same id ends the older session."""
         refusal = self._refusal(spec)
         if refusal:
             return Registered(accepted=False, reason=refusal)
         node_id = NodeId(spec.node_id)
+        before = self._fleet.nodes.get(node_id)
         await self._ledger.change(lambda: self._registration(spec))
         session = self._fleet.node(node_id).session
         known = self._contacts.get(node_id)
         lease = leases.renew(known.lease if known else None, receipt=self._clock.monotonic(), settings=self.settings)
         contact = Contact(lease, last_beat=self._clock.wall(), beat_stored=self._clock.wall())
+        if known is not None:
+            contact.predecessor_until = known.predecessor_until
+            if before is not None and before.session and before.session != previous_session:
+                # Not the agent that held the id before: that one may live on, cut off, until its own count ends.
+                ends = known.lease.ends_at + self.settings.margin(known.lease.seconds)
+                contact.predecessor_until = max(contact.predecessor_until, ends)
         self._contacts[node_id] = contact
         self._surely_stopped.discard(node_id)
+        self._lost_at.pop(node_id, None)
         self._note_skew(node_id, contact, sent_at)
         self._wake.set()
         self._dispatch.contact_renewed(node_id)
@@ -164,13 +210,16 @@ class Nodes:
         record = NodeRecord(
             spec=spec,
             session=session,
-            state=NodeState.READY,
+            state=_state_in_contact(known),
             state_reason="registered",
             state_by="register",
             state_at=at,
             registered_at=known.registered_at if known else at,
             last_beat=at,
             lease_seconds=self._lease_seconds,
+            wish=known.wish if known else NodeWish.NONE,
+            wish_at=known.wish_at if known else None,
+            drain_deadline=known.drain_deadline if known else None,
             version=known.version if known else 0,
         )
         kind = "NodeRegistered" if known is None else "NodeReturned"
@@ -183,8 +232,11 @@ class Nodes:
     # -----------------------------------------------------------------------------------------------------
     # Heartbeats
 
-    async def heartbeat(self, beat: Beat) -> None:
-        """Take in a beat. Raises NotFoundError for an unknown node and SessionSupersededError for an old session."""
+    async def heartbeat(self, beat: Beat) -> bool:
+        """Take in a beat, and say whether its node is being emptied, which only an operator's wish can make true.
+
+        Raises NotFoundError for an unknown node and SessionSupersededError for an old session.
+        """
         self.beats_received += 1
         node = self._fleet.nodes.get(beat.node_id)
         contact = self._contacts.get(beat.node_id)
@@ -196,7 +248,7 @@ class Nodes:
         if verdict is BeatVerdict.SUPERSEDED:
             raise SessionSupersededError(beat.node_id)
         if verdict is BeatVerdict.REPEAT:
-            return
+            return node.wish.state is not None
         contact.sequence = beat.sequence
         contact.lease = leases.renew(contact.lease, receipt=self._clock.monotonic(), settings=self.settings)
         contact.last_beat = self._clock.wall()
@@ -209,6 +261,8 @@ class Nodes:
         except UnavailableError as error:
             # The store is away: contact counts all the same, and the next beat brings the same statuses again.
             log.warning("heartbeat of %s was acknowledged and could not be stored: %s", beat.node_id, error)
+        current = self._fleet.nodes.get(beat.node_id)
+        return current is not None and current.wish.state is not None
 
     async def _take_statuses(self, beat: Beat, contact: Contact) -> None:
         verdicts = await self._dispatch.observe(beat.node_id, beat.statuses)
@@ -225,7 +279,7 @@ class Nodes:
             self._dispatch.listed(node, present)
             gone = self._fleet.left_on(beat.node_id) - present
             if gone:
-                await self._dispatch.copies_gone(beat.node_id, gone)
+                await self._dispatch.copies_absent(beat.node_id, gone)
 
     async def _tell_of_orphans(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
         at = self._clock.wall()
@@ -239,7 +293,9 @@ class Nodes:
 
     async def _returned(self, node_id: NodeId) -> None:
         self._surely_stopped.discard(node_id)
-        await self._set_state(node_id, NodeState.READY, "it beats again", by="heartbeat")
+        self._lost_at.pop(node_id, None)
+        state = _state_in_contact(self._fleet.nodes.get(node_id))
+        await self._set_state(node_id, state, "it beats again", by="heartbeat")
         self._dispatch.contact_renewed(node_id)
 
     def _note_skew(self, node_id: NodeId, contact: Contact, sent_at: datetime | None) -> None:
@@ -284,6 +340,7 @@ class Nodes:
     async def _judge_all(self, now: float) -> float:
         """Judge every lease, and say in how many seconds the next one means something else."""
         soonest = math.inf
+        alive = suspect = 0
         for node_id, contact in list(self._contacts.items()):
             node = self._fleet.nodes.get(node_id)
             if node is None:
@@ -299,25 +356,105 @@ class Nodes:
             if verdict.may_give_away_at_most_one and node_id not in self._surely_stopped:
                 self._surely_stopped.add(node_id)
                 self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
-            state = leases.next_state(node.state, verdict)
-            if state is not node.state and state is not NodeState.READY:
+            state = leases.next_state(node.state, verdict, wish=node.wish.state)
+            if state is not node.state and state in (NodeState.SUSPECT, NodeState.NOT_READY):
                 await self._set_state(node_id, state, verdict.reason, by="lease")
                 if state is NodeState.NOT_READY:
+                    self._lost_at[node_id] = now
                     self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
-        return soonest
+            if state is not NodeState.NOT_READY:
+                suspect += verdict.state is NodeState.SUSPECT
+                alive += verdict.state is not NodeState.SUSPECT
+        return min(soonest, await self._judge_evictions(now, alive=alive, suspect=suspect))
+
+    # -----------------------------------------------------------------------------------------------------
+    # Giving lost nodes up
+
+    async def _judge_evictions(self, now: float, *, alive: int, suspect: int) -> float:
+        """Let the work of lost nodes move, as fast as is good; say in how many seconds to look again."""
+        health = self._health(now, alive=alive, suspect=suspect)
+        verdict = judge_evictions(health, self._bucket, now=now, settings=self._failover)
+        await self._note_brake(health, braked=verdict.braked)
+        for node_id in verdict.give_up:
+            await self._give_up(node_id)
+        self._bucket = verdict.bucket
+        return verdict.next_in if verdict.next_in is not None else math.inf
+
+    def _health(self, now: float, *, alive: int, suspect: int) -> FleetHealth:
+        held: list[LostNode] = []
+        lately = 0
+        for node_id, contact in self._contacts.items():
+            node = self._fleet.nodes.get(node_id)
+            if node is None or node.state is not NodeState.NOT_READY:
+                continue
+            since = self._lost_at.setdefault(node_id, now) if not node.given_up else self._lost_at.get(node_id)
+            if not node.given_up and since is not None:
+                held.append(LostNode(node_id, since, has_work=bool(self._fleet.owned_by(node_id))))
+            elif since is not None and now - since < contact.lease.seconds:
+                lately += 1
+        return FleetHealth(alive, suspect, held, lately)
+
+    async def _note_brake(self, health: FleetHealth, *, braked: bool) -> None:
+        if braked == bool(self.brake):
+            return
+        share = f"{health.vanished} of {health.total} nodes vanished within a lease"
+        at = self._clock.wall()
+        if braked:
+            message = f"{share}: the fault may be on this side, so nothing is moved until nodes return"
+            event = Event(at, "control", self._cluster_id, "MovesHeld", message, "lease")
+        else:
+            event = Event(at, "control", self._cluster_id, "MovesResumed", "enough nodes are heard of again", "lease")
+        await self._ledger.commit(Batch(events=(event,)))
+        (log.error if braked else log.info)("%s", event.message)
+        self.brake = share if braked else ""
+
+    async def _give_up(self, node_id: NodeId) -> None:
+        def decide() -> Batch | None:
+            node = self._fleet.nodes.get(node_id)
+            if node is None or node.given_up or node.state is not NodeState.NOT_READY:
+                return None
+            event = node_event(
+                node_id,
+                "NodeGivenUp",
+                "its work is started elsewhere, as far as each workload's policy allows",
+                at=self._clock.wall(),
+                source="lease",
+                cause=node.state_reason,
+            )
+            return Batch(nodes=(dataclasses.replace(node, given_up=True),), events=(event,))
+
+        await self._ledger.change(decide)
+        self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+
+    async def stream_broke(self, node_id: NodeId) -> None:
+        """The stream that a node kept open has ended: it gets no new work until it beats again."""
+        contact, node = self._contacts.get(node_id), self._fleet.nodes.get(node_id)
+        if contact is None or node is None or node.state is not NodeState.READY:
+            return
+        heard = contact.lease.last_receipt
+        await self._set_state(node_id, NodeState.SUSPECT, "its stream broke", by="stream")
+        now_heard = self._contacts.get(node_id)
+        if now_heard is not None and now_heard.lease.last_receipt != heard:
+            await self._returned(node_id)  # it has beaten while this was being stored
 
     async def _set_state(self, node_id: NodeId, state: NodeState, reason: str, *, by: str) -> None:
-        kinds = {NodeState.READY: "NodeReady", NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}
+        kinds = {NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}
 
         def decide() -> Batch | None:
             node = self._fleet.nodes.get(node_id)
             if node is None or node.state is state:
                 return None
             at = self._clock.wall()
-            changed = dataclasses.replace(node, state=state, state_reason=reason, state_by=by, state_at=at)
-            event: Event = node_event(
-                node_id, kinds[state], reason, at=at, source=by, cause=f"it was {node.state.value}"
+            changed = dataclasses.replace(
+                node,
+                state=state,
+                state_reason=reason,
+                state_by=by,
+                state_at=at,
+                given_up=node.given_up and state is NodeState.NOT_READY,
             )
+            kind = kinds.get(state, "NodeReady")
+            event: Event = node_event(node_id, kind, reason, at=at, source=by, cause=f"it was {node.state.value}")
             return Batch(nodes=(changed,), events=(event,))
 
         await self._ledger.change(decide)
@@ -351,10 +488,10 @@ class Nodes:
                     hint="stop its agent and wait until it is NotReady",
                     node_id=node_id,
                 )
-            if node_id not in self._surely_stopped and self._owns_at_most_one(node_id):
+            if not self.surely_stopped(node_id) and self._owns_at_most_one(node_id):
                 raise PreconditionError(
                     f"node {node_id!r} may still run at-most-one workloads until their deadline has passed",
-                    hint="try again in a few seconds",
+                    hint=f"try again in a few seconds, or say that it is gone: `shoal node dead {node_id}`",
                     node_id=node_id,
                 )
             event = node_event(node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api")
@@ -363,9 +500,13 @@ class Nodes:
         owned = self._fleet.owned_by(node_id)
         await self._ledger.change(decide)
         await self._dispatch.copies_gone(node_id, self._fleet.left_on(node_id))
-        self._contacts.pop(node_id, None)
-        self._surely_stopped.discard(node_id)
+        self.forget_contact(node_id)
         self._dispatch.enqueue_all(owned)
 
     def _owns_at_most_one(self, node_id: NodeId) -> bool:
         return any(self._fleet.workloads[owned].spec.at_most_one for owned in self._fleet.owned_by(node_id))
+
+
+def _state_in_contact(node: NodeRecord | None) -> NodeState:
+    """The state of a node that is heard of: Ready, unless an operator wants it empty."""
+    return (node.wish.state if node is not None else None) or NodeState.READY

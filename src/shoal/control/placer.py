@@ -18,9 +18,10 @@ from datetime import datetime
 
 from shoal.control.facts import PlacementDecision, PlacementRequest, Strategy
 from shoal.control.fleet import Fleet, Ledger, format_ports, holds_reservation, parse_port, workload_event
+from shoal.control.moves import begun_first
 from shoal.control.scheduler import place
 from shoal.control.store.base import Batch
-from shoal.core import faults
+from shoal.core import faults, tracing
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
@@ -44,6 +45,8 @@ class _Waiting:
     reason: str
     away_from: NodeId | None
     refused_by: Mapping[NodeId, str]
+    #: The copy on the present owner is left alone until the new one runs.
+    hold: bool = False
     done: asyncio.Future[Unplaced | None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -57,7 +60,7 @@ def request_for(
     """What the scheduler has to know about a workload that needs a place."""
     refused = dict(refused_by or {})
     if away_from is not None:
-        refused.setdefault(away_from, "its lease ran out")
+        refused.setdefault(away_from, "it moves away from there")
     current = record.node_id if record.node_id in fleet.nodes and record.node_id != away_from else None
     held = current is not None and holds_reservation(record, fleet.observations.get(record.workload_id))
     return PlacementRequest(
@@ -88,6 +91,9 @@ def placed_on(record: WorkloadRecord, node_id: NodeId, *, at: datetime) -> Workl
         reserved=record.spec.request,
         reserved_ports=format_ports(record.spec.host_ports),
         left_on=_left_on(record, node_id),
+        move=None if record.move is not None and record.move.away_from == node_id else record.move,
+        left_without_deadline=_left_without_deadline(record, node_id),
+        placed_at_most_one=record.spec.at_most_one,
     )
 
 
@@ -95,6 +101,14 @@ def _left_on(record: WorkloadRecord, node_id: NodeId) -> tuple[NodeId, ...]:
     """Where older copies may be after a placement on `node_id`, which takes over the one it may have itself."""
     before = {*record.left_on, record.node_id} if record.node_id is not None else {*record.left_on}
     return tuple(sorted(each for each in before if each is not None and each != node_id))
+
+
+def _left_without_deadline(record: WorkloadRecord, node_id: NodeId) -> tuple[NodeId, ...]:
+    """Those of them that no keeper holds to a deadline."""
+    before = {*record.left_without_deadline}
+    if record.node_id is not None and not record.placed_at_most_one:
+        before.add(record.node_id)
+    return tuple(sorted(each for each in before if each != node_id))
 
 
 def placement_event(before: WorkloadRecord, after: WorkloadRecord, *, at: datetime, cause: str) -> Event | None:
@@ -124,9 +138,13 @@ class Placer:
         reason: str,
         away_from: NodeId | None = None,
         refused_by: Mapping[NodeId, str] | None = None,
+        hold: bool = False,
     ) -> Unplaced | None:
-        """Place one workload durably. None when it has its place, or no longer needs one."""
-        entry = _Waiting(workload_id, reason, away_from, refused_by or {})
+        """Place one workload durably. None when it has its place, or no longer needs one.
+
+        `hold` leaves the copy on the node that it moves away from alone until the new one runs.
+        """
+        entry = _Waiting(workload_id, reason, away_from, refused_by or {}, hold)
         self._waiting.append(entry)
         self._wake.set()
         return await entry.done
@@ -144,7 +162,8 @@ class Placer:
             while self._waiting:
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
                 async with self._serial:
-                    await self._place_batch(batch)
+                    with tracing.span("placement", requests=len(batch)):
+                        await self._place_batch(batch)
 
     async def _place_batch(self, entries: list[_Waiting]) -> None:
         try:
@@ -171,11 +190,17 @@ class Placer:
                 continue
             record = fleet.workloads[decision.workload_id]
             placed = placed_on(record, decision.node_id, at=at)
+            entry = asked[decision.workload_id]
+            if entry.hold and entry.away_from is not None and record.node_id == entry.away_from != placed.node_id:
+                placed = begun_first(placed, entry.away_from, at=at)
             records.append(placed)
-            event = placement_event(record, placed, at=at, cause=asked[decision.workload_id].reason)
+            event = placement_event(record, placed, at=at, cause=entry.reason)
             if event is not None:
                 events.append(event)
-        await self._ledger.commit(Batch(workloads=tuple(records), events=tuple(events)))
+        forgotten = tuple(each.workload_id for each in records if fleet.has_nameless_end(each.workload_id))
+        await self._ledger.commit(
+            Batch(workloads=tuple(records), forgotten_observations=forgotten, events=tuple(events))
+        )
         if records:
             faults.reach("control.place.committed")
         for entry in entries:

@@ -10,8 +10,13 @@ A step is carried out there, and its outcome becomes part of the facts of the ne
     Deleted   alive         not asked / asked / confirmed gone  SendDelete / Wait / Forget
     Running   any           completed, or failed for good       Settled
     Running   none, or the newest generation is not placed      Place
-    Running   lost or gone                                      Place elsewhere (at-most-one: when surely stopped)
+    Running   gone, or declared dead                            Place elsewhere
+    Running   lost          by its policy: not yet / now        Settled or Wait / Place elsewhere
+    Running   alive         failed: not counted / not due / due NoteFailure / Wait / Retry
     Running   alive         order not accepted / accepted       SendApply / Settled or Wait
+    Running   alive         runs, and has for a while           RefillBudget, if there is anything to refill
+    moving    the new one   runs / fails or is lost             FinishMove / TakeMoveBack
+    leaving   the old one   not asked / asked / confirmed gone  SendDelete / Wait / LeaveNode
     Stopped   alive         order not accepted / accepted       SendApply / Settled or Wait
 """
 
@@ -19,10 +24,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import datetime
 
+from shoal.control import moves, retries
+from shoal.control.failover import seconds_until_move
 from shoal.core.ids import NodeId
 from shoal.model.nodes import Feature, NodeRecord, NodeState
-from shoal.model.workloads import DesiredState, Observation, RunState, WorkloadRecord
+from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, WorkloadRecord
 
 #: A foreign agent answers before it has acted: how often its answer is asked for, and how many heartbeats without
 #: the workload it takes to believe that it is not there.
@@ -61,6 +69,11 @@ class Owner:
     record: NodeRecord
     #: With loss of contact: whether even an at-most-one copy must have stopped by now.
     surely_stopped: bool = False
+    #: Seconds since it was last heard of, by the control plane's steady clock, and how long its lease is.
+    silence: float = 0.0
+    lease: float = 0.0
+    #: Another agent held this node id before and may still run at-most-one work until then, on the steady clock.
+    predecessor_until: float = 0.0
 
     @property
     def lost(self) -> bool:
@@ -82,8 +95,13 @@ class Facts:
     observation: Observation | None
     order: Order | None
     now: float
+    wall: datetime
+    #: Whether a copy of an earlier placement may still run on another node.
+    older_copy_may_run: bool = False
     #: Monotonic time before which a placement that failed is not tried again, unless the fleet changes.
     place_not_before: float = 0.0
+    #: Whether the node that a move leaves is heard of, so that its copy can be taken back.
+    way_back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +135,34 @@ class ConfirmWithForeignAgent(Step):
 
 @dataclass(frozen=True, slots=True)
 class LeaveNode(Step):
-    """Note that the owner of a deleted workload has it no more."""
+    """Note that its owner has it no more: it was deleted, or it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishMove(Step):
+    """It runs elsewhere: let go of the copy on the node that it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMoveBack(Step):
+    """It does not run elsewhere: the copy on the node that it was to leave counts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteFailure(Step):
+    """Count a failure, and decide when it is tried again, if at all."""
+
+    failure: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Step):
+    """Try a workload that has failed once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefillBudget(Step):
+    """It has been well for long enough: its failures are forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,30 +233,125 @@ def _towards_stopped(facts: Facts) -> Step:
 
 def _towards_running(facts: Facts) -> Step:
     record, owner = facts.record, facts.owner
-    if record.node_id is not None and is_finished(facts):
-        return Settled("it has run to its end")
     if record.node_id is None or owner is None:
         return _place_when_due(facts, Place("it has no node" if record.node_id is None else "its node was removed"))
+    moving = _on_the_move(facts, owner)
+    if moving is not None:
+        return moving
+    if is_finished(facts):
+        return Settled("it has run to its end")
     if owner.lost:
         return _move_from_lost(facts, owner)
     if record.placed_generation < record.generation:
         return _place_when_due(facts, Place("its newest generation has no place yet"))
-    return _tell(facts, owner, RunState.RUNNING)
+    failed = _failure(facts)
+    if failed is not None:
+        return _after_failure(facts, failed)
+    step = _tell(facts, owner, RunState.RUNNING)
+    if record.spec.at_most_one and isinstance(step, SendApply):
+        return _wait_for_the_only_copy(facts, owner) or step
+    return _until_healthy(facts, step)
+
+
+def _wait_for_the_only_copy(facts: Facts, owner: Owner) -> Step | None:
+    """Why an at-most-one workload may not be started yet; None when nothing stands against it."""
+    if facts.older_copy_may_run:
+        return Settled(f"an older copy may still run on {', '.join(facts.record.left_on)}")
+    if owner.predecessor_until > facts.now:
+        return Wait("another agent held this node before", seconds=owner.predecessor_until - facts.now)
+    return None
 
 
 def is_finished(facts: Facts) -> bool:
-    """Whether the newest generation has ended for good: completed, or failed beyond the agent's own retries."""
+    """Whether the newest generation has ended for good: completed, or failed and not tried again."""
     if not is_current(facts) or facts.observation is None:
         return False
-    status = facts.observation.status
-    return status.completed or status.state is RunState.FAILED
+    failed = _failure(facts)
+    return facts.observation.status.completed or (failed is not None and retries.is_final(facts.record, failed))
+
+
+def _on_the_move(facts: Facts, owner: Owner) -> Step | None:
+    """What a move asks for, beyond what is done for any workload."""
+    record = facts.record
+    if moves.is_leaving(record):
+        return _towards_leaving(facts, owner)
+    if record.move is None:
+        return None
+    if (owner.lost or _failure(facts) is not None) and facts.way_back and moves.can_return(record):
+        return TakeMoveBack(f"node {record.node_id} is lost" if owner.lost else "its replacement failed")
+    if is_finished(facts):
+        return FinishMove("it has run to its end")
+    placed = record.placed_generation == record.generation
+    return FinishMove(f"it runs on node {record.node_id}") if placed and not owner.lost and _runs(facts) else None
+
+
+def _runs(facts: Facts) -> bool:
+    observation = facts.observation
+    return observation is not None and is_current(facts) and observation.status.state is RunState.RUNNING
+
+
+def _failure(facts: Facts) -> FailureReason | None:
+    """Why the newest generation failed, if it did."""
+    observation = facts.observation
+    if observation is None or not is_current(facts) or observation.status.state is not RunState.FAILED:
+        return None
+    return observation.status.failure
 
 
 def _move_from_lost(facts: Facts, owner: Owner) -> Step:
+    """Off a node that is not heard of, by the workload's own policy."""
+    record, node = facts.record, owner.record
+    if node.dead:
+        return _place_when_due(facts, Place(f"node {node.node_id} is dead", away_from_owner=True))
+    left = seconds_until_move(record.spec, silence=owner.silence, lease=owner.lease)
+    if left is None:
+        return Settled(f"node {node.node_id} is lost; by its policy it is kept there")
+    if not node.given_up:
+        return Settled(f"node {node.node_id} is lost, and nothing is moved from it yet")
+    if record.spec.at_most_one and not (owner.surely_stopped and record.placed_at_most_one):
+        until = "until its own deadline" if record.placed_at_most_one else "until the node returns or is removed"
+        return Settled(f"node {record.node_id} is lost; its copy may run {until}")
+    if left > 0:
+        return Wait(f"node {node.node_id} is lost; by its policy it moves later", seconds=left)
+    return _place_when_due(facts, Place(f"node {node.node_id} is lost", away_from_owner=True))
+
+
+def _towards_leaving(facts: Facts, owner: Owner) -> Step:
+    """Off a node that is drained, where the old copy has to go first."""
     record = facts.record
-    if record.spec.at_most_one and not owner.surely_stopped:
-        return Settled(f"node {record.node_id} is lost; its copy may run until its own deadline")
-    return _place_when_due(facts, Place(f"node {record.node_id} is lost", away_from_owner=True))
+    order = _current_order(facts, OrderKind.DELETE)
+    if order is not None and order.gone:
+        return LeaveNode(f"node {record.node_id} confirmed its removal")
+    if owner.lost:
+        return _move_from_lost(facts, owner)
+    if order is None:
+        return SendDelete(f"it leaves node {record.node_id}")
+    if not order.accepted:
+        return _send_when_due(facts, order, SendDelete(f"attempt {order.failures + 1}"))
+    if owner.foreign:
+        return ConfirmWithForeignAgent("its agent answers before it has acted")
+    return Settled("its agent is removing it")
+
+
+def _after_failure(facts: Facts, failure: FailureReason) -> Step:
+    retry = facts.record.retry
+    if retry.failed_generation != facts.record.generation or retry.next_at is None:
+        return NoteFailure("its agent gave up", failure=failure)
+    left = (retry.next_at - facts.wall).total_seconds()
+    if left > 0:
+        return Wait("it failed, and is tried again later", seconds=left)
+    return Retry(f"failure {retry.failures}")
+
+
+def _until_healthy(facts: Facts, step: Step) -> Step:
+    """While it runs: look again when its budget is full."""
+    observation = facts.observation
+    if not isinstance(step, Settled) or observation is None or not _runs(facts):
+        return step
+    left = retries.seconds_until_healthy(facts.record, observation.observed_at, now=facts.wall)
+    if left is None:
+        return step
+    return Wait(step.reason, seconds=left) if left > 0 else RefillBudget("it has been well for a while")
 
 
 def _place_when_due(facts: Facts, place: Place) -> Step:

@@ -6,8 +6,14 @@ that `refresh` brings up to date: that is what a control plane does that does no
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from shoal.control.adoption import Adoption
 from shoal.control.agents import Agents
 from shoal.control.dispatch import Dispatch
+from shoal.control.drain import Drains
+from shoal.control.enrolment import Enrolment, JoinDoor, Signer
+from shoal.control.enrolment_service import CredentialService, EnrollmentService
 from shoal.control.fleet import Fleet, Ledger
 from shoal.control.groups import Groups
 from shoal.control.metrics import ControlMetrics
@@ -16,8 +22,10 @@ from shoal.control.placer import Placer
 from shoal.control.service import ControlService
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery, Store
+from shoal.control.streams import Streams
 from shoal.control.views import Views
 from shoal.control.watchers import EventFeed
+from shoal.control.wishes import NodeWishes
 from shoal.control.workloads import Workloads
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
@@ -38,6 +46,7 @@ class Reign:
         clock: Clock,
         entropy: Entropy,
         metrics: ControlMetrics,
+        join: JoinDoor,
         term: int,
     ) -> None:
         self.term = term
@@ -45,7 +54,8 @@ class Reign:
         self.scope = TaskScope("reign")
         self.fleet = Fleet()
         self.ledger = Ledger(store, self.fleet)
-        self.agents = Agents(transport, term=term)
+        self.streams = Streams(self.fleet, scope=self.scope)
+        self.agents = Agents(transport, streams=self.streams, term=term)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
         self.dispatch = Dispatch(
             self.ledger,
@@ -62,19 +72,36 @@ class Reign:
             clock=clock,
             entropy=entropy,
             settings=settings.leases,
+            failover=settings.failover,
             cluster_id=settings.cluster_id,
         )
+        self.wishes = NodeWishes(self.ledger, self.nodes, self.dispatch, clock=clock)
+        self.drains = Drains(
+            self.ledger,
+            self.dispatch,
+            self.placer,
+            self.wishes,
+            clock=clock,
+            entropy=entropy,
+            parallel=settings.drain_parallel,
+        )
+        self.adoption = Adoption(self.ledger, self.dispatch, self.placer, self.agents, clock=clock)
         self.workloads = Workloads(self.ledger, self.dispatch, clock=clock)
         self.groups = Groups(
             self.ledger, self.dispatch, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
         )
         self.dispatch.liveness = self.nodes
+        self.streams.loss = self.nodes
         self.dispatch.groups = self.groups
-        self.views = Views(self.fleet, self.nodes, self.dispatch, clock=clock, cluster_id=settings.cluster_id)
+        self.views = Views(
+            self.fleet, self.nodes, self.dispatch, self.drains, clock=clock, cluster_id=settings.cluster_id
+        )
         self.feed = EventFeed(self.ledger)
         self.service = ControlService(
             fleet=self.fleet,
             nodes=self.nodes,
+            wishes=self.wishes,
+            adoption=self.adoption,
             workloads=self.workloads,
             groups=self.groups,
             placer=self.placer,
@@ -82,17 +109,29 @@ class Reign:
             feed=self.feed,
             store=store,
             agents=self.agents,
+            streams=self.streams,
             clock=clock,
             term=term,
         )
+        enrolment = Enrolment(
+            self.ledger,
+            signer=Signer(Path(settings.ca), Path(settings.ca_key)) if settings.ca_key else None,
+            cluster_id=settings.cluster_id,
+            clock=clock,
+            entropy=entropy,
+        )
+        self.enrollment = EnrollmentService(enrolment, join)
+        self.credentials = CredentialService(enrolment, join)
         self._cursor = -1
 
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
         await self.ledger.load()
         self.nodes.start()
+        self.streams.open()
         self.scope.start(self.placer.run(), name="placer")
         self.scope.start(self.nodes.watch(), name="leases")
+        self.scope.start(self.drains.run(), name="drains")
         self.dispatch.enqueue_all(list(self.fleet.workloads))
 
     async def refresh(self) -> None:
@@ -104,6 +143,7 @@ class Reign:
 
     async def end(self) -> None:
         """Stop deciding. Workloads are not touched."""
+        self.streams.close()
         self.dispatch.close()
         await self.scope.close()
         await self.agents.close()

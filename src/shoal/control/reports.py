@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from shoal.control.moves import is_held
 from shoal.core.ids import NodeId
 from shoal.model.workloads import DesiredState, Observation, RunStatus, WorkloadRecord
 
@@ -30,19 +31,23 @@ def judge_report(
     if record is None:
         return ReportVerdict.ORPHAN
     if record.node_id != node_id:
-        return ReportVerdict.SUPERSEDED if is_superseded(record, status.generation) else ReportVerdict.FOREIGN_OWNER
+        superseded = is_superseded(record, node_id, status.generation)
+        return ReportVerdict.SUPERSEDED if superseded else ReportVerdict.FOREIGN_OWNER
     if known is not None and known.node_id == node_id and _same(known.status, status):
         return ReportVerdict.KNOWN
     return ReportVerdict.NEWS
 
 
-def is_superseded(record: WorkloadRecord, generation: int) -> bool:
+def is_superseded(record: WorkloadRecord, node_id: NodeId, generation: int) -> bool:
     """Whether a copy of this generation on a node that does not own the workload is to be removed there.
 
-    Behind it stands a wish: the workload was deleted, or placed anew elsewhere.
+    Behind it stands a wish: the workload was deleted, or placed anew elsewhere. A copy whose replacement does not run
+    yet is left alone: its node is being drained, and it goes when the replacement is there.
     """
     if record.desired is DesiredState.DELETED:
         return generation <= record.generation
+    if is_held(record, node_id):
+        return False
     return record.node_id is not None and record.placed_generation > generation
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from shoal.control.enrolment import JoinDoor, RateLimit
+from shoal.control.enrolment_service import CredentialService, EnrollmentService
 from shoal.control.gate import Gate
 from shoal.control.leadership import Campaign
 from shoal.control.metrics import ControlMetrics
@@ -21,20 +25,27 @@ from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, NotLeaderError, ShoalError, problem
+from shoal.core.errors import NotLeaderError, ShoalError
 from shoal.core.files import write_atomic
 from shoal.core.shape import check
 from shoal.core.tasks import TaskScope
+from shoal.model.identity import Identity, Role
 from shoal.wire import convert
+from shoal.wire.access import check_own_identity
+from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentControl, methods_of
+from shoal.wire.methods import AgentControl, Credentials, Enrollment, methods_of
 from shoal.wire.transport import Server, Service, Transport
 
 log = logging.getLogger(__name__)
 
+DEFAULT_CLUSTER = "default"
 STORE_CHECK_SECONDS = 1.0
 #: How often a control plane that does not lead looks for changes.
 FOLLOW_SECONDS = 0.5
+#: Of callers that nobody knows: as many as a fleet that starts at once needs, and no more.
+JOINS_PER_SECOND = 10.0
+JOINS_AT_ONCE = 100
 
 
 class ControlPlane:
@@ -45,17 +56,18 @@ class ControlPlane:
         settings: ControlSettings,
         *,
         transport: Transport,
+        join_transport: Transport | None = None,
         store: Store | None = None,
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         metrics: ControlMetrics | None = None,
     ) -> None:
-        _require_insecure(settings)
         check(settings)
-        self.settings = settings
+        self.settings = _with_cluster(settings, transport.identity)
         self.clock: Clock = clock or SystemClock()
         self._entropy: Entropy = entropy or SystemEntropy()
         self._transport = transport
+        self._join_transport = join_transport
         self._metrics = metrics or ControlMetrics()
         self.store = store or open_store(
             settings.database or None,
@@ -65,6 +77,11 @@ class ControlPlane:
         )
         self._scope = TaskScope("control")
         self._gate = Gate()
+        self._credential_gate = Gate(CredentialService, lambda reign: reign.credentials)
+        self._join_gate = Gate(EnrollmentService, lambda reign: reign.enrollment)
+        self._join = JoinDoor(
+            RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
+        )
         self.reign = self._new_reign(term=0)
         self._campaign = Campaign(
             self.store,
@@ -75,6 +92,7 @@ class ControlPlane:
         )
         self._reign_failed: asyncio.Future[None] | None = None
         self._server: Server | None = None
+        self._join_server: Server | None = None
         self._http: HttpServer | None = None
         self._store_trouble = "starting"
         self._mode_changed_at = self.clock.wall()
@@ -92,6 +110,11 @@ class ControlPlane:
         return self._http.address if self._http is not None else ""
 
     @property
+    def join_address(self) -> str:
+        """Where agents without a certificate join; empty where they cannot."""
+        return self._join_server.address if self._join_server is not None else ""
+
+    @property
     def leads(self) -> bool:
         """Whether it leads, as far as it knows."""
         return self._campaign.leads
@@ -100,20 +123,27 @@ class ControlPlane:
         """Open the store, serve, and lead or follow."""
         await self.store.open()
         self._reign_failed = asyncio.get_running_loop().create_future()
-        service = Service(methods_of(AgentControl), self._gate)
-        self._server = await self._transport.serve(
-            f"{_bracketed(self.settings.grpc_host)}:{self.settings.grpc_port}", [service]
-        )
+        services = [
+            Service(methods_of(AgentControl), self._gate),
+            Service(methods_of(Credentials), self._credential_gate),
+        ]
+        self._server = await self._transport.serve(self.settings.grpc_address, services)
+        if self._join_transport is not None and self.settings.join_address is not None:
+            joining = [Service(methods_of(Enrollment), self._join_gate)]
+            self._join_server = await self._join_transport.serve(self.settings.join_address, joining)
+            self._join.port = parse_address(self._join_server.address).port
         await self._campaign.once()
         self._set_trouble("")
         if http:
             self._http = await serve_http(
-                f"{_bracketed(self.settings.http_host)}:{self.settings.http_port}",
+                self.settings.http_address,
                 metrics=self._render_metrics,
                 health=self.health,
                 ready=self.is_ready,
             )
         self._server.set_serving(True)
+        if self._join_server is not None:
+            self._join_server.set_serving(True)
         self._scope.start(self._campaign.run(), name="campaign")
         self._scope.start(self._follow(), name="follow")
         self._scope.start(self._watch_store(), name="store")
@@ -132,8 +162,11 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Stop serving and let go of everything. Workloads are not touched."""
+        self.reign.streams.close()
         if self._server is not None:
             await self._server.stop()
+        if self._join_server is not None:
+            await self._join_server.stop()
         if self._http is not None:
             await self._http.stop()
         await self._scope.close()
@@ -152,11 +185,17 @@ class ControlPlane:
             clock=self.clock,
             entropy=self._entropy,
             metrics=self._metrics,
+            join=self._join,
             term=term,
         )
 
     def _advertised(self) -> str:
-        return self.settings.advertise or self.address
+        if self.settings.advertise or not self.settings.database:
+            return self.settings.advertise or self.address
+        # Others share this database, perhaps from other machines: loopback would lead them to themselves.
+        listening = parse_address(self.settings.grpc_address, listening=True)
+        served = parse_address(self.address)
+        return str(Address(socket.gethostname(), served.port)) if listening.is_wildcard else self.address
 
     async def _leader_changed(self, leader: Leader, leads: bool) -> None:
         """Begin a reign, or end it. A reign that was over before this process noticed has written nothing since."""
@@ -169,7 +208,8 @@ class ControlPlane:
         else:
             await fresh.refresh()
         self.reign = fresh
-        self._gate.open_to(fresh, leads=leads, leader=leader.address)
+        for gate in (self._gate, self._credential_gate, self._join_gate):
+            gate.open_to(fresh, leads=leads, leader=leader.address)
         await before.end()
 
     async def _report_failure(self, reign: Reign) -> None:
@@ -244,11 +284,12 @@ async def run_control(
     *,
     transport: Transport,
     stop: asyncio.Event,
+    join_transport: Transport | None = None,
     metrics: ControlMetrics | None = None,
     on_ready: Callable[[ControlPlane], None] | None = None,
 ) -> None:
     """Run a control plane until `stop` is set, or until one of its tasks fails."""
-    plane = ControlPlane(settings, transport=transport, metrics=metrics)
+    plane = ControlPlane(settings, transport=transport, join_transport=join_transport, metrics=metrics)
     try:
         await plane.start()
         if on_ready is not None:
@@ -278,19 +319,8 @@ def _remembered_name(data_dir: Path, entropy: Entropy) -> str:
     return name
 
 
-def _require_insecure(settings: ControlSettings) -> None:
-    if not settings.insecure:
-        raise InvalidError(
-            [
-                problem(
-                    "--insecure",
-                    None,
-                    "is required: this version has no certificates yet and serves anyone who can reach it",
-                )
-            ],
-            hint="start with --insecure on a network you trust",
-        )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+def _with_cluster(settings: ControlSettings, identity: Identity | None) -> ControlSettings:
+    """The settings with the cluster that they leave to the certificate. Raises `InvalidError` for another's."""
+    check_own_identity(identity, Role.CONTROL, insecure=settings.insecure, cluster_id=settings.cluster_id)
+    named = settings.cluster_id or (identity.cluster if identity is not None else DEFAULT_CLUSTER)
+    return replace(settings, cluster_id=named)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
 
+from shoal.control.adoption import Adoption
 from shoal.control.agents import Agents
 from shoal.control.facts import PlacementDecision
 from shoal.control.fleet import Fleet
@@ -18,8 +20,10 @@ from shoal.control.nodes import Beat, Nodes
 from shoal.control.placer import Placer, request_for
 from shoal.control.scheduler import place, place_together
 from shoal.control.store.base import EventQuery, Store
+from shoal.control.streams import Streams
 from shoal.control.views import Views
 from shoal.control.watchers import EventFeed
+from shoal.control.wishes import NodeWishes
 from shoal.control.workloads import Outcome, Wish, Workloads, merge
 from shoal.core.clock import Clock
 from shoal.core.errors import (
@@ -33,14 +37,16 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import IDENTIFIER_RULE, GroupId, NodeId, WorkloadId, is_identifier
-from shoal.model.nodes import Feature
+from shoal.model.identity import Role
+from shoal.model.nodes import Feature, NodeRecord, NodeUsage
 from shoal.model.views import NodeScore, PlannedPlacement
-from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
+from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Call
 
 MAX_REVISION = 256
+MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
 DEFAULT_EVENTS = 100
 MAX_EVENTS = 1000
 SUBJECT_KINDS = ("", "node", "workload", "group", "control")
@@ -54,6 +60,8 @@ class ControlService:
         *,
         fleet: Fleet,
         nodes: Nodes,
+        wishes: NodeWishes,
+        adoption: Adoption,
         workloads: Workloads,
         groups: Groups,
         placer: Placer,
@@ -61,11 +69,14 @@ class ControlService:
         feed: EventFeed,
         store: Store,
         agents: Agents,
+        streams: Streams,
         clock: Clock,
         term: int,
     ) -> None:
         self._fleet = fleet
         self._nodes = nodes
+        self._wishes = wishes
+        self._adoption = adoption
         self._workloads = workloads
         self._groups = groups
         self._placer = placer
@@ -73,6 +84,7 @@ class ControlService:
         self._feed = feed
         self._store = store
         self._agents = agents
+        self._streams = streams
         self._clock = clock
         self._term = term
 
@@ -83,7 +95,7 @@ class ControlService:
         """Take a node in."""
         spec = convert.node_spec_from_proto(request)
         sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
-        registered = await self._nodes.register(spec, sent_at=sent_at)
+        registered = await self._nodes.register(spec, sent_at=sent_at, previous_session=request.previous_session)
         settings = self._nodes.settings
         answer = pb.RegisterNodeResponse(
             accepted=registered.accepted,
@@ -105,20 +117,36 @@ class ControlService:
             session=request.session,
             sequence=request.sequence,
             statuses=self._statuses(request),
-            usage=convert.node_usage_from_proto(request.usage) if request.HasField("usage") else None,
+            usage=self._usage(request),
             sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
         )
-        await self._nodes.heartbeat(beat)
+        draining = await self._nodes.heartbeat(beat)
         settings = self._nodes.settings
         answer = pb.HeartbeatResponse(
             acknowledged=True,
-            drain_node=False,
+            drain_node=draining,
             lease_ms=round(settings.lease.total_seconds() * 1000),
             heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
             term=self._term,
         )
         answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
         return answer
+
+    def _usage(self, request: pb.HeartbeatRequest) -> NodeUsage | None:
+        """What the node uses. Numbers that cannot be are left out: a beat is not refused for a measurement."""
+        if not request.HasField("usage"):
+            return None
+        try:
+            return convert.node_usage_from_proto(request.usage)
+        except InvalidError:
+            self._nodes.reports_ignored += 1
+            return None
+
+    def control_stream(
+        self, requests: AsyncIterator[pb.ControlMessage], call: Call
+    ) -> AsyncIterator[pb.ControlMessage]:
+        """The same and more through one stream: what comes is answered as above, and calls to its agent go back."""
+        return self._streams.serve(requests, call, self)
 
     def _statuses(self, request: pb.HeartbeatRequest) -> tuple[RunStatus, ...]:
         """The statuses of a beat. One that cannot be read is counted and left out: the others still count."""
@@ -192,6 +220,8 @@ class ControlService:
 
     async def _follow(self, suggestion: pb.AutomationSuggestion) -> str:
         target = WorkloadId(suggestion.target_workload)
+        if suggestion.action_type not in pb.AutomationActionType.values():
+            raise InvalidError([problem("suggestion.action_type", suggestion.action_type, "must be a known action")])
         action = pb.AutomationActionType.Name(suggestion.action_type)
         if suggestion.action_type == pb.SET_DESIRED_STATE:
             await self._workloads.set_desired(target, convert.desired_state_from_text(suggestion.desired_state))
@@ -254,11 +284,15 @@ class ControlService:
         views = self._views.workloads(node_id=request.node_id, status=request.status, group_id=request.group_id)
         return pb.ListWorkloadsResponse(workloads=[convert.workload_view_to_proto(view) for view in views])
 
-    async def get_workload(self, request: pb.GetWorkloadRequest, _call: Call) -> pb.GetWorkloadResponse:
-        """One workload."""
+    async def get_workload(self, request: pb.GetWorkloadRequest, call: Call) -> pb.GetWorkloadResponse:
+        """One workload. An agent is told of another's whose it is, and not what it does."""
         _check_id("workload_id", request.workload_id)
         view = self._views.workload(self._fleet.workload(request.workload_id))
-        return pb.GetWorkloadResponse(workload=convert.workload_view_to_proto(view))
+        found = convert.workload_view_to_proto(view)
+        caller = call.identity
+        if caller is not None and caller.role is Role.AGENT and view.assigned_node_id != caller.name:
+            found.ClearField("spec")
+        return pb.GetWorkloadResponse(workload=found)
 
     async def get_cluster_summary(self, _request: pb.GetClusterSummaryRequest, _call: Call) -> pb.ClusterSummary:
         """The fleet in numbers."""
@@ -270,6 +304,46 @@ class ControlService:
         await self._nodes.remove(NodeId(request.node_id))
         await self._agents.forget(NodeId(request.node_id))
         return pb.RemoveNodeResponse()
+
+    async def cordon_node(self, request: pb.CordonNodeRequest, _call: Call) -> pb.CordonNodeResponse:
+        """Let no new work go to a node."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.cordon(NodeId(request.node_id))
+        return pb.CordonNodeResponse(node=self._node_view(record))
+
+    async def uncordon_node(self, request: pb.UncordonNodeRequest, _call: Call) -> pb.UncordonNodeResponse:
+        """Let a node take work again."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.uncordon(NodeId(request.node_id))
+        return pb.UncordonNodeResponse(node=self._node_view(record))
+
+    async def drain_node(self, request: pb.DrainNodeRequest, _call: Call) -> pb.DrainNodeResponse:
+        """Have a node emptied."""
+        _check_id("node_id", request.node_id)
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            rule = f"must be between 0 and {MAX_DEADLINE_MS:,} milliseconds"
+            raise InvalidError([problem("deadline_ms", request.deadline_ms, rule)])
+        deadline = timedelta(milliseconds=request.deadline_ms) if request.deadline_ms or request.force else None
+        if request.force:
+            deadline = timedelta(0)
+        record = await self._wishes.drain(NodeId(request.node_id), deadline=deadline)
+        return pb.DrainNodeResponse(node=self._node_view(record))
+
+    async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, _call: Call) -> pb.MarkNodeDeadResponse:
+        """Take an operator's word that a node is gone."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.mark_dead(NodeId(request.node_id), force=request.force)
+        return pb.MarkNodeDeadResponse(node=self._node_view(record))
+
+    async def adopt_workload(self, request: pb.AdoptWorkloadRequest, _call: Call) -> pb.AdoptWorkloadResponse:
+        """Take over a workload that runs on a node and is not known here."""
+        _check_id("node_id", request.node_id)
+        _check_id("workload_id", request.workload_id)
+        record = await self._adoption.adopt(NodeId(request.node_id), WorkloadId(request.workload_id))
+        return pb.AdoptWorkloadResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
+
+    def _node_view(self, record: NodeRecord) -> pb.NodeView:
+        return convert.node_view_to_proto(self._views.node(record))
 
     async def plan_placement(self, request: pb.PlanPlacementRequest, _call: Call) -> pb.PlanPlacementResponse:
         """Where workloads would go now, and why."""

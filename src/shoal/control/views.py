@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from datetime import timedelta
 
+from shoal.control import retries
 from shoal.control.dispatch import Dispatch, describe_rejections
+from shoal.control.drain import Drains
 from shoal.control.fleet import Fleet
 from shoal.control.nodes import Nodes
 from shoal.core.clock import Clock
-from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.nodes import NodeRecord, NodeState, NodeWish
 from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
 from shoal.model.workloads import (
     DesiredState,
@@ -45,6 +48,21 @@ def workload_status(record: WorkloadRecord, observation: Observation | None, own
     return "Pending" if state is RunState.STOPPED else state.value
 
 
+def _short(view: WorkloadView) -> WorkloadView:
+    """For lists: without what only somebody who looks at one workload wants to read."""
+    if view.run is None or not view.run.last_output:
+        return view
+    return dataclasses.replace(view, run=dataclasses.replace(view.run, last_output=""))
+
+
+def _failover_word(node: NodeRecord) -> str:
+    if node.dead:
+        return "dead"
+    if node.state is not NodeState.NOT_READY:
+        return ""
+    return "moving" if node.given_up else "held"
+
+
 def is_about_newest(record: WorkloadRecord, observation: Observation | None) -> bool:
     """Whether a report is about the newest generation, or from an agent that knows none."""
     if observation is None or observation.node_id != record.node_id:
@@ -69,10 +87,13 @@ def group_status(group: GroupRecord, statuses: list[str]) -> str:
 class Views:
     """Reads the working set for people."""
 
-    def __init__(self, fleet: Fleet, nodes: Nodes, dispatch: Dispatch, *, clock: Clock, cluster_id: str) -> None:
+    def __init__(
+        self, fleet: Fleet, nodes: Nodes, dispatch: Dispatch, drains: Drains, *, clock: Clock, cluster_id: str
+    ) -> None:
         self._fleet = fleet
         self._nodes = nodes
         self._dispatch = dispatch
+        self._drains = drains
         self._clock = clock
         self._cluster_id = cluster_id
 
@@ -108,6 +129,8 @@ class Views:
             rejections=rejections,
             spec=record.spec if with_spec else None,
             spec_sha256=record.spec_sha256,
+            moving_from=record.move.away_from if record.move is not None else "",
+            left_on=record.left_on,
         )
 
     def _reason(
@@ -118,7 +141,10 @@ class Views:
             code = FailureReason.INSUFFICIENT_RESOURCES.value
             return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
         if status == "Unknown" and owner is not None:
-            return Reason("NODE_LOST", f"node {owner.node_id}: {owner.state_reason}", owner.state_at, retryable=True)
+            return Reason("NODE_LOST", self._why_lost(record, owner), owner.state_at, retryable=True)
+        stuck = self._drains.stuck.get(record.workload_id)
+        if stuck is not None and owner is not None and owner.wish is NodeWish.DRAINING:
+            return Reason("NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.wish_at, retryable=True)
         trouble = self._dispatch.trouble.get(record.workload_id)
         if trouble is not None and observation is None:
             return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
@@ -132,9 +158,20 @@ class Views:
             code,
             run.message,
             run.last_transition,
-            next_retry_at=run.next_restart_at,
-            retryable=run.state is not RunState.FAILED,
+            next_retry_at=record.retry.next_at if run.state is RunState.FAILED else run.next_restart_at,
+            retryable=run.state is not RunState.FAILED or not retries.is_final(record, run.failure),
         )
+
+    def _why_lost(self, record: WorkloadRecord, owner: NodeRecord) -> str:
+        """Why a workload on a lost node is not elsewhere yet."""
+        words = f"node {owner.node_id}: {owner.state_reason}"
+        if owner.dead:
+            return words
+        if record.spec.failover.policy == "keep":
+            return f"{words}; by its policy it is kept there"
+        if not owner.given_up:
+            return f"{words}; nothing is moved: {self._nodes.brake or 'other lost nodes come first'}"
+        return words
 
     def workloads(self, *, node_id: str = "", status: str = "", group_id: str = "") -> list[WorkloadView]:
         """Every workload that matches, by id."""
@@ -146,7 +183,7 @@ class Views:
                 continue
             if group_id and record.group_id != group_id:
                 continue
-            view = self.workload(record, with_spec=False)
+            view = _short(self.workload(record, with_spec=False))
             if not wanted or view.status.lower() == wanted:
                 views.append(view)
         return views
@@ -182,6 +219,11 @@ class Views:
             workload_count=len(facts.tenants),
             orphans=contact.orphans if contact else (),
             cluster_id=record.spec.cluster_id or self._cluster_id,
+            wish=record.wish.value,
+            wish_updated_at=record.wish_at,
+            drain_deadline=record.drain_deadline,
+            leaving=len(self._fleet.leaving(record.node_id)) if record.wish is NodeWish.DRAINING else 0,
+            failover=_failover_word(record),
         )
 
     def nodes(self, *, status: str = "") -> list[NodeView]:

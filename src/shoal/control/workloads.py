@@ -99,6 +99,7 @@ def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock, floor: int)
         generation=known.generation + 1,
         updated_at=at,
         retry=RetryState(),
+        move=known.move if wish.desired is DesiredState.RUNNING and not reborn else None,
     )
     if reborn:  # a new life under an old name: only the generation goes on, so that the old one's orders stay old
         fresh = dataclasses.replace(record, created_at=at, group_id=None, attempt=record.attempt + 1)
@@ -169,7 +170,12 @@ class Workloads:
             if record.desired is desired:
                 return None
             changed = dataclasses.replace(
-                record, desired=desired, generation=record.generation + 1, updated_at=self._clock.wall()
+                record,
+                desired=desired,
+                generation=record.generation + 1,
+                updated_at=self._clock.wall(),
+                retry=RetryState(),
+                move=None,
             )
             kind = "WorkloadStartWished" if desired is DesiredState.RUNNING else "WorkloadStopWished"
             event = workload_event(changed, kind, f"it is to be {desired.value}", at=self._clock.wall(), source="api")
@@ -221,7 +227,11 @@ class Workloads:
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
     """The batch that records the wish to have a workload gone."""
     wished = dataclasses.replace(
-        record, desired=DesiredState.DELETED, generation=record.generation + 1, updated_at=clock.wall()
+        record,
+        desired=DesiredState.DELETED,
+        generation=record.generation + 1,
+        updated_at=clock.wall(),
+        move=None,
     )
     event = workload_event(
         wished, "WorkloadDeletionWished", "it is to be deleted", at=clock.wall(), source="api", cause=cause

@@ -106,6 +106,9 @@ class _Sources:
         except tomllib.TOMLDecodeError as error:
             self._problems.append(Problem(field=path, value="", rule=f"must be TOML: {error}"))
             return
+        except RecursionError:
+            self._problems.append(Problem(field=path, value="", rule="must be TOML that is not nested so deeply"))
+            return
         for key, value in table.items():
             if key in self._kinds:
                 self._take(key, value, f"{path}: {key}")

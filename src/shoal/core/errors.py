@@ -160,9 +160,7 @@ class StaleTermError(PreconditionError):
     """An order of a control plane whose term is over."""
 
     def __init__(self, *, offered: int, highest: int) -> None:
-        super().__init__(
-            f"term {offered} is over: term {highest} has begun", offered=offered, highest=highest
-        )
+        super().__init__(f"term {offered} is over: term {highest} has begun", offered=offered, highest=highest)
 
 
 class MisroutedError(PreconditionError):

@@ -17,6 +17,9 @@ GroupId = NewType("GroupId", str)
 
 MAX_ID_LENGTH = 128
 
+#: No generation is higher. Far above what a workload can live to see, and exact in every language's numbers.
+MAX_GENERATION = 2**53
+
 IDENTIFIER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 IDENTIFIER_RULE = (
     "must be 1 to 128 letters, digits, dots, dashes or underscores, and begin and end with a letter or digit"

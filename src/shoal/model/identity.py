@@ -121,8 +121,8 @@ class Peer:
     def __post_init__(self) -> None:
         if self.role not in (Role.AGENT, Role.CONTROL):
             raise InvalidError([problem("peer", self.role, "must be a role that serves: agent or control")])
-        if self.role is Role.AGENT and not is_identifier(self.name):
-            raise InvalidError([problem("peer", self.name, IDENTIFIER_RULE)])
+        if self.role is Role.AGENT and not self.name:
+            raise InvalidError([problem("peer", self.name, "must name the node of an agent")])
 
     def __str__(self) -> str:
         """For people."""

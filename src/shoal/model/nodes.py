@@ -36,6 +36,20 @@ class NodeState(enum.Enum):
     DRAINED = "Drained"  # empty, and nothing new goes there
 
 
+class NodeWish(enum.Enum):
+    """What an operator wishes of a node. Nothing that an agent says takes it back."""
+
+    NONE = ""  # take work
+    CORDONED = "cordoned"  # take no new work; what is there stays
+    DRAINING = "draining"  # be emptied
+    DRAINED = "drained"  # it was emptied, and nothing new goes there
+
+    @property
+    def state(self) -> NodeState | None:
+        """The state that shows it, as long as the node is heard of."""
+        return {NodeWish.DRAINING: NodeState.DRAINING, NodeWish.DRAINED: NodeState.DRAINED}.get(self)
+
+
 class Feature(enum.StrEnum):
     """What an agent can do beyond the published contract. A foreign agent has none of them."""
 
@@ -44,6 +58,8 @@ class Feature(enum.StrEnum):
     PUSH = "push"  # beats at once when a status changes, and each beat is a full snapshot
     LOGS = "logs"  # serves ReadLogs
     PORTS = "ports"  # chooses named ports
+    STREAM = "stream"  # opens a ControlStream and takes calls through it; such an agent may have no endpoint
+    STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +127,14 @@ class NodeRecord:
     last_beat: datetime
     #: The lease that was promised last; a restart with a shorter one still honours it.
     lease_seconds: float
+    wish: NodeWish = NodeWish.NONE
+    wish_at: datetime | None = None
+    #: When what is left on a draining node is moved by force; None for never.
+    drain_deadline: datetime | None = None
+    #: Lost, and its work may be moved: the rate of moves and the brake have let it pass.
+    given_up: bool = False
+    #: An operator knows that it is gone for good, and nothing runs there any more.
+    dead: bool = False
     #: Compare-and-set: 0 before it was first stored.
     version: int = 0
 

@@ -54,6 +54,10 @@ class WorkloadView:
     rejections: tuple[Rejection, ...] = ()
     spec: WorkloadSpec | None = None
     spec_sha256: bytes = b""
+    #: The node that it is being moved away from.
+    moving_from: str = ""
+    #: Nodes that may still hold an older copy.
+    left_on: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,15 @@ class NodeView:
     workload_count: int = 0
     orphans: tuple[str, ...] = ()
     cluster_id: str = ""
+    #: What an operator wishes of it: empty, cordoned, draining or drained.
+    wish: str = ""
+    wish_updated_at: datetime | None = None
+    #: When what is left on a draining node is moved by force.
+    drain_deadline: datetime | None = None
+    #: Workloads that still have to leave a draining node.
+    leaving: int = 0
+    #: Of a lost node: held (nothing is moved yet), moving or dead; else empty.
+    failover: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,6 +354,27 @@ class ResourceRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Failover:
+    """What becomes of a workload when its node is lost, or emptied by an operator."""
+
+    #: replace: started elsewhere, `after` its node was lost. keep: left alone until the node is back, removed or
+    #: declared dead. stop: its agent stops it by itself `after` that long without contact, and then it is replaced.
+    policy: Annotated[str, OneOf(("replace", "keep", "stop"))] = "replace"
+    after: Duration = timedelta(0)
+    #: When a node is drained: the replacement is ready before the old copy is stopped, or begun after. Empty is
+    #: before; but after for a workload of which there may be only one copy, or that runs to an end.
+    migrate: Annotated[str, OneOf(("", "before", "after"))] = ""
+
+    def extra_problems(self, at: str) -> Iterator[Problem]:
+        """Rules across fields."""
+        field = f"{at}.after" if at else "after"
+        if self.policy == "stop" and not self.after:
+            yield problem(field, None, "is required with policy stop: how long it may run without contact")
+        if self.policy == "keep" and self.after:
+            yield problem(field, self.after, "must not be given with policy keep, which never moves it")
+
+
+@dataclass(frozen=True, slots=True)
 class WorkloadSpec:
     """Everything a person says about one workload."""
 
@@ -368,10 +389,17 @@ class WorkloadSpec:
     slots: Annotated[int, Range(0, MAX_SLOTS)] = 0
     at_most_one: bool = False
     labels: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(256)] = field(default_factory=dict)
+    failover: Failover = Failover()
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         prefix = f"{at}." if at else ""
+        if self.at_most_one and self.failover.migrate == "before":
+            yield problem(f"{prefix}failover.migrate", "before", "must not be before with at_most_one: it needs two")
+        if self.at_most_one and self.failover.policy == "stop":
+            yield problem(
+                f"{prefix}failover.policy", "stop", "must not be stop with at_most_one, which stops it with its lease"
+            )
         if getattr(self, self.type.value) is None:
             yield problem(f"{prefix}{self.type.value}", None, f"is required when type is {self.type.value}")
         for kind in WorkloadType:
@@ -401,6 +429,20 @@ class WorkloadSpec:
         return self.container is not None and self.container.restart_policy in ("no", "on-failure")
 
     @property
+    def restarts(self) -> bool:
+        """Whether it is tried again after it has failed."""
+        if self.process is not None:
+            return self.process.restart.policy != "no"
+        return self.container is None or self.container.restart_policy != "no"
+
+    @property
+    def migrates_first(self) -> bool:
+        """Whether its replacement is ready before it is stopped on a node that is drained."""
+        if self.failover.migrate:
+            return self.failover.migrate == "before" and not self.at_most_one
+        return not self.at_most_one and not self.completes
+
+    @property
     def storage_drivers(self) -> frozenset[str]:
         """The storage drivers its node must have."""
         volumes = self.container or self.vm
@@ -428,6 +470,8 @@ class AgentSpec:
     #: What the control plane reserved, and so what the workload is limited to.
     request: Resources = Resources()
     at_most_one: bool = False
+    #: Without contact for so long (or for a lease, if that is longer), it is stopped. 0: never.
+    stop_after: Duration = timedelta(0)
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
@@ -443,9 +487,37 @@ class AgentSpec:
 class RetryState:
     """Attempts of the control plane to get a failed workload going again."""
 
+    #: Failures that count, since it was last healthy. Those of the infrastructure do not.
     attempts: int = 0
     max_attempts: int = 5
+    #: When it is tried again; None when it runs, or has failed for good.
     next_at: datetime | None = None
+    #: All failures since it was last healthy: the delay follows them.
+    failures: int = 0
+    #: The generation whose failure is counted here already.
+    failed_generation: int = 0
+
+
+class MoveKind(enum.Enum):
+    """In which order a workload leaves one node and begins on another."""
+
+    BEFORE = "before"  # it runs on the new node before the copy on the old one is removed
+    AFTER = "after"  # the copy on the old node is removed first
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A workload on its way off a node that is still alive.
+
+    BEFORE: the owner is the new node already, and the copy on `away_from` is left alone until the owner's runs.
+    AFTER: the owner is `away_from` until it confirms the removal; then there is none until a place is found.
+    """
+
+    kind: MoveKind
+    away_from: NodeId
+    #: The generation that began the move: as long as it is the newest, the move can be taken back.
+    generation: int
+    since: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,8 +549,14 @@ class WorkloadRecord:
     #: Nodes that may still hold an older copy, because it was placed away from them. A node leaves the list when it
     #: reports without that copy, or is removed. While there is one, a deleted workload's record stays as a tombstone.
     left_on: tuple[NodeId, ...] = ()
+    #: Whether the placed generation is held to a deadline by its keeper, so that it is surely stopped some time after
+    #: contact was lost; and the nodes of `left_on` whose older copy is not.
+    placed_at_most_one: bool = False
+    left_without_deadline: tuple[NodeId, ...] = ()
     group_id: GroupId | None = None
     retry: RetryState = RetryState()
+    #: On its way off a node that is being drained; until it runs elsewhere.
+    move: Move | None = None
     #: Grows when the same spec is to be run once more although it has ended or failed.
     attempt: int = 0
     #: Compare-and-set: 0 before it was first stored.

@@ -106,8 +106,9 @@ class Membership:
 def read_memberships(root: Path = Path("/")) -> tuple[Membership, ...]:
     """The groups of this process."""
     try:
-        mounts = parse_mounts((root / "proc/self/mountinfo").read_text())
-        paths = parse_membership((root / "proc/self/cgroup").read_text())
+        # The names of directories are bytes: one that is no UTF-8 is nobody's fault, and is not lost.
+        mounts = parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
+        paths = parse_membership((root / "proc/self/cgroup").read_text(errors="surrogateescape"))
     except OSError:
         return ()
     found = []

@@ -32,6 +32,7 @@ from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunReques
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import logs, protocol
 from shoal.runtimes.keeper.client import KeeperLink
+from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.protocol import StartWish, wish_to_json
 from shoal.runtimes.keeper.records import (
@@ -63,6 +64,15 @@ _FOLLOW_INTERVAL = 0.2
 #: Belongs to the agent alone, whatever else of its environment a workload inherits.
 _NOT_INHERITED = ("SHOAL_FAULTS",)
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
+
+
+def _boottime_in(seconds: float) -> float:
+    """A moment on the clock that the keeper counts by.
+
+    Moments, not durations, go to the keeper: one that was stopped and reads the message late must not add what has
+    passed meanwhile, and a message that is sent again to the keeper's successor means the same.
+    """
+    return LinuxClock().boottime() + seconds
 
 
 class ProcessRuntime:
@@ -214,7 +224,7 @@ class ProcessRuntime:
     async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
         """Let at-most-one runs go on for this long from now: each is killed then, unless extended again."""
         if run_ids:
-            await self._link.call("extend", run_ids=list(run_ids), seconds=seconds)
+            await self._link.call("extend", run_ids=list(run_ids), until=_boottime_in(seconds))
 
     async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether a command exits with 0 in time, in the surroundings of a run."""
@@ -269,7 +279,7 @@ class ProcessRuntime:
             ports=dict(request.ports),
             cpu_millicores=request.limits.cpu_millicores,
             memory_mb=request.limits.memory_mb,
-            deadline=request.deadline,
+            deadline=None if request.deadline is None else _boottime_in(request.deadline),
         )
 
     def _environment(self, request: RunRequest, working_dir: str) -> dict[str, str]:

@@ -44,6 +44,7 @@ class ControlKit:
         heartbeat_interval: timedelta = timedelta(seconds=10),
         strategy: Strategy = Strategy.SPREAD,
         cluster_id: str = "default",
+        streams: bool = False,
     ) -> None:
         self.settings = ControlSettings(
             data_dir=str(folder),
@@ -59,7 +60,11 @@ class ControlKit:
         self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
         self.plane: ControlPlane
         self.agents = HollowFleet(
-            self.network.transport("agents"), CONTROL_ADDRESS, listen=AGENTS_ADDRESS, clock=self.clock
+            self.network.transport("agents"),
+            CONTROL_ADDRESS,
+            listen=AGENTS_ADDRESS,
+            clock=self.clock,
+            streams=streams,
         )
         self.channel: Channel = self.network.transport("client").connect(CONTROL_ADDRESS)
 
@@ -192,6 +197,9 @@ def process_spec(
     at_most_one: bool = False,
     port: int = 0,
     only_on: str = "",
+    failover: str = "",
+    after: float = 0.0,
+    migrate: str = "",
 ) -> pb.WorkloadSpec:
     """A process spec for tests."""
     spec = pb.WorkloadSpec(
@@ -207,4 +215,8 @@ def process_spec(
         spec.process.ports.add(name="main", port=port)
     if only_on:
         spec.placement.constraints.add(key="node_id", operator="in", values=[only_on])
+    if failover or after or migrate:
+        spec.failover.policy = failover
+        spec.failover.after_ms = round(after * 1000)
+        spec.failover.migrate = migrate
     return spec

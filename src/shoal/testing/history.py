@@ -1,27 +1,47 @@
 """A random life of a control plane, and a checker of what must never happen in it.
 
-A seed decides everything: which wishes are uttered, which nodes fall silent or forget, which answers get lost, when the
-control plane is restarted and when its store is away. While it goes on every order that reaches an agent is checked;
-in the end everything is healed, and what was acknowledged must have come true.
+A seed decides everything: which wishes are uttered, which nodes fall silent or forget, are cordoned, drained or declared
+dead, which workloads fail, which answers get lost, when the control plane is restarted and when its store is away. While
+it goes on every order that reaches an agent is checked; in the end everything is healed, and what was acknowledged must
+have come true.
 
     no overcommit             what is reserved on a node never exceeds it
     one owner per generation  no generation of a workload is ever ordered on two nodes
-    no delete without a wish  a copy is removed only after its deletion was wished or a newer placement was made
+    at most one copy          of what may exist once, never two run, wherever their agents are
+    no delete without a wish  a copy is removed only after its deletion was wished, a newer placement was made, or its
+                              node was to be emptied
+    drained is empty          nothing runs on a node that is said to be drained
     nothing lost              every acknowledged wish is what the fleet ends with
 """
 
 from __future__ import annotations
 
+import contextlib
 import random  # noqa: TID251 repeatable by its seed, that is the point
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import LEASE_MARGIN, NodeState
 from shoal.testing.control import AGENTS_ADDRESS, ControlKit
+from shoal.wire.methods import AgentControl
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import Method
 
 NODES = 4
 WORKLOADS = 8
+
+#: What a wish may say about loss and drains; most say nothing.
+_FAILOVERS: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"after": 20.0},
+    {"failover": "keep"},
+    {"failover": "stop", "after": 60.0},
+    {"migrate": "after"},
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +52,7 @@ class Wishes:
     #: Wishes whose answer was lost: they may or may not count.
     uncertain: set[str] = field(default_factory=set)
     deleted_once: set[str] = field(default_factory=set)
+    drained_once: set[str] = field(default_factory=set)
     revision: int = 0
 
 
@@ -75,8 +96,13 @@ class History:
                 self._store_away,
                 self._forget,
                 self._slow_down,
+                self._drain,
+                self._cordon,
+                self._uncordon,
+                self._declare_dead,
+                self._fail,
             ),
-            weights=(10, 4, 2, 3, 2, 1, 1, 1, 1),
+            weights=(10, 4, 2, 3, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2),
         )[0]
         await action()
 
@@ -87,7 +113,11 @@ class History:
         name = f"w{self._random.randrange(WORKLOADS)}"
         self._wishes.revision += 1
         revision = f"r{self._wishes.revision}"
-        spec = {"cpu": self._random.choice((100, 250, 400)), "at_most_one": self._random.random() < 0.3}
+        spec: dict[str, Any] = {"cpu": self._random.choice((100, 250, 400))}
+        if self._random.random() < 0.3:
+            spec["at_most_one"] = True
+        else:
+            spec |= self._random.choice(_FAILOVERS)
         try:
             answer = await self._kit.apply(name, revision=revision, **spec)
         except ShoalError:
@@ -140,15 +170,63 @@ class History:
     async def _store_away(self) -> None:
         self._kit.store.away = not self._kit.store.away
 
+    async def _drain(self) -> None:
+        node_id = self._pick()
+        self._wishes.drained_once.add(node_id)
+        deadline_ms, force = self._random.choice(((0, False), (0, False), (20_000, False), (0, True)))
+        request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=deadline_ms, force=force)
+        await self._try(AgentControl.DRAIN_NODE, request)
+
+    async def _cordon(self) -> None:
+        await self._try(AgentControl.CORDON_NODE, pb.CordonNodeRequest(node_id=self._pick()))
+
+    async def _uncordon(self) -> None:
+        await self._try(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=self._pick()))
+
+    async def _declare_dead(self) -> None:
+        """An operator who says so is right: nothing runs there any more."""
+        silent = [node for node in self._kit.agents.nodes.values() if node.silent]
+        if silent:
+            node = self._random.choice(silent)
+            node.runs.clear()
+            await self._try(AgentControl.MARK_NODE_DEAD, pb.MarkNodeDeadRequest(node_id=node.node_id, force=True))
+
+    async def _fail(self) -> None:
+        node = self._kit.agents.nodes[self._pick()]
+        running = sorted(name for name, run in node.runs.items() if run.state == "Running")
+        if running:
+            reason = self._random.choice(("RUNTIME_ERROR", "STORAGE_ERROR", "IMAGE_PULL_FAILED"))
+            node.fail(self._random.choice(running), reason)
+
+    async def _try(self, method: Method[Any, Any], request: Any) -> None:
+        """Ask for something that may be refused, now that anything may be away."""
+        with contextlib.suppress(ShoalError):
+            await self._kit.channel.call(method, request)
+
     # -----------------------------------------------------------------------------------------------------
     # What must never happen
 
     def _check(self) -> None:
         self._check_overcommit()
+        self._check_at_most_one()
         for node in self._kit.agents.nodes.values():
             for verb, name, generation in node.history[self._read.get(node.node_id, 0) :]:
                 self._check_order(node.node_id, verb, name, generation)
             self._read[node.node_id] = len(node.history)
+
+    def _check_at_most_one(self) -> None:
+        now = self._kit.clock.monotonic()
+        for name in {run for node in self._kit.agents.nodes.values() for run in node.runs}:
+            alive = [
+                node.node_id
+                for node in self._kit.agents.nodes.values()
+                if name in node.runs
+                and node.runs[name].state == "Running"
+                and node.runs[name].request.spec.at_most_one
+                and now < node.last_ack + node.lease * (1 - LEASE_MARGIN)
+            ]
+            if len(alive) > 1:
+                raise HistoryError(f"{name} may exist once and runs on {alive}")
 
     def _check_overcommit(self) -> None:
         for node_id, facts in self._kit.plane.reign.fleet.facts().items():
@@ -167,7 +245,8 @@ class History:
         )
         record = self._kit.plane.reign.fleet.workloads.get(WorkloadId(name))
         moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
-        if not (name in self._wishes.deleted_once or newer or moved):
+        emptied = node_id in self._wishes.drained_once
+        if not (name in self._wishes.deleted_once or newer or moved or emptied):
             raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
 
     async def _heal(self) -> None:
@@ -175,6 +254,22 @@ class History:
         kit.store.away = False
         await self._speak()
         await kit.clock.sleep(120.0)
+        self._check()
+        self._check_drained()
+        for index in range(NODES):
+            await kit.channel.call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=f"n{index}"))
+        await kit.clock.sleep(60.0)
+        for record in list(kit.plane.reign.fleet.workloads.values()):
+            if record.retry.failures:  # it may wait for minutes yet, or have been given up for good
+                await self._try(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id=record.workload_id))
+        await kit.clock.sleep(60.0)
+
+    def _check_drained(self) -> None:
+        for node_id, record in self._kit.plane.reign.fleet.nodes.items():
+            runs = self._kit.agents.nodes[node_id].runs
+            left = sorted(name for name, run in runs.items() if run.state == "Running")
+            if record.state is NodeState.DRAINED and left:
+                raise HistoryError(f"{node_id} is drained, and {left} run there")
 
     async def _check_end(self) -> None:
         self._check()

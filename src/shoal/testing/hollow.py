@@ -3,7 +3,7 @@
 One `HollowFleet` holds many nodes behind one server; calls are told apart by the header that names the node. A hollow
 node keeps generations like a real agent, reports full snapshots with a sequence, beats at once when something changed,
 and can be scripted: it may refuse work, answer slowly, fall silent, forget everything, or have no features at all, as
-an agent of the published contract.
+an agent of the published contract. With `streams`, each node that has the feature opens one and takes its orders there.
 
 Used by tests in virtual time over `shoal.wire.local`, and by the benchmarks over gRPC.
 """
@@ -14,14 +14,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from shoal.agent.stream import ControlStream
 from shoal.core.clock import Clock, SystemClock, epoch_ms
-from shoal.core.errors import NotFoundError, ShoalError, StaleGenerationError
+from shoal.core.errors import NotFoundError, PreconditionError, ShoalError, StaleGenerationError, UnsupportedError
 from shoal.core.tasks import Signal, TaskScope
-from shoal.model.nodes import Feature
+from shoal.model.nodes import LEASE_MARGIN, Feature
 from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
-from shoal.wire.transport import Call, Channel, Server, Service, Transport
+from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Channel, Server, Service, Transport
 
 ALL_FEATURES = tuple(feature.value for feature in Feature)
 COALESCE_SECONDS = 0.05
@@ -34,6 +35,7 @@ class HollowRun:
     request: agent.ApplyWorkloadRequest
     state: str = "Running"
     completed: bool = False
+    failure: str = ""
     exit_code: int = 0
     restarts: int = 0
 
@@ -57,6 +59,10 @@ class HollowNode:
     slow: float = 0.0
     #: Hear and answer nothing: neither beats nor orders.
     silent: bool = False
+    #: Beat, and answer no order.
+    deaf: bool = False
+    #: What is started here stays Pending.
+    never_ready: bool = False
     #: Take orders, and do not beat.
     mute: bool = False
     runs: dict[str, HollowRun] = field(default_factory=dict)
@@ -65,7 +71,12 @@ class HollowNode:
     session: str = ""
     sequence: int = 0
     registrations: int = 0
+    #: When the last beat that was acknowledged was sent, and the lease it brought: at-most-one work lives by them.
+    last_ack: float = -1e9
+    lease: float = 0.0
     superseded: bool = False
+    #: What the last heartbeat was answered with: no new work is taken.
+    draining: bool = False
     #: (verb, workload id, generation) of every order that was carried out, in order.
     history: list[tuple[str, str, int]] = field(default_factory=list)
     changed: Signal = field(default_factory=Signal)
@@ -87,9 +98,15 @@ class HollowNode:
         run.state, run.completed, run.exit_code = "Stopped", True, exit_code
         self.changed.set()
 
-    def fail(self, workload_id: str) -> None:
-        """Let a run end badly, for good."""
+    def fail(self, workload_id: str, failure: str = "RUNTIME_ERROR") -> None:
+        """Let a run end badly, beyond what its agent would do about it."""
         self.runs[workload_id].state = "Failed"
+        self.runs[workload_id].failure = failure
+        self.changed.set()
+
+    def start_again(self, workload_id: str) -> None:
+        """Let a run that was not ready be ready."""
+        self.runs[workload_id].state = "Running"
         self.changed.set()
 
 
@@ -104,7 +121,10 @@ class HollowFleet:
         listen: str = "127.0.0.1:0",
         clock: Clock | None = None,
         on_order: Callable[[str, str, int], None] | None = None,
+        streams: bool = False,
     ) -> None:
+        self._use_streams = streams
+        self._streams: dict[str, ControlStream] = {}
         #: Called with (apply or delete, workload id, generation) when an order arrives, before anything is decided.
         self._on_order = on_order or (lambda _verb, _workload_id, _generation: None)
         self._transport = transport
@@ -125,6 +145,8 @@ class HollowFleet:
     async def stop(self) -> None:
         """Let every node fall silent and stop serving."""
         await self._scope.close()
+        for stream in self._streams.values():
+            await stream.close()
         if self._channel is not None:
             await self._channel.close()
         if self._server is not None:
@@ -139,7 +161,14 @@ class HollowFleet:
     def kill(self, node_id: str) -> HollowNode:
         """The whole machine is gone: nothing beats, nothing answers, nothing is remembered by this object."""
         self._loops.pop(node_id).cancel()
+        self.break_stream(node_id)
         return self.nodes.pop(node_id)
+
+    def break_stream(self, node_id: str) -> None:
+        """Cut the stream of a node, if it has one; it opens another with its next beat."""
+        stream = self._streams.pop(node_id, None)
+        if stream is not None:
+            self._scope.start(stream.close(), name=f"close {node_id}")
 
     # -----------------------------------------------------------------------------------------------------
     # Towards the control plane
@@ -162,7 +191,17 @@ class HollowFleet:
             if await node.changed.wait(timeout=interval):
                 await self._clock.sleep(COALESCE_SECONDS)
 
+    def _let_go_of_only_copies(self, node: HollowNode) -> None:
+        """As a keeper does: what may exist once ends a little before the lease does, if no beat was acknowledged."""
+        silence = self._clock.monotonic() - node.last_ack
+        for workload_id, run in list(node.runs.items()):
+            spec = run.request.spec
+            allowed = max(node.lease, spec.stop_after_ms / 1000) * (1 - LEASE_MARGIN)
+            if (spec.at_most_one or spec.stop_after_ms) and silence >= allowed:
+                del node.runs[workload_id]
+
     async def _register_or_beat(self, node: HollowNode) -> float:
+        self._let_go_of_only_copies(node)
         if node.sequence <= 0:
             interval = await self._register(node)
             if interval:
@@ -191,7 +230,11 @@ class HollowFleet:
             slots=node.slots,
             features=node.features,
         )
-        answer = await self._channel.call(AgentControl.REGISTER_NODE, request)
+        stream = self._stream(node)
+        if stream is not None:
+            answer = await stream.register(request, timeout=DEFAULT_TIMEOUT)
+        else:
+            answer = await self._channel.call(AgentControl.REGISTER_NODE, request)
         if not answer.accepted:
             return 0.0
         node.registrations += 1
@@ -209,13 +252,31 @@ class HollowFleet:
         )
         node.sequence += 1
         began = self._clock.monotonic()
-        answer = await self._channel.call(AgentControl.HEARTBEAT, request)
+        stream = self._stream(node)
+        if stream is not None:
+            answer = await stream.heartbeat(request, timeout=DEFAULT_TIMEOUT)
+        else:
+            answer = await self._channel.call(AgentControl.HEARTBEAT, request)
+        node.last_ack, node.lease = began, answer.lease_ms / 1000
+        node.draining = answer.drain_node
         if node.beaten is not None:
             node.beaten(self._clock.monotonic() - began)
         return answer.heartbeat_interval_ms / 1000
 
+    def _stream(self, node: HollowNode) -> ControlStream | None:
+        if not self._use_streams or Feature.STREAM.value not in node.features or self._channel is None:
+            return None
+        stream = self._streams.get(node.node_id)
+        if stream is None or stream.is_over:
+            service = Service(methods_of(AgentService), self)
+            stream = ControlStream(self._channel, service, on_end=node.changed.set)
+            self._streams[node.node_id] = stream
+        return stream
+
     def _status(self, node: HollowNode, workload_id: str, run: HollowRun) -> control.WorkloadStatus:
         status = control.WorkloadStatus(workload_id=workload_id, state=run.state)
+        if run.state == "Failed":
+            status.failure_reason = control.FailureReason.Value(run.failure)
         if node.knows_generations:
             status.run.generation = run.request.generation
             status.run.revision_id = run.request.revision_id
@@ -231,7 +292,7 @@ class HollowFleet:
 
     async def _node(self, call: Call) -> HollowNode:
         node = self.nodes.get(call.metadata.get(NODE_HEADER, ""))
-        if node is None or node.silent:
+        if node is None or node.silent or node.deaf:
             await asyncio.sleep(3600)  # a machine that is gone does not answer at all
             raise NotFoundError("node", call.metadata.get(NODE_HEADER, ""))
         if node.slow:
@@ -245,17 +306,21 @@ class HollowFleet:
         refusal = node.refuse.get(request.id) or node.refuse.get("*")
         if refusal is not None:
             raise refusal
+        wanted = "Stopped" if request.desired_state == agent.DESIRED_STATE_STOPPED else "Running"
+        if node.draining and wanted == "Running" and request.id not in node.runs:
+            raise PreconditionError("the node is being drained and takes no new work", reason="draining")
         highest = node.generations.get(request.id, 0)
         if node.knows_generations and request.generation < highest:
             raise StaleGenerationError(request.id, offered=request.generation, highest=highest)
         node.generations[request.id] = max(highest, request.generation)
         known = node.runs.get(request.id)
-        wanted = "Stopped" if request.desired_state == agent.DESIRED_STATE_STOPPED else "Running"
         if known is not None and known.completed and known.request.attempt == request.attempt:
             same = known.request.spec == request.spec and wanted == "Running"
             run = HollowRun(request, "Stopped", completed=True) if same else HollowRun(request, wanted)
         else:
-            run = HollowRun(request, wanted)
+            run = HollowRun(request, "Pending" if wanted == "Running" and node.never_ready else wanted)
+            if known is not None and known.state == "Running" and same_spec(known.request, request):
+                run.state = wanted  # it goes on
         node.runs[request.id] = run
         node.history.append((f"apply {wanted}", request.id, request.generation))
         node.changed.set()
@@ -287,6 +352,25 @@ class HollowFleet:
             raise NotFoundError("workload", request.id)
         return agent.GetWorkloadStatusResponse(status=self._agent_status(request.id, node.runs[request.id]))
 
+    async def get_workload_spec(
+        self, request: agent.GetWorkloadSpecRequest, call: Call
+    ) -> agent.GetWorkloadSpecResponse:
+        """The spec of one run, as it was received."""
+        node = await self._node(call)
+        if not node.knows_generations:
+            raise UnsupportedError("an agent of the published contract does not hand out specs")
+        if request.id not in node.runs:
+            raise NotFoundError("workload", request.id)
+        order = node.runs[request.id].request
+        return agent.GetWorkloadSpecResponse(
+            id=order.id,
+            type=order.type,
+            revision_id=order.revision_id,
+            desired_state=order.desired_state,
+            spec=order.spec.SerializeToString(deterministic=True),
+            generation=order.generation,
+        )
+
     async def list_actions(self, request: agent.ListActionsRequest, call: Call) -> agent.ListActionsResponse:
         """What was done."""
         node = await self._node(call)
@@ -302,6 +386,7 @@ class HollowFleet:
             "Running": agent.ACTUAL_STATE_RUNNING,
             "Stopped": agent.ACTUAL_STATE_STOPPED,
             "Failed": agent.ACTUAL_STATE_FAILED,
+            "Pending": agent.ACTUAL_STATE_PENDING,
         }
         status = agent.WorkloadStatus(
             id=workload_id,
@@ -315,3 +400,8 @@ class HollowFleet:
         status.run.completed = run.completed
         status.run.ready = run.state == "Running"
         return status
+
+
+def same_spec(one: agent.ApplyWorkloadRequest, other: agent.ApplyWorkloadRequest) -> bool:
+    """Whether two orders ask for the same run."""
+    return one.spec == other.spec and one.desired_state == other.desired_state

@@ -1,11 +1,13 @@
 """Arbitrary protobuf messages, for tests of what must never happen: any bytes that parse may arrive.
 
 `messages(Cls)` is a hypothesis strategy: fields are left out or filled with everything their type can hold, with a
-preference for the values that programs stumble over.
+preference for the values that programs stumble over. `changed(message)` starts from a good message and makes one or
+two of its fields strange, so that what is wrong lies deep behind what is right.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -42,6 +44,35 @@ _SCALARS: dict[int, st.SearchStrategy[Any]] = {
 def messages(cls: type[M]) -> st.SearchStrategy[M]:
     """Messages of this type, as strange as its fields allow."""
     return _contents(cls.DESCRIPTOR, 0).map(lambda fields: _filled(cls(), fields))
+
+
+@st.composite
+def changed(draw: st.DrawFn, message: M) -> M:
+    """The message with one or two fields, at any depth, left out or filled with something else."""
+    result = type(message)()
+    result.CopyFrom(message)
+    for _ in range(draw(st.integers(1, 2))):
+        places = [*_places(result, 0)]
+        owner, field, depth = draw(st.sampled_from(places)) if places else (None, None, 0)
+        if owner is None or field is None:
+            break
+        owner.ClearField(field.name)
+        if draw(st.integers(0, 4)):
+            _filled(owner, {field.name: draw(_values(field, depth))})
+    return result
+
+
+def _places(message: Message, depth: int) -> Iterator[tuple[Message, Any, int]]:
+    """Every field of a message and of the messages that are set in it."""
+    for field in message.DESCRIPTOR.fields:
+        yield message, field, depth
+        nested = field.message_type
+        if nested is None or nested.GetOptions().map_entry or depth >= _MAX_DEPTH:
+            continue
+        value = getattr(message, field.name)
+        parts = value if field.is_repeated else [value] if message.HasField(field.name) else []
+        for part in parts:
+            yield from _places(part, depth + 1)
 
 
 def _contents(descriptor: Any, depth: int) -> st.SearchStrategy[dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot, Store
 from shoal.core.errors import UnavailableError
 from shoal.model.events import Event
+from shoal.model.trust import JoinToken, SecretRecord
 
 
 class KeptStore:
@@ -19,6 +20,8 @@ class KeptStore:
         self._opened = False
         #: Everything raises `UnavailableError` while this is set.
         self.away = False
+        #: The next commit happens, and nobody is told.
+        self.lose_next_answer = False
 
     async def open(self) -> None:
         """Open the store it keeps, the first time."""
@@ -35,12 +38,26 @@ class KeptStore:
     async def commit(self, batch: Batch) -> tuple[Event, ...]:
         """Apply a batch."""
         self._check()
-        return await self._inner.commit(batch)
+        events = await self._inner.commit(batch)
+        if self.lose_next_answer:
+            self.lose_next_answer = False
+            raise UnavailableError("the connection broke during the commit", outcome="unknown")
+        return events
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
         self._check()
         return await self._inner.events(query)
+
+    async def tokens(self) -> tuple[JoinToken, ...]:
+        """Every join token."""
+        self._check()
+        return await self._inner.tokens()
+
+    async def secrets(self) -> tuple[SecretRecord, ...]:
+        """Every secret."""
+        self._check()
+        return await self._inner.secrets()
 
     async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Campaign."""

@@ -7,6 +7,7 @@ An authority signs for one cluster. Keys are EC P-256. Everything here is bytes 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -184,9 +185,9 @@ def sign(
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
-def make_signing_request(identity: Identity, *, hosts: Sequence[str] = ()) -> OwnRequest:
-    """A new key, and the request to have it certified."""
-    key = ec.generate_private_key(ec.SECP256R1())
+def make_signing_request(identity: Identity, *, hosts: Sequence[str] = (), own_key: bytes | None = None) -> OwnRequest:
+    """A key, new unless one is given (PEM), and the request to have it certified."""
+    key = ec.generate_private_key(ec.SECP256R1()) if own_key is None else read_key(own_key)
     names = [x509.UniformResourceIdentifier(identity.uri), *_general_names(check_hosts(hosts))]
     request = (
         x509.CertificateSigningRequestBuilder()
@@ -306,7 +307,13 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def key_sha256(key: PublicKey) -> bytes:
+    """What tells a public key from every other."""
+    form = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(form).digest()
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )

@@ -17,7 +17,7 @@ from typing import Any
 from shoal.core.errors import DeniedError, UnauthenticatedError
 from shoal.model.identity import Identity, Role
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentService
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.transport import Method
 
@@ -57,12 +57,14 @@ _OWN_NODE = _allow(Role.AGENT, agent=own_node_only)
 _CONTROL = _allow(Role.CONTROL)
 _LOOK_AT_AGENT = _allow(Role.CONTROL, Role.OPERATOR)
 _ANYONE = _allow(*Role)
+_NOBODY = _allow()
 
 _TABLE: dict[Method[Any, Any], Rule] = {
     # Agents, each for itself.
     AgentControl.REGISTER_NODE: _OWN_NODE,
     AgentControl.HEARTBEAT: _OWN_NODE,
-    AgentControl.CONTROL_STREAM: _allow(Role.AGENT),
+    # Each message in it is judged by the rule of the unary call that it stands for.
+    AgentControl.CONTROL_STREAM: _allow(Role.AGENT, Role.OPERATOR),
     # Wishes of people.
     AgentControl.APPLY_WORKLOAD: _OPERATOR,
     AgentControl.DELETE_WORKLOAD: _OPERATOR,
@@ -71,6 +73,11 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentControl.SUBMIT_AUTOMATION_SUGGESTION: _OPERATOR,
     AgentControl.DELETE_GROUP: _OPERATOR,
     AgentControl.REMOVE_NODE: _OPERATOR,
+    AgentControl.CORDON_NODE: _OPERATOR,
+    AgentControl.UNCORDON_NODE: _OPERATOR,
+    AgentControl.DRAIN_NODE: _OPERATOR,
+    AgentControl.MARK_NODE_DEAD: _OPERATOR,
+    AgentControl.ADOPT_WORKLOAD: _OPERATOR,
     # A job's coordinator replaces the members that it lost.
     AgentControl.APPLY_GROUP: _allow(Role.OPERATOR, Role.WORKLOAD, workload=own_group_only),
     # Reads. An agent asks whose a workload is before it stops one that it was not told of.
@@ -93,6 +100,21 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentService.HEALTH_CHECK: _LOOK_AT_AGENT,
     AgentService.LIST_ACTIONS: _LOOK_AT_AGENT,
     AgentService.READ_LOGS: _LOOK_AT_AGENT,
+    # A spec may hold what is nobody's business but its owner's; an operator reads it from the control plane.
+    AgentService.GET_WORKLOAD_SPEC: _CONTROL,
+    # Served only where nobody is known; a caller that is known has no need of them.
+    Enrollment.GET_AUTHORITY: _NOBODY,
+    Enrollment.JOIN: _NOBODY,
+    # Who gets in is for people to say. An agent keeps its own certificate fresh, and asks for its workloads; whether
+    # they are its own is for the control plane to know.
+    Credentials.CREATE_JOIN_TOKEN: _OPERATOR,
+    Credentials.LIST_JOIN_TOKENS: _OPERATOR,
+    Credentials.REVOKE_JOIN_TOKEN: _OPERATOR,
+    Credentials.RENEW_CERTIFICATE: _allow(Role.AGENT),
+    Credentials.ISSUE_WORKLOAD_CERTIFICATE: _allow(Role.AGENT),
+    Secrets.SET_SECRET: _OPERATOR,
+    Secrets.LIST_SECRETS: _OPERATOR,
+    Secrets.DELETE_SECRET: _OPERATOR,
     # What every server has, for everyone of its cluster.
     CHECK: _ANYONE,
     WATCH: _ANYONE,

@@ -49,6 +49,11 @@ def read_certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
         raise InvalidError([problem("certificate", None, "must be a certificate in PEM")]) from None
 
 
+def to_pem(certificate: x509.Certificate) -> bytes:
+    """A certificate as PEM."""
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
 def matches(certificate: x509.Certificate, key: bytes) -> bool:
     """Whether a key (PEM) is the one that a certificate is for. Raises `InvalidError` when it is no key."""
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Probes and scrapers are few; more than this is a mistake or an attack, answered with 503.
-_MAX_CONNECTIONS = 100
+_MAX_CONNECTIONS = 1000
 
 
 class HttpServer:

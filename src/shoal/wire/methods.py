@@ -6,10 +6,15 @@ from typing import Any
 
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from shoal.wire.transport import Cardinality, Method
 
 _CONTROL = "persys.control.v1.AgentControl"
 _AGENT = "persys.agent.v1.AgentService"
+_ENROLLMENT = "shoal.v1.Enrollment"
+_CREDENTIALS = "shoal.v1.Credentials"
+_SECRETS = "shoal.v1.Secrets"
 
 
 class AgentControl:
@@ -45,6 +50,11 @@ class AgentControl:
         _CONTROL, "SetDesiredState", control.SetDesiredStateRequest, control.SetDesiredStateResponse
     )
     REMOVE_NODE = Method(_CONTROL, "RemoveNode", control.RemoveNodeRequest, control.RemoveNodeResponse)
+    CORDON_NODE = Method(_CONTROL, "CordonNode", control.CordonNodeRequest, control.CordonNodeResponse)
+    UNCORDON_NODE = Method(_CONTROL, "UncordonNode", control.UncordonNodeRequest, control.UncordonNodeResponse)
+    DRAIN_NODE = Method(_CONTROL, "DrainNode", control.DrainNodeRequest, control.DrainNodeResponse)
+    MARK_NODE_DEAD = Method(_CONTROL, "MarkNodeDead", control.MarkNodeDeadRequest, control.MarkNodeDeadResponse)
+    ADOPT_WORKLOAD = Method(_CONTROL, "AdoptWorkload", control.AdoptWorkloadRequest, control.AdoptWorkloadResponse)
     PLAN_PLACEMENT = Method(_CONTROL, "PlanPlacement", control.PlanPlacementRequest, control.PlanPlacementResponse)
     LIST_EVENTS = Method(_CONTROL, "ListEvents", control.ListEventsRequest, control.ListEventsResponse)
     WATCH_EVENTS = Method(_CONTROL, "WatchEvents", control.WatchEventsRequest, control.Event, Cardinality.SERVER_STREAM)
@@ -64,6 +74,48 @@ class AgentService:
     HEALTH_CHECK = Method(_AGENT, "HealthCheck", agent.HealthCheckRequest, agent.HealthCheckResponse)
     LIST_ACTIONS = Method(_AGENT, "ListActions", agent.ListActionsRequest, agent.ListActionsResponse)
     READ_LOGS = Method(_AGENT, "ReadLogs", agent.ReadLogsRequest, agent.LogChunk, Cardinality.SERVER_STREAM)
+    GET_WORKLOAD_SPEC = Method(_AGENT, "GetWorkloadSpec", agent.GetWorkloadSpecRequest, agent.GetWorkloadSpecResponse)
+
+
+class Enrollment:
+    """How those who have no certificate yet get one. Served on a port of its own."""
+
+    NAME = _ENROLLMENT
+    GET_AUTHORITY = Method(_ENROLLMENT, "GetAuthority", enrollment.GetAuthorityRequest, enrollment.GetAuthorityResponse)
+    JOIN = Method(_ENROLLMENT, "Join", enrollment.JoinRequest, enrollment.JoinResponse)
+
+
+class Credentials:
+    """Join tokens, and new certificates for those who have one."""
+
+    NAME = _CREDENTIALS
+    CREATE_JOIN_TOKEN = Method(
+        _CREDENTIALS, "CreateJoinToken", enrollment.CreateJoinTokenRequest, enrollment.CreateJoinTokenResponse
+    )
+    LIST_JOIN_TOKENS = Method(
+        _CREDENTIALS, "ListJoinTokens", enrollment.ListJoinTokensRequest, enrollment.ListJoinTokensResponse
+    )
+    REVOKE_JOIN_TOKEN = Method(
+        _CREDENTIALS, "RevokeJoinToken", enrollment.RevokeJoinTokenRequest, enrollment.RevokeJoinTokenResponse
+    )
+    RENEW_CERTIFICATE = Method(
+        _CREDENTIALS, "RenewCertificate", enrollment.RenewCertificateRequest, enrollment.RenewCertificateResponse
+    )
+    ISSUE_WORKLOAD_CERTIFICATE = Method(
+        _CREDENTIALS,
+        "IssueWorkloadCertificate",
+        enrollment.IssueWorkloadCertificateRequest,
+        enrollment.IssueWorkloadCertificateResponse,
+    )
+
+
+class Secrets:
+    """Values that specs name and nobody reads back."""
+
+    NAME = _SECRETS
+    SET_SECRET = Method(_SECRETS, "SetSecret", secrets.SetSecretRequest, secrets.SetSecretResponse)
+    LIST_SECRETS = Method(_SECRETS, "ListSecrets", secrets.ListSecretsRequest, secrets.ListSecretsResponse)
+    DELETE_SECRET = Method(_SECRETS, "DeleteSecret", secrets.DeleteSecretRequest, secrets.DeleteSecretResponse)
 
 
 def methods_of(service: type) -> tuple[Method[Any, Any], ...]:

@@ -9,6 +9,9 @@ when they changed). A server knows its callers by the certificate that TLS has v
 server's certificate, for gRPC does not hand it out; it asks TLS to verify the name that says who the server is
 (`shoal.model.identity.Peer`) in place of its host. Without a `Peer` it is the host that is verified.
 
+`ServerTls` and `AnonymousTls` are the two ends of a connection on which the caller has no certificate yet: the server
+proves who it is and knows nobody. They serve to get one (`shoal.v1.Enrollment`), and nothing else.
+
 `Insecure` protects nothing and knows nobody, and every program must be told to use it.
 
 Called by `channel.py` and `server.py`; calls `credentials.py`.
@@ -23,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.core.clock import Clock
-from shoal.core.errors import UnauthenticatedError
+from shoal.core.errors import InternalError, UnauthenticatedError
 from shoal.model.identity import Identity, Peer
 from shoal.wire.grpcio import aio, grpc
 
@@ -37,6 +40,9 @@ LOOK_EVERY = 2.0
 
 # A connection is made anew now and then, so that an authority that is trusted no more is soon without any.
 _CONNECTION_AGE_MS = 3_600_000
+
+# A request to sign and a token fit in many times over.
+_MAX_ANONYMOUS_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +59,22 @@ class MutualTls:
     key: Path
 
 
-Security = Insecure | MutualTls
+@dataclass(frozen=True, slots=True)
+class ServerTls:
+    """A server with the files of a `MutualTls` that asks its callers for no certificate. It cannot connect."""
+
+    files: MutualTls
+
+
+@dataclass(frozen=True, slots=True)
+class AnonymousTls:
+    """A client without a certificate, of one server: it trusts these roots (PEM) for this name. It cannot serve."""
+
+    roots: bytes
+    server_name: str
+
+
+Security = Insecure | MutualTls | ServerTls | AnonymousTls
 INSECURE = Insecure()
 
 
@@ -98,6 +119,10 @@ def protect(security: Security, *, clock: Clock) -> Protection:
             return _Unprotected()
         case MutualTls():
             return _Protected(security, clock)
+        case ServerTls():
+            return _ServerOnly(security.files, clock)
+        case AnonymousTls():
+            return _Anonymous(security)
 
 
 class _Unprotected:
@@ -125,6 +150,7 @@ class _Unprotected:
 class _Protected:
     """TLS both ways, with files that may be replaced at any time."""
 
+    _asks_callers = True
     server_options: Options = (("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),)
 
     def __init__(self, security: MutualTls, clock: Clock) -> None:
@@ -138,7 +164,7 @@ class _Protected:
         self._next_look = 0.0
 
     @property
-    def identity(self) -> Identity:
+    def identity(self) -> Identity | None:
         return self._files.current.identity
 
     def version(self) -> int:
@@ -172,10 +198,10 @@ class _Protected:
             return _configuration(newest)
 
         make: Any = grpc.dynamic_ssl_server_credentials  # its types do not know that a fetcher may return None
-        credentials = make(_configuration(given), fetch, require_client_authentication=True)
+        credentials = make(_configuration(given), fetch, require_client_authentication=self._asks_callers)
         return server.add_secure_port(target, credentials)
 
-    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity:
+    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             raise UnauthenticatedError("the caller has shown no certificate")
@@ -188,6 +214,43 @@ class _Protected:
                 name=identity.name,
             )
         return identity
+
+
+class _ServerOnly(_Protected):
+    """TLS with a certificate on our side alone. Nobody is known, so nobody gets much: small messages, short stays."""
+
+    _asks_callers = False
+    server_options: Options = (
+        ("grpc.max_connection_age_ms", 60_000),
+        ("grpc.max_connection_idle_ms", 10_000),
+        ("grpc.max_concurrent_streams", 8),
+        ("grpc.max_receive_message_length", _MAX_ANONYMOUS_BYTES),
+    )
+
+    @property
+    def identity(self) -> None:
+        return None
+
+    def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
+        raise InternalError("a server for callers without certificates does not call anyone")
+
+    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+        return None
+
+
+class _Anonymous(_Unprotected):
+    """TLS to one server that is known, from a client that nobody knows."""
+
+    def __init__(self, security: AnonymousTls) -> None:
+        self._security = security
+
+    def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
+        credentials = grpc.ssl_channel_credentials(self._security.roots)
+        options = (*options, ("grpc.ssl_target_name_override", self._security.server_name))
+        return aio.secure_channel(target, credentials, options=options)
+
+    def add_port(self, server: aio.Server, target: str) -> int:
+        raise InternalError("a client without a certificate does not serve anyone")
 
 
 def _configuration(given: Credentials) -> grpc.ServerCertificateConfiguration:

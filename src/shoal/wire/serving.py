@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError, EncodeError, Message
 
+from shoal.core import tracing
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
 from shoal.wire.authorization import Policy
 from shoal.wire.status import OK, Code, Status, status_of
@@ -72,7 +73,7 @@ def refuse(endpoint: Endpoint, error: ShoalError, observer: RpcObserver | None) 
 async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObserver | None) -> bytes | Status:
     """Serve a unary call: the answer, or the status that says why there is none. Raises only `CancelledError`."""
     result = b""
-    with _watched(endpoint, observer) as outcome:
+    with _traced(endpoint, call) as trace, _watched(endpoint, observer, trace) as outcome:
         _admit(endpoint, call)
         function = _function(endpoint)
         request = unpack(endpoint.method.request, data, endpoint.method)
@@ -86,7 +87,7 @@ async def converse(
 ) -> Status:
     """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`."""
     method = endpoint.method
-    with _watched(endpoint, observer) as outcome:
+    with _traced(endpoint, call) as trace, _watched(endpoint, observer, trace) as outcome:
         _admit(endpoint, call)
         function = _function(endpoint)
         if method.cardinality is Cardinality.BOTH_STREAM:
@@ -108,8 +109,12 @@ class _Outcome:
     status: Status = OK
 
 
+def _traced(endpoint: Endpoint, call: Call) -> contextlib.AbstractContextManager[tracing.Span]:
+    return tracing.span(endpoint.method.path, parent=call.metadata, rpc__system="grpc")
+
+
 @contextlib.contextmanager
-def _watched(endpoint: Endpoint, observer: RpcObserver | None) -> Iterator[_Outcome]:
+def _watched(endpoint: Endpoint, observer: RpcObserver | None, trace: tracing.Span | None = None) -> Iterator[_Outcome]:
     """Turn what the block raises into a status, and report how the call ended."""
     loop = asyncio.get_running_loop()
     started = loop.time()
@@ -132,8 +137,10 @@ def _watched(endpoint: Endpoint, observer: RpcObserver | None) -> Iterator[_Outc
     except Exception as error:  # noqa: BLE001 - a handler's bug is answered and logged; the server goes on
         outcome.status = _unexpected(endpoint, error)
     finally:
+        code = Code.CANCELLED if cancelled else outcome.status.code
+        if trace is not None:
+            trace.set("rpc.response.status_code", code.name)
         if observer is not None:
-            code = Code.CANCELLED if cancelled else outcome.status.code
             observer.observe(endpoint.method.path, code.name, loop.time() - started)
 
 

@@ -150,6 +150,11 @@ class Server(Protocol):
 class Transport(Protocol):
     """Makes channels and servers."""
 
+    @property
+    def identity(self) -> Identity | None:
+        """Who we are by our certificate; None without one."""
+        ...
+
     def connect(self, address: str, *, peer: Peer | None = None) -> Channel:
         """A channel to host:port. Does not connect yet.
 

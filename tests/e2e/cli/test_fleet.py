@@ -182,14 +182,15 @@ def start_up(tmp_path):
 
 
 def shoal(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    ready = json.loads((directory / ".shoal" / "control" / "ready.json").read_text())
+    """A client command in the folder of `shoal up`, told nothing else."""
     return subprocess.run(
         [sys.executable, "-m", "shoal", *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
-        env={**os.environ, "SHOAL_CONTROL": ready["grpc"]},
+        cwd=directory,
+        env={name: value for name, value in os.environ.items() if not name.startswith("SHOAL_")},
     )
 
 
@@ -228,11 +229,55 @@ def test_up_goes_on_where_it_was_and_leaves_nothing_behind(start_up, tmp_path):
     assert processes_of(tmp_path / ".shoal") == []
 
 
-def test_up_ends_when_one_of_its_processes_dies(start_up, tmp_path):
+def test_up_starts_again_what_dies(start_up, tmp_path):
     up = start_up()
     up.wait_for_words("Ctrl-C stops everything")
-    children = json.loads((tmp_path / ".shoal" / "children.json").read_text())
-    os.kill(children["control"]["pid"], signal.SIGKILL)
-    assert up.process.wait(PATIENCE) == 1
-    assert "error: control was killed by signal 9" in up.log.read_text()
+    for name in ("control", "node-1"):
+        os.kill(pid_of_child(tmp_path, name), signal.SIGKILL)
+        up.wait_for_words(f"{name} was killed by signal 9; it is started again")
+        up.wait_for_words(f"{name} is back")
+    outcome = shoal(tmp_path, "node", "list")
+    assert outcome.returncode == 0, outcome.stderr
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(PATIENCE) == 0
     assert processes_of(tmp_path / ".shoal") == []
+
+
+def test_up_gives_up_on_what_dies_again_and_again(start_up, tmp_path):
+    up = start_up()
+    up.wait_for_words("Ctrl-C stops everything")
+    killed = set()
+    deadline = time.monotonic() + PATIENCE
+    while up.process.poll() is None:
+        assert time.monotonic() < deadline, up.log.read_text()
+        pid = pid_of_child(tmp_path, "node-1")
+        if pid is not None and pid not in killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.02)
+    assert up.process.returncode == 1
+    assert "5 deaths within 60 s, so everything is stopped" in up.log.read_text()
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+def pid_of_child(directory: Path, name: str) -> int | None:
+    try:
+        children = json.loads((directory / ".shoal" / "children.json").read_text())
+    except (OSError, ValueError):  # it is being written
+        return None
+    return children[name]["pid"] if name in children else None
+
+
+def test_certificates_are_made_once_and_private(start_up, tmp_path):
+    fingerprints = []
+    for _ in range(2):
+        up = start_up()
+        up.wait_for_words("Ctrl-C stops everything")
+        fingerprints.append({path: path.read_bytes() for path in (tmp_path / ".shoal" / "certs").rglob("*.pem")})
+        up.process.send_signal(signal.SIGINT)
+        assert up.process.wait(PATIENCE) == 0
+    assert fingerprints[0] == fingerprints[1]
+    assert len(fingerprints[0]) == 2 + 3 * 3
+    assert all(path.stat().st_mode & 0o077 == 0 for path in fingerprints[0])
+    assert (tmp_path / ".shoal" / "client.toml").stat().st_mode & 0o077 == 0

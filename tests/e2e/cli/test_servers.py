@@ -13,6 +13,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -87,7 +88,7 @@ def test_it_serves_says_where_and_ends_on_sigterm(start, tmp_path):
     assert ready["pid"] == plane.process.pid
     answer = json.loads(urllib.request.urlopen(f"http://{ready['http']}/health", timeout=PATIENCE).read())
     assert answer["status"] == "ok"
-    outcome = shoal("status", "--json", env={"SHOAL_CONTROL": ready["grpc"]})
+    outcome = shoal("status", "--json", env={"SHOAL_CONTROL": ready["grpc"], "SHOAL_INSECURE": "1"})
     assert outcome.returncode == 0, outcome.stderr
     assert json.loads(outcome.stdout)["summary"]["total_nodes"] == 0
     plane.process.send_signal(signal.SIGTERM)
@@ -100,11 +101,11 @@ def test_what_is_stored_is_there_after_kill_9(start, tmp_path):
     plane = start(*arguments)
     spec = tmp_path / "web.yaml"
     spec.write_text("id: web\ntype: process\nprocess: {command: [sleep, '60']}\n")
-    outcome = shoal("apply", "-f", str(spec), "--control", plane.ready["grpc"])
+    outcome = shoal("apply", "-f", str(spec), "--control", plane.ready["grpc"], "--insecure")
     assert outcome.returncode == 3, outcome.stderr
     plane.process.kill()
     plane.process.wait()
-    outcome = shoal("workload", "get", "web", "--control", start(*arguments).ready["grpc"])
+    outcome = shoal("workload", "get", "web", "--control", start(*arguments).ready["grpc"], "--insecure")
     assert outcome.returncode == 0, outcome.stderr
     assert "Pending" in outcome.stdout
 
@@ -121,11 +122,58 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path):
         assert name in said, said
 
 
-def test_insecure_has_to_be_said(tmp_path):
+def test_security_has_to_be_declined(tmp_path):
     outcome = shoal("control", "--data-dir", str(tmp_path))
     assert outcome.returncode == 2
-    assert outcome.stderr.startswith("error: --insecure: ")
-    assert "\n\nhint: " in outcome.stderr
+    assert outcome.stderr.startswith("error: --ca: is required, with cert and key: make them with `shoal certs init`")
+    outcome = shoal("control", "--data-dir", str(tmp_path), "--cert", "c.pem", env={"SHOAL_INSECURE": "1"})
+    assert outcome.returncode == 2
+    assert "one or the other" in outcome.stderr
+
+
+def test_insecure_is_warned_about_and_stays_on_this_machine(start, tmp_path):
+    plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
+    assert "WARNING" in plane.log.read_text()
+    assert "--insecure: nothing is encrypted" in plane.log.read_text()
+    assert plane.ready["grpc"].startswith("127.0.0.1:")
+    port = int(plane.ready["grpc"].rpartition(":")[2])
+    connections = psutil.Process(plane.process.pid).net_connections("tcp")
+    served_at = {each.laddr.ip.removeprefix("::ffff:") for each in connections if each.laddr.port == port}
+    assert served_at == {"127.0.0.1"}
+
+
+def issue(folder, role, name):
+    flag = "--node-id" if role == "agent" else "--name"
+    outcome = shoal("certs", "issue", "--dir", str(folder), "--role", role, flag, name)
+    assert outcome.returncode == 0, outcome.stderr
+    files = folder / f"{role}-{name}"
+    return ("--ca", str(files / "ca.pem"), "--cert", str(files / "cert.pem"), "--key", str(files / "key.pem"))
+
+
+def test_a_fleet_with_certificates_that_were_made_by_hand(start, tmp_path):
+    folder = tmp_path / "certs"
+    assert shoal("certs", "init", "--dir", str(folder), "--cluster", "lab").returncode == 0
+    control, agent, operator = (
+        issue(folder, role, name) for role, name in (("control", "c"), ("agent", "n1"), ("operator", "me"))
+    )
+    plane = start("control", *control, "--data-dir", str(tmp_path / "c"), "--grpc-port", "0", "--http-port", "0")
+    assert "WARNING" not in plane.log.read_text()
+    node = start(
+        *("agent", *agent, "--data-dir", str(tmp_path / "a"), "--control", plane.ready["grpc"], "--grpc-port", "0")
+    )
+    assert node.ready["node_id"] == "n1"  # as the certificate says
+    seen = wait_for_node(plane.ready["grpc"], "n1", proof=operator)
+    assert seen["cluster_id"] == "lab"
+
+    refused = shoal("node", "list", "--control", plane.ready["grpc"], *agent)
+    assert refused.returncode == 1
+    assert "ListNodes needs the role operator; the caller is agent n1" in refused.stderr
+    refused = shoal("node", "list", "--control", plane.ready["grpc"], "--insecure")
+    assert refused.returncode == 1
+    assert "certificates of one authority" in refused.stderr
+    refused = shoal("control", *agent, "--data-dir", str(tmp_path / "d"), "--grpc-port", "0", "--http-port", "0")
+    assert refused.returncode == 2
+    assert "--cert: must be of role control" in refused.stderr
 
 
 def test_a_port_that_is_taken_is_one_line(start, tmp_path):
@@ -163,10 +211,10 @@ def test_an_agent_registers_with_what_it_was_given_and_ends_on_sigterm(start, tm
     assert f"agent n-1 ready: grpc {agent.ready['grpc']}, http {agent.ready['http']}\n" in agent.log.read_text()
 
 
-def wait_for_node(control: str, name: str) -> dict[str, Any]:
+def wait_for_node(control: str, name: str, *, proof: tuple[str, ...] = ("--insecure",)) -> dict[str, Any]:
     deadline = time.monotonic() + PATIENCE
     while True:
-        outcome = shoal("node", "get", name, "--json", "--control", control)
+        outcome = shoal("node", "get", name, "--json", "--control", control, *proof)
         if outcome.returncode == 0:
             return json.loads(outcome.stdout)["node"]
         assert time.monotonic() < deadline, outcome.stderr
@@ -194,7 +242,7 @@ def test_everything_that_is_wrong_with_an_agent_is_said_at_once(tmp_path):
         assert f"error: {name}" in outcome.stderr, outcome.stderr
 
 
-def test_an_agent_without_insecure_is_an_error_that_says_so(tmp_path):
+def test_an_agent_without_certificates_is_told_how_to_get_them(tmp_path):
     outcome = shoal("agent", "--data-dir", str(tmp_path), "--control", "127.0.0.1:1")
     assert outcome.returncode == 2
-    assert outcome.stderr.startswith("error: --insecure: ")
+    assert outcome.stderr.startswith("error: --ca: is required, with cert and key: ")

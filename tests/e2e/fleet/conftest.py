@@ -22,6 +22,7 @@ async def fleet(tmp_path):
         lease=LEASE,
         heartbeat_interval=HEARTBEAT,
         stop_workloads_on_exit=False,
+        secure=False,  # quick; a life with certificates is in test_postgres.py, and in tests/e2e/cli
     )
     try:
         await fleet.start()

@@ -80,7 +80,8 @@ async def test_everything_lies_in_its_own_schema(store, url):
         ).fetchall()
     assert {schema for schema, _table in rows} == {"shoal"}
     assert {table for _schema, table in rows} == {
-        *("nodes", "workloads", "groups", "observations", "events", "meta", "leadership", "schema_migrations")
+        *("nodes", "workloads", "groups", "observations", "events", "meta", "leadership", "schema_migrations"),
+        *("join_tokens", "secrets"),
     }
 
 

@@ -19,7 +19,7 @@ from shoal.wire import methods as table
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.security import MutualTls
 from shoal.wire.transport import Cardinality, Service
@@ -33,7 +33,7 @@ ALLOWED = {
     AgentControl: {
         "RegisterNode": {AGENT},
         "Heartbeat": {AGENT},
-        "ControlStream": {AGENT},
+        "ControlStream": {AGENT, OPERATOR},
         "ApplyWorkload": {OPERATOR},
         "DeleteWorkload": {OPERATOR},
         "RetryWorkload": {OPERATOR},
@@ -42,6 +42,11 @@ ALLOWED = {
         "ApplyGroup": {OPERATOR, WORKLOAD},
         "DeleteGroup": {OPERATOR},
         "RemoveNode": {OPERATOR},
+        "CordonNode": {OPERATOR},
+        "UncordonNode": {OPERATOR},
+        "DrainNode": {OPERATOR},
+        "MarkNodeDead": {OPERATOR},
+        "AdoptWorkload": {OPERATOR},
         "ListNodes": {OPERATOR},
         "GetNode": {OPERATOR},
         "ListWorkloads": {OPERATOR},
@@ -62,7 +67,18 @@ ALLOWED = {
         "HealthCheck": {CONTROL, OPERATOR},
         "ListActions": {CONTROL, OPERATOR},
         "ReadLogs": {CONTROL, OPERATOR},
+        "GetWorkloadSpec": {CONTROL},
     },
+    # Where these are served nobody is known; a server that knows its callers has them for nobody.
+    Enrollment: {"GetAuthority": set(), "Join": set()},
+    Credentials: {
+        "CreateJoinToken": {OPERATOR},
+        "ListJoinTokens": {OPERATOR},
+        "RevokeJoinToken": {OPERATOR},
+        "RenewCertificate": {AGENT},
+        "IssueWorkloadCertificate": {AGENT},
+    },
+    Secrets: {"SetSecret": {OPERATOR}, "ListSecrets": {OPERATOR}, "DeleteSecret": {OPERATOR}},
 }
 
 #: What a caller that is allowed to sends: conditions look at these fields.
@@ -128,10 +144,9 @@ def issued(tmp_path_factory):
     both = ours.trusted + red.trusted
     servers = Certificates(base / "servers", cluster="blue")
     servers.authority = ours.authority
-    server = {
-        AgentControl: servers.issue(identity_of(CONTROL), trusted=both),
-        AgentService: servers.issue(identity_of(AGENT), trusted=both),
-    }
+    server = {AgentService: servers.issue(identity_of(AGENT), trusted=both)}
+    for service in SERVICES:
+        server.setdefault(service, servers.issue(identity_of(CONTROL), trusted=both))
     return Issued(server, clients)
 
 
@@ -182,6 +197,8 @@ def expected_for(service, role):
         needed = [each for each in Role if each in allowed]
         words = f"the role {needed[0]}" if len(needed) == 1 else f"one of the roles {', '.join(needed)}"
         refused = f"{method.name} needs {words}; the caller is {identity_of(role)}"
+        if not needed:
+            refused = f"{method.name} is open to nobody"
         expected[method.name] = OK if role in allowed else refused
     return expected
 

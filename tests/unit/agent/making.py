@@ -90,13 +90,20 @@ def probed(**fields) -> ProcessSpec:
     return process(readiness=readiness, **fields)
 
 
-def workload(spec: ProcessSpec | None = None, *, request: Resources | None = None, at_most_one: bool = False):
+def workload(
+    spec: ProcessSpec | None = None,
+    *,
+    request: Resources | None = None,
+    at_most_one: bool = False,
+    stop_after: float = 0.0,
+):
     """A spec as the agent is sent it."""
     asked = request or Resources()
     whole = WorkloadSpec(
         type=WorkloadType.PROCESS, process=spec or process(), slots=asked.slots, at_most_one=at_most_one
     )
     message = agent_spec_from_control(whole, "w")
+    message.stop_after_ms = round(stop_after * 1000)
     message.reservation.cpu_millicores = asked.cpu_millicores
     message.reservation.memory_mb = asked.memory_mb
     message.reservation.disk_gb = asked.disk_gb

@@ -19,6 +19,9 @@ from tests.unit.agent.scripted_control import ScriptedControl
 
 CONTROL = "127.0.0.1:8085"
 
+#: Whether scripted control planes take streams, unless a test says so itself. Set by tests that run both ways.
+STREAMS = False
+
 
 class Scene:
     """A network with a scripted control plane, and agents."""
@@ -26,7 +29,7 @@ class Scene:
     def __init__(self, tmp_path, **control) -> None:
         self.tmp_path = tmp_path
         self.network = LocalNetwork()
-        self.control = ScriptedControl(**control)
+        self.control = ScriptedControl(**{"streams": STREAMS, **control})
         self.clock = LoopClock(START)
         self.machine = FakeMachine(self.clock)
         self.agents: list[Agent] = []

@@ -1,10 +1,14 @@
-"""A control plane by script: it takes registrations and beats, and does with them what a test says."""
+"""A control plane by script: it takes registrations and beats, and does with them what a test says.
+
+They come as unary calls, or with `streams` through a stream, and are taken the same way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError
+from shoal.wire.calls import Outbox, StreamCalls, refusal
 from shoal.wire.methods import AgentControl, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Service
@@ -13,7 +17,12 @@ from shoal.wire.transport import Service
 class ScriptedControl:
     """Serves the part of AgentControl that agents call."""
 
-    def __init__(self, *, interval: float = 10.0, lease: float = 30.0) -> None:
+    def __init__(self, *, interval: float = 10.0, lease: float = 30.0, streams: bool = False) -> None:
+        #: Whether it takes streams; else they are not implemented here.
+        self.streams = streams
+        self.opened = 0
+        self.stream: StreamCalls | None = None
+        self.term = 0
         self.interval = interval
         self.lease = lease
         #: Answer in whole seconds, with dates and without sessions, as a foreign control plane does.
@@ -30,7 +39,37 @@ class ScriptedControl:
         self.orders: list[str] = []
 
     def service(self) -> Service:
+        if not self.streams:
+            unary = [method for method in methods_of(AgentControl) if method is not AgentControl.CONTROL_STREAM]
+            return Service(unary, self)
         return Service(methods_of(AgentControl), self)
+
+    async def control_stream(self, requests, call):
+        self.opened += 1
+        outbox = Outbox()
+        self.stream = StreamCalls(outbox, address="the agent")
+
+        async def read():
+            async for message in requests:
+                kind = message.WhichOneof("message")
+                if kind == "call_reply":
+                    self.stream.take(message)
+                    continue
+                handle = {"register": self.register_node, "heartbeat": self.heartbeat}[kind]
+                try:
+                    answer = await handle(getattr(message, kind), call)
+                    reply = pb.ControlMessage(in_reply_to=message.message_id, **{f"{kind}_reply": answer})
+                except ShoalError as error:
+                    reply = refusal(error, message.message_id)
+                await outbox.put(reply)
+            outbox.close()
+
+        reading = asyncio.ensure_future(read())
+        try:
+            async for message in outbox.messages():
+                yield message
+        finally:
+            reading.cancel()
 
     def forget_node(self) -> None:
         self.session = ""
@@ -69,7 +108,9 @@ class ScriptedControl:
         if not self.foreign and request.session != self.session:
             raise SessionSupersededError(request.node_id)
         lease = 0 if self.foreign else round(self.lease * 1000)
-        return pb.HeartbeatResponse(acknowledged=self.acknowledges, drain_node=self.drain, lease_ms=lease)
+        return pb.HeartbeatResponse(
+            acknowledged=self.acknowledges, drain_node=self.drain, lease_ms=lease, term=self.term
+        )
 
     async def get_workload(self, request, call):
         if request.workload_id not in self.views:

@@ -216,7 +216,7 @@ async def test_its_deadline_is_moved_on_and_ends_it_when_it_is_not(tmp_path):
         await kit.apply("free")
         for _ in range(5):
             kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
-            await kit.executor.extend_deadlines(kit.contact.time_left())
+            await kit.executor.extend_deadlines(0.0)
             await kit.settle(5)
         assert kit.machine.count("started", "w") == 1
         await kit.settle(20)
@@ -235,11 +235,61 @@ async def test_the_agent_stops_it_when_it_counts_the_lease_as_over(tmp_path):
         await kit.apply("free")
         kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
         await kit.settle()
-        kit.executor.lose_contact()
+        kit.executor.lose_contact(kit.contact.allowance())
         owned_by(kit, "n2", 2)
         await kit.settle(1)
         assert not kit.machine.alive("w")
         assert kit.machine.alive("free")
+
+
+async def test_one_that_may_go_on_alone_for_a_while_is_stopped_after_that(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.apply("w", stop_after=100)
+        await kit.settle()
+        (alive,) = kit.machine.alive("w")
+        assert kit.machine.started_with[alive.run_id].deadline == 90
+        await kit.settle(50)
+        # The lease is over, and that is no reason to stop it, nor not to start it again when it ends by itself.
+        kit.executor.lose_contact(kit.contact.silence())
+        kit.machine.kill(alive.run_id)
+        await kit.settle(5)
+        (again,) = kit.machine.alive("w")
+        assert kit.machine.started_with[again.run_id].deadline == pytest.approx(90 - 50.5, abs=0.6)
+        await kit.settle(34)
+        assert kit.machine.alive("w")
+        await kit.settle(2)
+        assert not kit.machine.alive("w")
+        assert kit.machine.history[-2].ended_by == "deadline"
+        # Now it may be another's.
+        owned_by(kit, "n2", 2)
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.settle(5)
+        assert not kit.machine.alive("w")
+        owned_by(kit, "n1", 1)
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.settle(8)
+        assert kit.machine.alive("w")
+
+
+async def test_each_run_gets_its_own_time_when_there_is_contact_again(tmp_path):
+    async with opened(tmp_path) as kit:
+        owned_by(kit, "n1")
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.apply("once", at_most_one=True)
+        await kit.apply("brief", stop_after=1)
+        await kit.apply("long", stop_after=100)
+        await kit.settle(50)
+        assert [name for name in ("once", "brief", "long") if kit.machine.alive(name)] == ["long"]
+        silence = kit.contact.silence()
+        kit.executor.lose_contact(silence)
+        kit.contact.renew(sent_at=kit.clock.monotonic(), lease=10)
+        await kit.executor.extend_deadlines(silence)
+        await kit.settle(85)
+        assert kit.machine.alive("long")
+        assert kit.machine.count("started", "long") == 1
+        await kit.settle(10)
+        assert not kit.machine.alive("long")
 
 
 async def test_after_a_restart_it_is_adopted_but_never_started_from_memory(tmp_path):

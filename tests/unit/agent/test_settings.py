@@ -63,7 +63,7 @@ def test_the_names_of_the_published_agent_are_understood():
 
 def test_our_own_names_and_flags_win():
     env = {"PERSYS_NODE_ID": "theirs", "SHOAL_AGENT_NODE_ID": "ours", "SHOAL_CONTROL": "c:1", "PERSYS_GRPC_PORT": "1"}
-    settings = load(env, data_dir="d", grpc_port="2")
+    settings = load(env, data_dir="d", grpc_port="2", insecure=True)
     assert (settings.node_id, settings.grpc_port) == ("ours", 2)
 
 
@@ -81,13 +81,28 @@ def test_everything_wrong_is_said_at_once():
 def test_rules_across_fields():
     with pytest.raises(InvalidError) as caught:
         check(AgentSettings(data_dir="d", control=("a b:1", "ok:1"), grpc_host="not a host", advertise="h:99999"))
-    assert {found.field for found in caught.value.problems} == {"control[0]", "grpc_host", "advertise"}
+    assert {found.field for found in caught.value.problems} == {"control[0]", "grpc_host", "advertise", "ca"}
+
+
+def test_certificates_all_three_or_none_of_them_and_said_so():
+    given = {"data_dir": "d", "standalone": True}
+    with pytest.raises(InvalidError, match="ca: is required, with cert and key: make them with `shoal certs issue"):
+        check(AgentSettings(**given))
+    with pytest.raises(InvalidError) as caught:
+        check(AgentSettings(**given, cert="c"))
+    assert [found.field for found in caught.value.problems] == ["ca", "key"]
+    with pytest.raises(InvalidError, match="insecure: must not be given together with certificates"):
+        check(AgentSettings(**given, cert="c", insecure=True))
+    names = {"PERSYS_TLS_CA": "a", "PERSYS_TLS_CERT": "c", "PERSYS_TLS_KEY": "k", "SHOAL_CERT": "own"}
+    settings = load(names, **given)
+    assert (settings.ca, settings.cert, settings.key) == ("a", "own", "k")
+    assert settings.grpc_address == "0.0.0.0:50051"
 
 
 def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():
     with pytest.raises(InvalidError, match="--standalone"):
-        check(AgentSettings(data_dir="d"))
-    alone = AgentSettings(data_dir="d", control=("c:1",), standalone=True)
+        check(AgentSettings(data_dir="d", insecure=True))
+    alone = AgentSettings(data_dir="d", control=("c:1",), standalone=True, insecure=True)
     check(alone)
     assert alone.control_addresses == ()
 
@@ -95,7 +110,8 @@ def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():
 @pytest.mark.parametrize(
     ("fields", "endpoint"),
     [
-        ({}, "127.0.0.1:1234"),
+        ({"insecure": True}, "127.0.0.1:1234"),
+        ({}, "10.9.8.7:1234"),
         ({"grpc_host": "0.0.0.0"}, "10.9.8.7:1234"),
         ({"grpc_host": "::"}, "10.9.8.7:1234"),
         ({"advertise": "edge"}, "edge:1234"),

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import looptime
+import pytest
 
 from shoal.cli import main
 from shoal.cli.session import Surroundings
@@ -378,7 +379,9 @@ def run_cli(control: ScriptedControl | None, arguments: list[str], capsys: Any) 
         with asyncio.Runner(loop_factory=looptime.new_event_loop) as runner:
             return runner.run(session())
 
-    around = Surroundings(make_transport=lambda: transport, make_clock=lambda: LoopClock(START), run=run)
-    code = main.run(arguments, around=around)
+    around = Surroundings(make_transport=lambda _access: transport, make_clock=lambda: LoopClock(START), run=run)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SHOAL_INSECURE", "1")  # there is no network to protect
+        code = main.run(arguments, around=around)
     captured = capsys.readouterr()
     return Outcome(code, captured.out, captured.err, seconds)

@@ -295,7 +295,6 @@ def test_what_does_not_exist(control, capsys):
         (["workload", "wait", "web", "--for", "luck"], "luck"),
         (["logs", "web", "--tail", "-1"], "--tail"),
         (["node", "list", "--control", "h:0"], "must be HOST:PORT"),
-        (["node", "list", "--control", "10.9.8.7:1"], "is not on this machine"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(control, capsys, arguments, words):
@@ -309,11 +308,10 @@ def test_wrong_usage_is_one_line_and_exit_code_2(control, capsys, arguments, wor
     assert all(line.startswith("hint: ") for line in rest[1:])
 
 
-def test_certificates_are_refused_plainly(control, capsys, tmp_path):
-    path = spec(tmp_path, "x")
-    outcome = run_cli(control, ["status", "--ca", path], capsys)
-    assert outcome.code == 1
-    assert outcome.stderr.startswith("error: this version cannot use certificates yet\n\nhint: ")
+def test_certificates_and_insecure_contradict_each_other(control, capsys, tmp_path):
+    outcome = run_cli(control, ["status", "--ca", spec(tmp_path, "x")], capsys)
+    assert outcome.code == 2
+    assert outcome.stderr.startswith("error: --insecure: must not be given together with certificates")
 
 
 def test_a_bug_is_one_line_too(control, capsys, monkeypatch):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 HEAVY = (
+    "cryptography",
     "fsspec",
     "google",
     "grpc",

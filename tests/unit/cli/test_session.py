@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from shoal.cli.session import Access, exit_code_of, read_addresses
-from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, UnsupportedError, problem
+from shoal.cli.profile import Profile, write_profile
+from shoal.cli.session import Connection, exit_code_of, read_addresses
+from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, problem
+from shoal.wire.access import Access
 
 
 @pytest.mark.parametrize(
@@ -30,26 +34,72 @@ def test_every_bad_address_is_named():
     assert "--control: must be HOST:PORT" in str(caught.value.problems[0])
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.3.2.1"])
-def test_on_this_machine_nothing_has_to_be_said_about_security(address):
-    assert Access(address).checked()
+@pytest.fixture
+def files(tmp_path):
+    paths = {name: str(tmp_path / f"{name}.pem") for name in ("ca", "cert", "key")}
+    for path in paths.values():
+        Path(path).write_text("x")
+    return paths
 
 
-def test_elsewhere_it_has_to_be_said():
-    with pytest.raises(InvalidError, match="is not on this machine") as caught:
-        Access("127.0.0.1:8085,10.0.0.1:8085").checked()
-    assert "--insecure" in caught.value.hint
-    assert Access("10.0.0.1:8085", insecure=True).checked() == ("10.0.0.1:8085",)
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
-def test_certificates_are_checked_and_then_refused_plainly(tmp_path):
-    there = tmp_path / "ca.pem"
-    there.write_text("x")
+@pytest.mark.parametrize("address", [None, "127.0.0.1:1", "localhost:1", "10.0.0.1:8085"])
+def test_it_has_to_be_said_how_to_talk(address, files):
+    with pytest.raises(InvalidError, match="--ca: is required, with cert and key") as caught:
+        Connection(address).resolved()
+    assert "--insecure" in str(caught.value)
+    assert "shoal up" in caught.value.hint
+    where = (address or "127.0.0.1:8085",)
+    assert Connection(address, insecure=True).resolved() == (where, Access(insecure=True))
+    assert Connection(address, **files).resolved() == (where, Access(**files))
+
+
+def test_what_is_said_must_make_sense(tmp_path, files):
     with pytest.raises(InvalidError) as caught:
-        Access(ca=str(there), cert=str(tmp_path / "no"), key=str(tmp_path)).checked()
-    assert [each.field for each in caught.value.problems] == ["--cert", "--key"]
-    with pytest.raises(UnsupportedError, match="certificates"):
-        Access(ca=str(there)).checked()
+        Connection("h:0", ca=files["ca"], cert=str(tmp_path / "no")).resolved()
+    assert [each.field for each in caught.value.problems] == ["--control", "--key", "--cert"]
+    with pytest.raises(InvalidError, match="one or the other"):
+        Connection(insecure=True, **files).resolved()
+
+
+def test_the_profile_of_a_local_fleet_says_what_was_not_said(elsewhere, files):
+    folder = elsewhere / ".shoal"
+    folder.mkdir()
+    write_profile(folder, Profile("127.0.0.1:7777", **files))
+    addresses, access = Connection().resolved()
+    assert addresses == ("127.0.0.1:7777",)
+    assert Path(access.cert).read_text() == "x"
+    assert Connection("127.0.0.1:1").resolved() == (("127.0.0.1:1",), access)
+    assert Connection(insecure=True).resolved() == (("127.0.0.1:8085",), Access(insecure=True))
+    assert Connection(**files).resolved() == (("127.0.0.1:8085",), Access(**files))
+
+
+def test_a_profile_that_others_may_have_written_is_not_taken(elsewhere, files):
+    folder = elsewhere / ".shoal"
+    folder.mkdir()
+    write_profile(folder, Profile("127.0.0.1:7777", **files))
+    path = folder / "client.toml"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o620)
+    with pytest.raises(InvalidError, match="must be yours"):
+        Connection().resolved()
+
+
+@pytest.mark.parametrize("text", ["control = 1", "= =", 'control = "h:1"\nca = "a"\ncert = "b"', "\xff"])
+def test_a_broken_profile_is_said_to_be_one(elsewhere, text):
+    folder = elsewhere / ".shoal"
+    folder.mkdir()
+    (folder / "client.toml").write_bytes(text.encode("latin-1"))
+    (folder / "client.toml").chmod(0o600)
+    with pytest.raises(InvalidError, match=r"client\.toml"):
+        Connection().resolved()
 
 
 def test_exit_codes():

@@ -9,6 +9,8 @@ from shoal.model.views import Reason
 from shoal.model.workloads import Exit, RunState, RunStatus
 from tests.unit.cli.scripted import NO_ROOM, workload
 
+NO_NODE_AT_ALL = Reason("INSUFFICIENT_RESOURCES", "no suitable node available (no node has registered)")
+
 DONE, WAITING, UNPLACED, FAILED = Verdict.DONE, Verdict.WAITING, Verdict.UNPLACED, Verdict.FAILED
 
 
@@ -25,7 +27,8 @@ DONE, WAITING, UNPLACED, FAILED = Verdict.DONE, Verdict.WAITING, Verdict.UNPLACE
         (Goal.SETTLED, {"status": "Updating"}, WAITING),
         (Goal.SETTLED, {"status": "Updating", "rejections": NO_ROOM}, UNPLACED),
         (Goal.SETTLED, {"status": "Pending"}, WAITING),
-        (Goal.SETTLED, {"status": "Pending", "assigned_node_id": ""}, UNPLACED),
+        (Goal.SETTLED, {"status": "Pending", "assigned_node_id": ""}, WAITING),
+        (Goal.SETTLED, {"status": "Pending", "assigned_node_id": "", "reason": NO_NODE_AT_ALL}, UNPLACED),
         (Goal.SETTLED, {"status": "Unknown"}, WAITING),
         (Goal.SETTLED, {"status": "Failed"}, FAILED),
         (Goal.SETTLED, {"status": "Deleting"}, FAILED),
@@ -65,7 +68,7 @@ def test_reasons():
     ("views", "code"),
     [
         ({"a": workload("a")}, 0),
-        ({"a": workload("a"), "b": workload("b", status="Pending", assigned_node_id="")}, 3),
+        ({"a": workload("a"), "b": workload("b", status="Pending", assigned_node_id="", rejections=NO_ROOM)}, 3),
         ({"a": workload("a", status="Scheduled"), "b": workload("b", status="Pending", assigned_node_id="")}, 4),
         ({"a": workload("a", status="Failed"), "b": workload("b", status="Scheduled")}, 1),
     ],

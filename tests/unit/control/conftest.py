@@ -7,7 +7,10 @@ import pytest
 from shoal.testing.control import ControlKit
 
 
-@pytest.fixture
-async def kit(tmp_path):
-    async with ControlKit(tmp_path, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10)) as kit:
+@pytest.fixture(params=[False, True], ids=["unary", "stream"])
+async def kit(tmp_path, request):
+    made = ControlKit(
+        tmp_path, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10), streams=request.param
+    )
+    async with made as kit:
         yield kit

@@ -12,6 +12,8 @@ from shoal.core.errors import (
     InvalidError,
     NotFoundError,
     PreconditionError,
+    StaleGenerationError,
+    UnavailableError,
     UnsupportedError,
 )
 from shoal.testing.control import ControlKit
@@ -468,6 +470,81 @@ class TestOrders:
         view = await kit.workload("solo")
         assert [each.code for each in view.rejections] == ["generations"]
 
+    async def test_an_at_most_one_update_to_another_node_waits_for_the_old_copy(self, kit):
+        one, two = await ready(kit, "n1", "n2")
+        await kit.apply("solo", revision="v1", at_most_one=True, only_on="n1")
+        await kit.wait_status("solo", "Running")
+        one.slow = 4.0
+        began = kit.clock.monotonic()
+        await kit.apply("solo", revision="v2", at_most_one=True, only_on="n2")
+        await kit.wait(lambda: "solo" in two.runs)
+        assert "solo" not in one.runs
+        assert kit.clock.monotonic() - began >= 4.0
+
+    async def test_a_moved_workload_is_removed_from_a_reachable_node_at_once(self, kit):
+        one, two = await ready(kit, "n1", "n2")
+        await kit.apply("web", revision="v1", only_on="n1")
+        await kit.wait_status("web", "Running")
+        began = kit.clock.monotonic()
+        await kit.apply("web", revision="v2", only_on="n2")
+        await kit.wait(lambda: "web" in two.runs and "web" not in one.runs)
+        assert kit.clock.monotonic() - began < 1.0
+
+    async def test_a_clone_gets_at_most_one_work_only_after_its_predecessor_has_surely_stopped(self, kit):
+        (original,) = await ready(kit, "n1")
+        await kit.apply("solo", at_most_one=True)
+        await kit.wait_status("solo", "Running")
+        original.silent = True
+        kit.agents.nodes.pop("n1")
+        clone = kit.node("n1")
+        await kit.wait(lambda: "solo" in clone.runs, seconds=90)
+        assert kit.clock.monotonic() >= original.last_ack + original.lease * 1.1
+
+    async def test_nonsense_from_one_agent_harms_nobody_else(self, kit):
+        one, _two = await ready(kit, "n1", "n2")
+        error = StaleGenerationError("web", offered=1, highest=2)
+        error.facts["highest"] = "abc"
+        one.refuse["*"] = error
+        await kit.apply("web", only_on="n1")
+        await kit.apply("other", only_on="n2")
+        await kit.wait_status("other", "Running")
+        await kit.clock.sleep(5)
+        assert (await kit.workload("web")).status == "Pending"
+        one.refuse.clear()
+        await kit.wait_status("web", "Running", seconds=120)
+
+    async def test_an_absurd_generation_is_not_believed(self, kit):
+        (node,) = await ready(kit, "n1")
+        node.generations["web"] = 2**62
+        await kit.apply("web")
+        await kit.clock.sleep(5)
+        assert kit.plane.reign.fleet.workloads["web"].generation < 10
+        await kit.delete("web")
+        await kit.apply("next")
+        await kit.wait_status("next", "Running")
+
+    async def test_work_that_a_node_never_answers_for_is_placed_elsewhere(self, kit):
+        one, two = await ready(kit, "n1", "n2")
+        one.deaf = True
+        for index in range(4):
+            await kit.apply(f"w{index}")
+        await kit.wait(lambda: len(two.runs) == 4, seconds=120)
+
+    async def test_a_commit_whose_outcome_is_unknown_is_looked_up(self, kit):
+        await ready(kit, "n1")
+        kit.store.lose_next_answer = True
+        with pytest.raises(UnavailableError):
+            await kit.apply("web", revision="v1")
+        answer = await kit.apply("web", revision="v1")
+        assert (answer.success, answer.outcome) == (True, "unchanged")
+        await kit.wait_status("web", "Running")
+
+    async def test_a_measurement_that_cannot_be_does_not_cost_a_node_its_lease(self, kit):
+        (node,) = await ready(kit, "n1")
+        beat = pb.HeartbeatRequest(node_id="n1", session=node.session, sequence=10_000)
+        beat.usage.cpu_used_millicores = -(2**63)
+        assert (await kit.channel.call(AgentControl.HEARTBEAT, beat)).acknowledged
+
 
 class TestGroups:
     async def test_all_members_are_placed_together(self, kit):
@@ -608,15 +685,6 @@ class TestReads:
         task.cancel()
         assert seen == list(range(1, len(seen) + 1))
         assert len(seen) > 60
-
-    async def test_what_is_not_there_yet_says_so(self, kit):
-        async def nothing():
-            return
-            yield
-
-        with pytest.raises(UnsupportedError):
-            async for _message in kit.channel.converse(AgentControl.CONTROL_STREAM, nothing()):
-                pass
 
     async def test_an_automation_may_ask_for_what_a_person_may(self, kit):
         await ready(kit, "n1")

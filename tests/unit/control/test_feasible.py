@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import timedelta
 
 import pytest
 
@@ -14,6 +15,7 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import (
     Constraint,
     ContainerSpec,
+    Failover,
     ManagedVolume,
     PlacementRules,
     PortMapping,
@@ -42,9 +44,31 @@ def test_a_node_with_room_takes_it() -> None:
     assert check(node(), request(cpu=4000, memory=8192, disk=100, slots=8, ports=(80,), at_most_one=True)) is None
 
 
-@pytest.mark.parametrize("state", [state for state in NodeState if state is not NodeState.READY])
+@pytest.mark.parametrize("state", [NodeState.SUSPECT, NodeState.NOT_READY])
 def test_a_node_that_is_not_ready_says_its_state(state: NodeState) -> None:
     assert check(node(state=state), request()) == f"not_ready: the node is {state.value}"
+
+
+@pytest.mark.parametrize("state", [NodeState.DRAINING, NodeState.DRAINED])
+def test_a_node_that_an_operator_wants_empty_says_so(state: NodeState) -> None:
+    assert check(node(state=state), request()) == f"draining: the node is {state.value}"
+
+
+def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has() -> None:
+    cordoned = dataclasses.replace(node(), cordoned=True)
+    assert check(cordoned, request()) == "cordoned: the node is cordoned"
+    assert feasible.gone(cordoned, Demand.of(request())) is None
+    lost = dataclasses.replace(node(state=NodeState.NOT_READY), cordoned=True)
+    assert feasible.gone(lost, Demand.of(request())) is not None
+
+
+def test_what_is_stopped_without_contact_needs_an_agent_that_does_so() -> None:
+    asked = request()
+    spec = dataclasses.replace(asked.spec, failover=Failover("stop", timedelta(minutes=1)))
+    asked = dataclasses.replace(asked, spec=spec)
+    older = node(features=frozenset({"generations"}))
+    assert (check(older, asked) or "").startswith("stop_alone")
+    assert check(node(features=frozenset({"generations", "stop_alone"})), asked) is None
 
 
 @pytest.mark.parametrize("state", list(NodeState))
@@ -172,7 +196,7 @@ def test_a_task_fits_into_the_memory_of_its_slots() -> None:
 def test_only_the_first_failure_is_told_in_a_fixed_order() -> None:
     facts = node(state=NodeState.DRAINING, workload_types=("vm",), capacity=Resources())
     asked = request(cpu=1, slots=1, memory=1)
-    assert (check(facts, asked) or "").startswith("not_ready")
+    assert (check(facts, asked) or "").startswith("draining")
     assert (check(dataclasses.replace(facts, state=NodeState.READY), asked) or "").startswith("type")
     assert (check(node(capacity=Resources()), asked) or "").startswith("slots")
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import run_pb2
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, run_pb2, secrets_pb2
 from shoal.wire.transport import Cardinality
 
 CONTROL = {
@@ -50,7 +50,7 @@ CONTROL = {
         1 type string, 2 resources ResourceRequirements, 10 container ContainerSpec, 11 compose ComposeSpec,
         12 vm VMSpec, 20 metadata <string,string>,
         100 process ProcessSpec, 101 placement Placement, 102 slots int32, 103 at_most_one bool,
-        104 labels <string,string>""",
+        104 labels <string,string>, 105 failover Failover""",
     "ResourceRequirements": "1 cpu_millicores int64, 2 memory_mb int64, 3 disk_gb int64",
     "ContainerSpec": """
         1 image string, 2 command string*, 3 env <string,string>, 4 volumes VolumeMount*, 5 ports Port*,
@@ -94,13 +94,16 @@ CONTROL = {
         100 total_slots int32, 101 available_slots int32, 102 host_id string, 103 session string,
         104 agent_version string, 105 features string*, 106 clock_skew_ms int64, 107 total_disk_gb int64,
         108 available_disk_gb int64, 109 usage NodeUsage, 110 workload_count int32, 111 lease_expires_at Timestamp,
-        112 orphans string*, 113 cluster_id string, 114 storage_drivers string*""",
+        112 orphans string*, 113 cluster_id string, 114 storage_drivers string*,
+        115 wish string, 116 wish_updated_at Timestamp, 117 drain_deadline Timestamp, 118 leaving int32,
+        119 failover string""",
     "WorkloadView": """
         1 workload_id string, 2 type string, 3 desired_state string, 4 status string, 5 assigned_node_id string,
         6 revision_id string, 7 retry_attempts int32, 8 retry_max_attempts int32, 9 retry_next_at Timestamp,
         10 failure_reason string, 11 last_updated Timestamp, 12 reason ReasonDetail, 13 usage WorkloadUsageSnapshot,
         100 generation int64, 101 group_id string, 102 run RunDetail, 103 rejections NodeRejection*,
-        104 spec WorkloadSpec, 105 created_at Timestamp, 106 observed_revision_id string, 107 spec_sha256 bytes""",
+        104 spec WorkloadSpec, 105 created_at Timestamp, 106 observed_revision_id string, 107 spec_sha256 bytes,
+        108 moving_from string, 109 left_on string*""",
     "NodeRejection": "1 node_id string, 2 code string, 3 message string",
     "ClusterSummary": """
         1 total_nodes int32, 2 ready_nodes int32, 3 not_ready_nodes int32, 4 total_workloads int32,
@@ -117,8 +120,17 @@ CONTROL = {
         1 accepted bool, 2 decision string, 3 reason string, 4 applied_action string, 5 decided_at Timestamp""",
     "ControlMessage": """
         1 register RegisterNodeRequest, 2 heartbeat HeartbeatRequest, 3 apply ApplyWorkloadRequest,
-        4 delete DeleteWorkloadRequest""",
+        4 delete DeleteWorkloadRequest,
+        100 message_id int64, 101 in_reply_to int64, 110 register_reply RegisterNodeResponse,
+        111 heartbeat_reply HeartbeatResponse, 112 apply_reply ApplyWorkloadResponse,
+        113 delete_reply DeleteWorkloadResponse, 114 call CallRequest, 115 call_reply CallReply,
+        116 error CallStatus""",
     # Shoal's own messages.
+    "CallRequest": """
+        1 method string, 2 request bytes, 3 metadata <string,string>, 4 timeout_ms int64, 5 cancel bool,
+        6 credit int32""",
+    "CallReply": "1 response bytes, 2 more bool, 3 status CallStatus",
+    "CallStatus": "1 code int32, 2 message string, 3 detail ErrorDetail, 4 invalid InvalidRequest",
     "GroupMember": "1 workload_id string, 2 spec WorkloadSpec, 3 revision_id string, 4 desired_state string",
     "ApplyGroupRequest": "1 group_id string, 2 members GroupMember*, 3 expected_generation int64",
     "ApplyGroupResponse": "1 generation int64, 2 outcome string, 3 members WorkloadView*",
@@ -133,6 +145,16 @@ CONTROL = {
     "SetDesiredStateResponse": "1 workload WorkloadView",
     "RemoveNodeRequest": "1 node_id string",
     "RemoveNodeResponse": "",
+    "CordonNodeRequest": "1 node_id string",
+    "CordonNodeResponse": "1 node NodeView",
+    "UncordonNodeRequest": "1 node_id string",
+    "UncordonNodeResponse": "1 node NodeView",
+    "DrainNodeRequest": "1 node_id string, 2 deadline_ms int64, 3 force bool",
+    "DrainNodeResponse": "1 node NodeView",
+    "MarkNodeDeadRequest": "1 node_id string, 2 force bool",
+    "MarkNodeDeadResponse": "1 node NodeView",
+    "AdoptWorkloadRequest": "1 node_id string, 2 workload_id string",
+    "AdoptWorkloadResponse": "1 workload WorkloadView",
     "PlanPlacementRequest": "1 members GroupMember*, 2 together bool",
     "PlannedPlacement": """
         1 workload_id string, 2 node_id string, 3 rejections NodeRejection*, 4 scores NodeScore*, 5 change string""",
@@ -171,7 +193,7 @@ AGENT = {
         6 created_at int64, 7 started_at int64, 8 ended_at int64""",
     "WorkloadSpec": """
         1 container ContainerSpec, 2 compose ComposeSpec, 3 vm VMSpec,
-        100 process ProcessSpec, 101 reservation Reservation, 102 at_most_one bool""",
+        100 process ProcessSpec, 101 reservation Reservation, 102 at_most_one bool, 103 stop_after_ms int64""",
     "Reservation": "1 cpu_millicores int64, 2 memory_mb int64, 3 disk_gb int64, 4 slots int32",
     "ContainerSpec": """
         1 image string, 2 command string*, 3 args string*, 4 env <string,string>, 5 volumes VolumeMount*,
@@ -205,6 +227,10 @@ AGENT = {
         9 collected_at int64, 10 source string""",
     "ReadLogsRequest": "1 workload_id string, 2 tail_lines int32, 3 follow bool",
     "LogChunk": "1 data bytes, 2 stream string",
+    "GetWorkloadSpecRequest": "1 id string",
+    "GetWorkloadSpecResponse": """
+        1 id string, 2 type WorkloadType, 3 revision_id string, 4 desired_state DesiredState, 5 spec bytes,
+        6 generation int64, 7 deleting bool""",
 }
 
 SHOAL = {
@@ -224,6 +250,7 @@ SHOAL = {
     "Constraint": "1 key string, 2 operator string, 3 values string*",
     "Affinity": """
         1 workloads <string,string>, 2 scope string, 3 direction string, 4 required bool, 5 weight int32""",
+    "Failover": "1 policy string, 2 after_ms int64, 3 migrate string",
     "ExitDetail": "1 code int32, 2 signal int32, 3 unknown bool, 4 ended_at_ms int64, 5 out_of_memory bool",
     "RunDetail": """
         1 generation int64, 2 exit ExitDetail, 3 ports <string,int32>, 4 restarts int32, 5 ready bool,
@@ -232,6 +259,36 @@ SHOAL = {
     "FieldProblem": "1 field string, 2 value string, 3 rule string",
     "InvalidRequest": "1 problems FieldProblem*",
     "ErrorDetail": "1 type string, 2 facts <string,string>, 3 hint string",
+}
+
+ENROLLMENT = {
+    "GetAuthorityRequest": "",
+    "GetAuthorityResponse": "1 ca bytes",
+    "JoinRequest": "1 token string, 2 csr bytes",
+    "JoinResponse": "1 certificate bytes, 2 ca bytes",
+    "CreateJoinTokenRequest": "1 ttl_ms int64, 2 role string, 3 node_id string, 4 uses int32",
+    "CreateJoinTokenResponse": "1 token string, 2 view JoinTokenView, 3 join_port int32",
+    "ListJoinTokensRequest": "",
+    "ListJoinTokensResponse": "1 tokens JoinTokenView*",
+    "RevokeJoinTokenRequest": "1 token_id string",
+    "RevokeJoinTokenResponse": "",
+    "JoinTokenView": """
+        1 token_id string, 2 role string, 3 node_id string, 4 created_at Timestamp, 5 expires_at Timestamp,
+        6 created_by string, 7 uses int32, 8 used_by string*""",
+    "RenewCertificateRequest": "1 csr bytes",
+    "RenewCertificateResponse": "1 certificate bytes, 2 ca bytes",
+    "IssueWorkloadCertificateRequest": "1 workload_id string, 2 csr bytes",
+    "IssueWorkloadCertificateResponse": "1 certificate bytes, 2 ca bytes",
+}
+
+SECRETS = {
+    "SetSecretRequest": "1 name string, 2 value bytes",
+    "SetSecretResponse": "1 secret SecretView",
+    "ListSecretsRequest": "",
+    "ListSecretsResponse": "1 secrets SecretView*",
+    "DeleteSecretRequest": "1 name string",
+    "DeleteSecretResponse": "",
+    "SecretView": "1 name string, 2 created_at Timestamp, 3 updated_at Timestamp, 4 revision int64",
 }
 
 ENUMS = {
@@ -251,7 +308,7 @@ ENUMS = {
         4 ACTUAL_STATE_FAILED, 5 ACTUAL_STATE_UNKNOWN""",
 }
 
-FILES = (control_pb2, agent_pb2, run_pb2)
+FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2)
 
 
 def _split(text):
@@ -295,7 +352,9 @@ def _actual(descriptor):
 
 
 @pytest.mark.parametrize(
-    ("file", "table"), [(control_pb2, CONTROL), (agent_pb2, AGENT), (run_pb2, SHOAL)], ids=["control", "agent", "shoal"]
+    ("file", "table"),
+    zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS), strict=True),
+    ids=["control", "agent", "shoal", "enrollment", "secrets"],
 )
 def test_every_message_is_as_it_was_published(file, table):
     messages = file.DESCRIPTOR.message_types_by_name
@@ -323,7 +382,9 @@ def test_the_kinds_of_workload_exclude_each_other():
 
     assert members(control_pb2.WorkloadSpec, "workload") == ["container", "compose", "vm", "process"]
     assert members(agent_pb2.WorkloadSpec, "spec") == ["container", "compose", "vm", "process"]
-    assert members(control_pb2.ControlMessage, "message") == ["register", "heartbeat", "apply", "delete"]
+    requests = ["register", "heartbeat", "apply", "delete"]
+    replies = [*(f"{name}_reply" for name in requests), "call", "call_reply", "error"]
+    assert members(control_pb2.ControlMessage, "message") == requests + replies
     assert members(run_pb2.Readiness, "probe") == ["tcp_port", "http", "command"]
 
 
@@ -375,8 +436,11 @@ def test_the_bytes_on_the_wire_are_these(message, wire):
     [
         (AgentControl, control_pb2.DESCRIPTOR.services_by_name["AgentControl"]),
         (AgentService, agent_pb2.DESCRIPTOR.services_by_name["AgentService"]),
+        (Enrollment, enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"]),
+        (Credentials, enrollment_pb2.DESCRIPTOR.services_by_name["Credentials"]),
+        (Secrets, secrets_pb2.DESCRIPTOR.services_by_name["Secrets"]),
     ],
-    ids=["control", "agent"],
+    ids=["control", "agent", "enrollment", "credentials", "secrets"],
 )
 def test_every_rpc_is_in_the_table_of_methods(ours, theirs):
     def cardinality(method):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("grpc", "starlette", "uvicorn", "sqlalchemy", "pyarrow", "pytest", "psutil")
+HEAVY = ("cryptography", "grpc", "starlette", "uvicorn", "sqlalchemy", "pyarrow", "pytest", "psutil")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Protocol
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord
+from shoal.model.trust import JoinToken, SecretRecord
 from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
 
 
@@ -35,6 +36,10 @@ class Batch:
     removed_nodes: Mapping[NodeId, int] = field(default_factory=dict)
     removed_workloads: Mapping[WorkloadId, int] = field(default_factory=dict)
     removed_groups: Mapping[GroupId, int] = field(default_factory=dict)
+    tokens: tuple[JoinToken, ...] = ()
+    removed_tokens: Mapping[str, int] = field(default_factory=dict)
+    secrets: tuple[SecretRecord, ...] = ()
+    removed_secrets: Mapping[str, int] = field(default_factory=dict)
     #: Last reports, replaced without compare-and-set: the newest accepted one counts. Dropped with their workload.
     observations: tuple[Observation, ...] = ()
     forgotten_observations: tuple[WorkloadId, ...] = ()
@@ -120,6 +125,14 @@ class Store(Protocol):
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
+        ...
+
+    async def tokens(self) -> tuple[JoinToken, ...]:
+        """Every join token."""
+        ...
+
+    async def secrets(self) -> tuple[SecretRecord, ...]:
+        """Every secret, sealed."""
         ...
 
     async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:

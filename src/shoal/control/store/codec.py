@@ -39,6 +39,8 @@ _UPGRADES: dict[int, Callable[[str, dict[str, Any]], dict[str, Any]]] = {}
 
 _encode_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _MICROSECOND = timedelta(microseconds=1)
+#: What a text that is no document of ours may raise on its way into a record.
+_BROKEN = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 class DocumentCodec(Generic[T]):
@@ -55,12 +57,18 @@ class DocumentCodec(Generic[T]):
         return _encode_json({name: encode(getattr(value, name)) for name, encode, _decode in self._fields})
 
     def decode(self, text: str, *, written_as: int, **columns: Any) -> T:
-        """Rebuild a record from its document, the document's format and the fields kept in columns."""
-        document = json.loads(text)
-        if written_as != FORMAT:
-            document = _upgrade(self._cls.__name__, document, written_as)
-        values = {name: decode(document[name]) for name, _encode, decode in self._fields if name in document}
-        return self._cls(**values, **columns)
+        """Rebuild a record from its document, the document's format and the fields kept in columns.
+
+        Raises `PreconditionError` when it was written by a newer version, and `InternalError` when it is broken.
+        """
+        try:
+            document = json.loads(text)
+            if written_as != FORMAT:
+                document = _upgrade(self._cls.__name__, document, written_as)
+            values = {name: decode(document[name]) for name, _encode, decode in self._fields if name in document}
+            return self._cls(**values, **columns)
+        except _BROKEN as error:
+            raise InternalError(f"a stored {self._cls.__name__} cannot be read: {error!r}") from error
 
 
 def _upgrade(name: str, document: dict[str, Any], written_as: int) -> dict[str, Any]:

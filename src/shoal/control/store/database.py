@@ -25,9 +25,11 @@ from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
 from shoal.control.store.leadership import Candidate, Leadership
 from shoal.control.store.migrate import find_migrations, migrate
 from shoal.control.store.rows import Changes, Row, SpecDecoder, prepare
+from shoal.core import tracing
 from shoal.core.errors import ExhaustedError, InternalError, ShoalError, UnavailableError
 from shoal.core.faults import reach
 from shoal.model.events import Event
+from shoal.model.trust import JoinToken, SecretRecord
 
 log = logging.getLogger(__name__)
 
@@ -241,11 +243,20 @@ class SqlStore:
             raise _not_open()
         if batch.is_empty():
             return ()
-        return await self._writing.submit(batch)
+        with tracing.span("store.commit", workloads=len(batch.workloads), events=len(batch.events)):
+            return await self._writing.submit(batch)
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
         return await self._read(lambda connection: sql.read_events(connection, self._statements, query))
+
+    async def tokens(self) -> tuple[JoinToken, ...]:
+        """Every join token."""
+        return await self._read(lambda connection: sql.load_tokens(connection, self._statements))
+
+    async def secrets(self) -> tuple[SecretRecord, ...]:
+        """Every secret, sealed."""
+        return await self._read(lambda connection: sql.load_secrets(connection, self._statements))
 
     async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Lead, or say who does."""

@@ -7,7 +7,7 @@ connection comes here. Called by `shoal.control.store.sql` and `shoal.control.st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from shoal.core.errors import InternalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.trust import JoinToken, SecretRecord
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
 
 SpecDecoder = Callable[[bytes], WorkloadSpec]
@@ -34,6 +35,8 @@ _WORKLOAD = DocumentCodec(
     columns=("workload_id", "spec", "spec_bytes", "desired", "generation", "node_id", "group_id", "version"),
 )
 _GROUP = DocumentCodec(GroupRecord, columns=("group_id", "desired", "generation", "version"))
+_TOKEN = DocumentCodec(JoinToken, columns=("token_id", "version"))
+_SECRET = DocumentCodec(SecretRecord, columns=("name", "sealed", "version"))
 _OBSERVATION = DocumentCodec(Observation, columns=("node_id",))
 _EVENT = DocumentCodec(Event, columns=("cursor",))
 
@@ -73,20 +76,8 @@ def merge(several: Iterable[Changes]) -> dict[str, list[Row]]:
 def prepare(batch: Batch) -> Changes:
     """The rows of a batch."""
     changes = Changes()
-    for node in batch.nodes:
-        _put(changes, "nodes", node.spec.node_id, node.version, _node_row(node))
-    for workload in batch.workloads:
-        _put(changes, "workloads", workload.workload_id, workload.version, _workload_row(workload))
-    for group in batch.groups:
-        _put(changes, "groups", group.group_id, group.version, _group_row(group))
-    for table, removed in (
-        ("nodes", batch.removed_nodes),
-        ("workloads", batch.removed_workloads),
-        ("groups", batch.removed_groups),
-    ):
-        for key, expected in removed.items():
-            changes.keys.add((table, key))
-            changes.add(f"{table}.remove", {"key": key, "expected": expected})
+    _prepare_records(changes, batch)
+    _prepare_removals(changes, batch)
     for workload_id in (*batch.removed_workloads, *batch.forgotten_observations):
         changes.keys.add(("workloads", workload_id))
         changes.add("observations.forget", {"key": workload_id})
@@ -102,6 +93,34 @@ def prepare(batch: Batch) -> Changes:
         changes.events = batch.events
         changes.event_rows = tuple(map(_event_row, batch.events))
     return changes
+
+
+def _prepare_records(changes: Changes, batch: Batch) -> None:
+    for node in batch.nodes:
+        _put(changes, "nodes", node.spec.node_id, node.version, _node_row(node))
+    for workload in batch.workloads:
+        _put(changes, "workloads", workload.workload_id, workload.version, _workload_row(workload))
+    for group in batch.groups:
+        _put(changes, "groups", group.group_id, group.version, _group_row(group))
+    for token in batch.tokens:
+        _put(changes, "join_tokens", token.token_id, token.version, {"document": _TOKEN.encode(token)})
+    for secret in batch.secrets:
+        row = {"document": _SECRET.encode(secret), "sealed": secret.sealed}
+        _put(changes, "secrets", secret.name, secret.version, row)
+
+
+def _prepare_removals(changes: Changes, batch: Batch) -> None:
+    tables: tuple[tuple[str, Mapping[Any, int]], ...] = (
+        ("nodes", batch.removed_nodes),
+        ("workloads", batch.removed_workloads),
+        ("groups", batch.removed_groups),
+        ("join_tokens", batch.removed_tokens),
+        ("secrets", batch.removed_secrets),
+    )
+    for table, removed in tables:
+        for key, expected in removed.items():
+            changes.keys.add((table, key))
+            changes.add(f"{table}.remove", {"key": key, "expected": expected})
 
 
 def _put(changes: Changes, table: str, key: str, version: int, row: Row) -> None:
@@ -206,6 +225,18 @@ def group_from_row(row: Any) -> GroupRecord:
         desired=DesiredState(row.desired),
         generation=row.generation,
         version=row.version,
+    )
+
+
+def token_from_row(row: Any) -> JoinToken:
+    """A stored join token."""
+    return _TOKEN.decode(row.document, written_as=row.format, token_id=row.id, version=row.version)
+
+
+def secret_from_row(row: Any) -> SecretRecord:
+    """A stored secret."""
+    return _SECRET.decode(
+        row.document, written_as=row.format, name=row.id, sealed=bytes(row.sealed), version=row.version
     )
 
 

@@ -45,14 +45,23 @@ from shoal.control.store.rows import (
     node_from_row,
     observation_from_row,
     searchable,
+    secret_from_row,
+    token_from_row,
     workload_from_row,
 )
 from shoal.core.errors import ConflictError, InternalError, ShoalError
+from shoal.model.trust import JoinToken, SecretRecord
 
 MAX_PAGE = 10_000
 """The most events that one query returns."""
 
-_KINDS = {"nodes": "node", "workloads": "workload", "groups": "group"}
+_KINDS = {
+    "nodes": "node",
+    "workloads": "workload",
+    "groups": "group",
+    "join_tokens": "join token",
+    "secrets": "secret",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +113,23 @@ class Statements:
             Column("format", Integer),
             Column("document", Text),
         )
+        self.join_tokens = Table(
+            "join_tokens",
+            metadata,
+            Column("id", Text, primary_key=True),
+            Column("version", BigInteger),
+            Column("format", Integer),
+            Column("document", Text),
+        )
+        self.secrets = Table(
+            "secrets",
+            metadata,
+            Column("id", Text, primary_key=True),
+            Column("version", BigInteger),
+            Column("format", Integer),
+            Column("document", Text),
+            Column("sealed", LargeBinary),
+        )
         self.observations = Table(
             "observations",
             metadata,
@@ -132,7 +158,13 @@ class Statements:
             Column("address", Text),
             Column("expires_at", BigInteger),
         )
-        self.versions = {"nodes": self.nodes, "workloads": self.workloads, "groups": self.groups}
+        self.versions = {
+            "nodes": self.nodes,
+            "workloads": self.workloads,
+            "groups": self.groups,
+            "join_tokens": self.join_tokens,
+            "secrets": self.secrets,
+        }
         self.steps = tuple(self._steps())
         self.add_events = insert(self.events)
         self.trim_events = delete(self.events).where(self.events.c.cursor <= bindparam("upto"))
@@ -328,14 +360,28 @@ def read_events(connection: Connection, statements: Statements, query: EventQuer
 def load_snapshot(connection: Connection, statements: Statements, decode_spec: SpecDecoder) -> Snapshot:
     """Everything, sorted by id."""
 
-    def rows_of(table: Table, key: str) -> list[Any]:
-        # Sorted here: databases order texts by rules of their own.
-        return sorted(connection.execute(select(table)), key=lambda row: getattr(row, key))
+    def rows_of(table: Table, key: str = "id") -> list[Any]:
+        return _sorted_rows(connection, table, key)
 
     return Snapshot(
-        nodes=tuple(node_from_row(row) for row in rows_of(statements.nodes, "id")),
-        workloads=tuple(workload_from_row(row, decode_spec) for row in rows_of(statements.workloads, "id")),
-        groups=tuple(group_from_row(row) for row in rows_of(statements.groups, "id")),
+        nodes=tuple(node_from_row(row) for row in rows_of(statements.nodes)),
+        workloads=tuple(workload_from_row(row, decode_spec) for row in rows_of(statements.workloads)),
+        groups=tuple(group_from_row(row) for row in rows_of(statements.groups)),
         observations=tuple(observation_from_row(row) for row in rows_of(statements.observations, "workload_id")),
         generation_floor=connection.execute(statements.generation_floor).scalar_one(),
     )
+
+
+def load_tokens(connection: Connection, statements: Statements) -> tuple[JoinToken, ...]:
+    """Every join token, sorted by id."""
+    return tuple(token_from_row(row) for row in _sorted_rows(connection, statements.join_tokens))
+
+
+def load_secrets(connection: Connection, statements: Statements) -> tuple[SecretRecord, ...]:
+    """Every secret, sorted by name."""
+    return tuple(secret_from_row(row) for row in _sorted_rows(connection, statements.secrets))
+
+
+def _sorted_rows(connection: Connection, table: Table, key: str = "id") -> list[Any]:
+    # Sorted here: databases order texts by rules of their own.
+    return sorted(connection.execute(select(table)), key=lambda row: getattr(row, key))

@@ -44,7 +44,7 @@ def decode(line: bytes) -> dict[str, Any]:
     """One message. Raises `ProtocolError`."""
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProtocolError(f"not JSON: {error}") from error
     if not isinstance(message, dict):
         raise ProtocolError("a message must be a JSON object")
@@ -116,7 +116,7 @@ class StartWish:
     ports: Mapping[str, int]
     cpu_millicores: int
     memory_mb: int
-    #: Seconds from now, for an at-most-one run.
+    #: On CLOCK_BOOTTIME, for an at-most-one run.
     deadline: float | None
 
 

@@ -99,7 +99,7 @@ def load_records(files: KeeperFiles) -> tuple[dict[str, RunRecord], list[Path]]:
             record = record_from_json(json.loads(path.read_bytes()))
         except FileNotFoundError:
             continue  # forgotten while we looked
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             broken.append(path)
         else:
             records[record.run_id] = record
@@ -115,7 +115,7 @@ def read_keeper_pid(data_dir: Path) -> int | None:
     try:
         said = json.loads(KeeperFiles(data_dir).lock.read_bytes())
         pid, start_time, boot = int(said["pid"]), int(said["start_time"]), str(said["boot_id"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     return pid if boot == procfs.boot_id() and procfs.is_running(pid, start_time) else None
 

@@ -132,7 +132,7 @@ class Runs:
         self._mains[fresh.child.pid] = run
         now = self._loop.now()
         if wish.deadline is not None:
-            run.deadline = deadline_in(wish.deadline, grace=wish.grace, now=now)
+            run.deadline = deadline_in(max(0.0, wish.deadline - now), grace=wish.grace, now=now)
         self._loop.add_reader(fresh.child.report, lambda: self._check_report(run))
         self._loop.call_at(now + START_TIMEOUT, lambda: self._give_up_start(run))
         fresh.child.open_gate()
@@ -192,7 +192,7 @@ class Runs:
             self._advance(run)
         return run.view
 
-    def extend(self, run_ids: Sequence[str], seconds: float) -> None:
+    def extend(self, run_ids: Sequence[str], *, until: float) -> None:
         """Move the deadlines of runs. One that was already asked to end, or should have been, is not saved by this.
 
         A keeper that was stopped itself may find an old extension waiting when it wakes: what has passed has passed.
@@ -202,7 +202,8 @@ class Runs:
             if run is not None and run.main_alive and not run.finished:
                 passed = run.deadline is not None and run.deadline.at <= self._loop.now()
                 if not passed and (run.ending is None or run.ending.by != "deadline"):
-                    run.deadline = deadline_in(seconds, grace=run.record.grace, now=self._loop.now())
+                    now = self._loop.now()
+                    run.deadline = deadline_in(max(0.0, until - now), grace=run.record.grace, now=now)
                 self._advance(run)
 
     def forget(self, run_id: str) -> None:

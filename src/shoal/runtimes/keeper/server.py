@@ -213,7 +213,7 @@ class Keeper:
         reply(_ok())
 
     def _do_extend(self, message: dict[str, Any], reply: Reply) -> None:
-        self._runs.extend([str(each) for each in message["run_ids"]], float(message["seconds"]))
+        self._runs.extend([str(each) for each in message["run_ids"]], until=float(message["until"]))
         reply(_ok())
 
     def _do_probe(self, message: dict[str, Any], reply: Reply) -> None:

@@ -122,6 +122,36 @@ class StoreSuite:
             page = await store.events(EventQuery(after=stored[0].cursor - 1))
             assert page.events == stored
 
+    @_EXAMPLES
+    @given(
+        tokens=st.lists(values.TOKENS, max_size=2, unique_by=lambda each: each.token_id),
+        secrets=st.lists(values.SECRETS, max_size=2, unique_by=lambda each: each.name),
+    )
+    async def test_keeps_tokens_and_secrets(self, store: Store, *, tokens: Any, secrets: Any) -> None:
+        """They read back equal, are changed by compare-and-set like everything else, and can be removed."""
+        await store.commit(Batch(tokens=tuple(tokens), secrets=tuple(secrets)))
+        found, sealed = await store.tokens(), await store.secrets()
+        assert found == _later(sorted(tokens, key=lambda each: each.token_id))
+        assert sealed == _later(sorted(secrets, key=lambda each: each.name))
+        for batch in (Batch(tokens=tuple(tokens)), Batch(secrets=tuple(secrets))):
+            if not batch.is_empty():
+                with pytest.raises(ConflictError):
+                    await store.commit(batch)
+        later = Batch(
+            tokens=tuple(dataclasses.replace(each, uses=each.uses + 1) for each in found),
+            secrets=tuple(dataclasses.replace(each, sealed=each.sealed + b"x") for each in sealed),
+        )
+        await store.commit(later)
+        assert (await store.tokens(), await store.secrets()) == (_later(later.tokens), _later(later.secrets))
+        await store.commit(
+            Batch(
+                removed_tokens={each.token_id: each.version for each in _later(later.tokens)},
+                removed_secrets={each.name: each.version for each in _later(later.secrets)},
+            )
+        )
+        assert (await store.tokens(), await store.secrets()) == ((), ())
+        assert await store.load() == Snapshot()
+
     async def test_keeps_the_exact_bytes_of_a_spec(self, store: Store) -> None:
         """Bytes that mean the same are not the same."""
         record = workload("a")

@@ -6,7 +6,12 @@ and nothing else is ever raised. Called by the services of the control plane and
 
 from __future__ import annotations
 
-from shoal.wire.convert.agent_specs import agent_spec_from_control, agent_spec_from_proto, compose_project
+from shoal.wire.convert.agent_specs import (
+    agent_spec_from_control,
+    agent_spec_from_proto,
+    compose_project,
+    control_spec_from_agent,
+)
 from shoal.wire.convert.fields import (
     desired_state_from_agent,
     desired_state_from_text,
@@ -45,6 +50,7 @@ from shoal.wire.convert.statuses import (
     run_statuses_from_heartbeat,
     state_from_text,
 )
+from shoal.wire.convert.trust import join_token_from_proto, join_token_to_proto, secret_from_proto, secret_to_proto
 from shoal.wire.convert.usages import usage_from_agent, usage_from_control, usage_to_agent, usage_to_control
 from shoal.wire.convert.views import (
     cluster_summary_from_proto,
@@ -70,6 +76,7 @@ __all__ = [
     "cluster_summary_from_proto",
     "cluster_summary_to_proto",
     "compose_project",
+    "control_spec_from_agent",
     "decode_spec_bytes",
     "desired_state_from_agent",
     "desired_state_from_text",
@@ -81,6 +88,8 @@ __all__ = [
     "failure_to_proto",
     "group_view_from_proto",
     "group_view_to_proto",
+    "join_token_from_proto",
+    "join_token_to_proto",
     "node_spec_from_proto",
     "node_spec_to_proto",
     "node_usage_from_proto",
@@ -99,6 +108,8 @@ __all__ = [
     "run_status_to_agent",
     "run_status_to_control",
     "run_statuses_from_heartbeat",
+    "secret_from_proto",
+    "secret_to_proto",
     "spec_bytes",
     "spec_sha256",
     "state_from_text",

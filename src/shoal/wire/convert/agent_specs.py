@@ -9,8 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from datetime import timedelta
 
-from shoal.core.errors import InvalidError, Problem, problem
+from google.protobuf.message import DecodeError
+
+from shoal.core.errors import InvalidError, Problem, UnsupportedError, problem
 from shoal.core.shape import find_problems
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
@@ -22,9 +25,17 @@ from shoal.model.workloads import (
     WorkloadSpec,
     WorkloadType,
 )
-from shoal.wire.convert.fields import path, workload_type_from_agent, writing
+from shoal.wire.convert.fields import (
+    duration_to_millis,
+    path,
+    read_duration,
+    workload_type_from_agent,
+    writing,
+)
 from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
+from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
 _MIB = 1024 * 1024
 # What a foreign agent makes of a disk of no size.
@@ -49,6 +60,7 @@ def agent_spec_from_control(spec: WorkloadSpec, workload_id: str) -> agent.Workl
                 slots=request.slots,
             ),
             at_most_one=spec.at_most_one,
+            stop_after_ms=duration_to_millis(spec.failover.after) if spec.failover.policy == "stop" else 0,
         )
 
 
@@ -65,12 +77,46 @@ def agent_spec_from_proto(pb: agent.WorkloadSpec, type: int, *, at: str = "spec"
         process=process_from_proto(pb.process, path(at, "process"), problems) if member == "process" else None,
         request=_reservation(pb, at, problems),
         at_most_one=pb.at_most_one,
+        stop_after=read_duration(pb.stop_after_ms, timedelta(0), path(at, "stop_after_ms"), problems),
     )
     if member == kind.value:
         problems.extend(_as_on_the_wire(each, at) for each in find_problems(spec, at=at))
     if problems:
         raise InvalidError(problems)
     return spec
+
+
+def control_spec_from_agent(data: bytes, type: int) -> control.WorkloadSpec:  # noqa: A002 - the field's name on the wire
+    """The control plane's form of a spec that an agent runs from, for a workload that is taken over.
+
+    Made from it again, the agent's form is the same to the byte if it was made here in the first place. Where a
+    workload may run and how it is labelled never reached the agent, and is lost. Raises `InvalidError`, and
+    `UnsupportedError` for kinds of which more is lost than that.
+    """
+    kind = workload_type_from_agent(type)
+    if kind is not WorkloadType.PROCESS:
+        raise UnsupportedError(
+            f"a {kind.value} cannot be taken over from its agent: its spec there says less than what was asked for",
+            hint="apply its spec under the same id, with a constraint to its node",
+            type=kind.value,
+        )
+    try:
+        pb = agent.WorkloadSpec.FromString(data)
+    except DecodeError:
+        raise InvalidError([problem("spec", None, "must be a serialised persys.agent.v1.WorkloadSpec")]) from None
+    spec = agent_spec_from_proto(pb, type)
+    return control.WorkloadSpec(
+        type=kind.value,
+        resources=control.ResourceRequirements(
+            cpu_millicores=spec.request.cpu_millicores,
+            memory_mb=spec.request.memory_mb,
+            disk_gb=spec.request.disk_gb,
+        ),
+        process=pb.process,
+        slots=spec.request.slots,
+        at_most_one=spec.at_most_one,
+        failover=run.Failover(policy="stop", after_ms=pb.stop_after_ms) if pb.stop_after_ms else None,
+    )
 
 
 def _as_on_the_wire(found: Problem, at: str) -> Problem:

@@ -6,14 +6,11 @@ from datetime import datetime
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import find_problems
-from shoal.model.nodes import NodeSpec, NodeUsage, StoragePool
+from shoal.model.nodes import Feature, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
 from shoal.wire.addresses import parse_address
 from shoal.wire.convert.fields import path, read_count, timestamp_to_proto, writing
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
-
-#: An agent with this feature is reached through a stream that it opened, and may have no endpoint.
-CALLS_OUT_ONLY = "stream"
 
 _MAX_FEATURES = 64
 _INT32 = 2**31 - 1
@@ -102,7 +99,8 @@ def _read_features(pb: control.RegisterNodeRequest, problems: list[Problem]) -> 
 
 def _read_endpoint(text: str, features: frozenset[str], problems: list[Problem]) -> str:
     if not text:
-        if CALLS_OUT_ONLY not in features:
+        # An agent with this feature is reached through a stream that it opened.
+        if Feature.STREAM.value not in features:
             problems.append(problem("grpc_endpoint", None, "is required: host:port at which the agent can be called"))
         return ""
     try:

@@ -7,6 +7,7 @@ was read, and the problems carry the full path of the field as the wire names it
 from __future__ import annotations
 
 import hashlib
+from datetime import timedelta
 
 from google.protobuf.message import DecodeError, Message
 
@@ -18,6 +19,7 @@ from shoal.model.workloads import (
     ComposeSpec,
     Constraint,
     ContainerSpec,
+    Failover,
     ManagedVolume,
     PlacementRules,
     PortMapping,
@@ -29,7 +31,7 @@ from shoal.model.workloads import (
     WorkloadSpec,
     WorkloadType,
 )
-from shoal.wire.convert.fields import path, type_problem, writing
+from shoal.wire.convert.fields import duration_to_millis, path, read_duration, type_problem, writing
 from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
@@ -66,6 +68,7 @@ def _read_spec(pb: control.WorkloadSpec, at: str, problems: list[Problem]) -> Wo
         slots=pb.slots,
         at_most_one=pb.at_most_one,
         labels=dict(pb.labels),
+        failover=_failover_from_proto(pb.failover, path(at, "failover"), problems),
     )
 
 
@@ -88,6 +91,7 @@ def workload_spec_to_proto(spec: WorkloadSpec, *, at: str = "spec") -> control.W
             slots=spec.slots,
             at_most_one=spec.at_most_one,
             labels=spec.labels,
+            failover=_failover_to_proto(spec.failover) if spec.failover != Failover() else None,
         )
 
 
@@ -282,4 +286,20 @@ def _placement_to_proto(rules: PlacementRules) -> run.Placement:
             for each in rules.affinities
         ],
         storage_drivers=rules.storage_drivers,
+    )
+
+
+def _failover_from_proto(pb: run.Failover, at: str, problems: list[Problem]) -> Failover:
+    return Failover(
+        policy=pb.policy or Failover().policy,
+        after=read_duration(pb.after_ms, timedelta(0), path(at, "after_ms"), problems),
+        migrate=pb.migrate,
+    )
+
+
+def _failover_to_proto(failover: Failover) -> run.Failover:
+    return run.Failover(
+        policy=failover.policy,
+        after_ms=duration_to_millis(failover.after) if failover.after else 0,
+        migrate=failover.migrate,
     )

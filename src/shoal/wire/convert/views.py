@@ -56,6 +56,11 @@ def node_view_to_proto(view: NodeView) -> control.NodeView:
             orphans=view.orphans,
             cluster_id=view.cluster_id,
             storage_drivers=view.storage_drivers,
+            wish=view.wish,
+            wish_updated_at=timestamp_to_proto(view.wish_updated_at),
+            drain_deadline=timestamp_to_proto(view.drain_deadline),
+            leaving=view.leaving,
+            failover=view.failover,
         )
 
 
@@ -95,6 +100,11 @@ def node_view_from_proto(pb: control.NodeView) -> NodeView:
         orphans=tuple(pb.orphans),
         cluster_id=pb.cluster_id,
         storage_drivers=tuple(pb.storage_drivers),
+        wish=pb.wish,
+        wish_updated_at=read_timestamp(pb, "wish_updated_at", "", problems),
+        drain_deadline=read_timestamp(pb, "drain_deadline", "", problems),
+        leaving=pb.leaving,
+        failover=pb.failover,
     )
     if problems:
         raise InvalidError(problems)
@@ -134,6 +144,8 @@ def workload_view_to_proto(view: WorkloadView) -> control.WorkloadView:
             created_at=timestamp_to_proto(view.created_at),
             observed_revision_id=view.observed_revision_id,
             spec_sha256=view.spec_sha256,
+            moving_from=view.moving_from,
+            left_on=view.left_on,
         )
 
 
@@ -162,6 +174,8 @@ def workload_view_from_proto(pb: control.WorkloadView) -> WorkloadView:
         created_at=read_timestamp(pb, "created_at", "", problems),
         observed_revision_id=pb.observed_revision_id,
         spec_sha256=pb.spec_sha256,
+        moving_from=pb.moving_from,
+        left_on=tuple(pb.left_on),
     )
     if problems:
         raise InvalidError(problems)

@@ -396,6 +396,41 @@ class Affinity(_message.Message):
 Global___Affinity: _TypeAlias = Affinity  # noqa: Y015
 
 @_typing.final
+class Failover(_message.Message):
+    """What becomes of a workload when its node is lost or drained."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: _builtins.int
+    AFTER_MS_FIELD_NUMBER: _builtins.int
+    MIGRATE_FIELD_NUMBER: _builtins.int
+    policy: _builtins.str
+    """replace | keep | stop. Empty means replace.
+      replace  it is started elsewhere, after_ms after its node was lost
+      keep     it stays where it is until the node is back, removed or declared dead
+      stop     its agent stops it by itself after_ms without contact, and only then is it started elsewhere
+    """
+    after_ms: _builtins.int
+    migrate: _builtins.str
+    """before | after: whether its replacement is ready before it is stopped on a drained node, or begun after that.
+    Empty means before, and after for workloads of which there may be only one or that run to an end.
+    """
+    def __init__(
+        self,
+        *,
+        policy: _builtins.str = ...,
+        after_ms: _builtins.int = ...,
+        migrate: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_ms", b"after_ms", "migrate", b"migrate", "policy", b"policy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Failover: _TypeAlias = Failover  # noqa: Y015
+
+@_typing.final
 class ExitDetail(_message.Message):
     """How one run of a workload ended."""
 

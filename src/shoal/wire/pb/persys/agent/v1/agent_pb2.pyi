@@ -448,8 +448,11 @@ class WorkloadSpec(_message.Message):
     PROCESS_FIELD_NUMBER: _builtins.int
     RESERVATION_FIELD_NUMBER: _builtins.int
     AT_MOST_ONE_FIELD_NUMBER: _builtins.int
+    STOP_AFTER_MS_FIELD_NUMBER: _builtins.int
     at_most_one: _builtins.bool
     """Stop it when the control plane has not been reached for a lease."""
+    stop_after_ms: _builtins.int
+    """Stop it when the control plane has not been reached for this long, or for a lease if that is longer. 0: never."""
     @_builtins.property
     def container(self) -> Global___ContainerSpec: ...
     @_builtins.property
@@ -471,10 +474,11 @@ class WorkloadSpec(_message.Message):
         process: _run_pb2.ProcessSpec | None = ...,
         reservation: Global___Reservation | None = ...,
         at_most_one: _builtins.bool = ...,
+        stop_after_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["compose", b"compose", "container", b"container", "process", b"process", "reservation", b"reservation", "spec", b"spec", "vm", b"vm"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_one", b"at_most_one", "compose", b"compose", "container", b"container", "process", b"process", "reservation", b"reservation", "spec", b"spec", "vm", b"vm"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_one", b"at_most_one", "compose", b"compose", "container", b"container", "process", b"process", "reservation", b"reservation", "spec", b"spec", "stop_after_ms", b"stop_after_ms", "vm", b"vm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_spec: _TypeAlias = _typing.Literal["container", "compose", "vm", "process"]  # noqa: Y015
     _WhichOneofArgType_spec: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
@@ -1138,3 +1142,61 @@ class LogChunk(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogChunk: _TypeAlias = LogChunk  # noqa: Y015
+
+@_typing.final
+class GetWorkloadSpecRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWorkloadSpecRequest: _TypeAlias = GetWorkloadSpecRequest  # noqa: Y015
+
+@_typing.final
+class GetWorkloadSpecResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
+    REVISION_ID_FIELD_NUMBER: _builtins.int
+    DESIRED_STATE_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    DELETING_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    type: Global___WorkloadType.ValueType
+    revision_id: _builtins.str
+    desired_state: Global___DesiredState.ValueType
+    spec: _builtins.bytes
+    """A serialised WorkloadSpec, as it was received."""
+    generation: _builtins.int
+    deleting: _builtins.bool
+    """It is being removed."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        type: Global___WorkloadType.ValueType = ...,
+        revision_id: _builtins.str = ...,
+        desired_state: Global___DesiredState.ValueType = ...,
+        spec: _builtins.bytes = ...,
+        generation: _builtins.int = ...,
+        deleting: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleting", b"deleting", "desired_state", b"desired_state", "generation", b"generation", "id", b"id", "revision_id", b"revision_id", "spec", b"spec", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWorkloadSpecResponse: _TypeAlias = GetWorkloadSpecResponse  # noqa: Y015

@@ -125,7 +125,7 @@ class RegisterNodeRequest(_message.Message):
     def timestamp(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def features(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What this agent can do beyond the published contract: generations, sessions, push, logs, ports."""
+        """What this agent can do beyond the published contract: generations, sessions, push, logs, ports, stream."""
 
     def __init__(
         self,
@@ -571,6 +571,7 @@ class WorkloadSpec(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     AT_MOST_ONE_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    FAILOVER_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     slots: _builtins.int
     """Slots of the node that this workload takes."""
@@ -594,6 +595,10 @@ class WorkloadSpec(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels of the workload itself, for the affinities of others."""
 
+    @_builtins.property
+    def failover(self) -> _run_pb2.Failover:
+        """What becomes of it when its node is lost or drained."""
+
     def __init__(
         self,
         *,
@@ -608,10 +613,11 @@ class WorkloadSpec(_message.Message):
         slots: _builtins.int = ...,
         at_most_one: _builtins.bool = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        failover: _run_pb2.Failover | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["compose", b"compose", "container", b"container", "placement", b"placement", "process", b"process", "resources", b"resources", "vm", b"vm", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["compose", b"compose", "container", b"container", "failover", b"failover", "placement", b"placement", "process", b"process", "resources", b"resources", "vm", b"vm", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_one", b"at_most_one", "compose", b"compose", "container", b"container", "labels", b"labels", "metadata", b"metadata", "placement", b"placement", "process", b"process", "resources", b"resources", "slots", b"slots", "type", b"type", "vm", b"vm", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_most_one", b"at_most_one", "compose", b"compose", "container", b"container", "failover", b"failover", "labels", b"labels", "metadata", b"metadata", "placement", b"placement", "process", b"process", "resources", b"resources", "slots", b"slots", "type", b"type", "vm", b"vm", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_workload: _TypeAlias = _typing.Literal["container", "compose", "vm", "process"]  # noqa: Y015
     _WhichOneofArgType_workload: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
@@ -1323,6 +1329,11 @@ class NodeView(_message.Message):
     ORPHANS_FIELD_NUMBER: _builtins.int
     CLUSTER_ID_FIELD_NUMBER: _builtins.int
     STORAGE_DRIVERS_FIELD_NUMBER: _builtins.int
+    WISH_FIELD_NUMBER: _builtins.int
+    WISH_UPDATED_AT_FIELD_NUMBER: _builtins.int
+    DRAIN_DEADLINE_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    FAILOVER_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     status: _builtins.str
     status_reason: _builtins.str
@@ -1343,6 +1354,12 @@ class NodeView(_message.Message):
     available_disk_gb: _builtins.int
     workload_count: _builtins.int
     cluster_id: _builtins.str
+    wish: _builtins.str
+    """What an operator wishes of the node: empty, cordoned, draining or drained."""
+    leaving: _builtins.int
+    """Workloads that still have to leave a draining node."""
+    failover: _builtins.str
+    """Of a lost node: held (nothing is moved yet), moving (its work moves) or dead (an operator said so)."""
     @_builtins.property
     def status_updated_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -1363,6 +1380,12 @@ class NodeView(_message.Message):
 
     @_builtins.property
     def storage_drivers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def wish_updated_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def drain_deadline(self) -> _timestamp_pb2.Timestamp:
+        """When what is left on a draining node is moved by force; unset for never."""
+
     def __init__(
         self,
         *,
@@ -1394,10 +1417,15 @@ class NodeView(_message.Message):
         orphans: _abc.Iterable[_builtins.str] | None = ...,
         cluster_id: _builtins.str = ...,
         storage_drivers: _abc.Iterable[_builtins.str] | None = ...,
+        wish: _builtins.str = ...,
+        wish_updated_at: _timestamp_pb2.Timestamp | None = ...,
+        drain_deadline: _timestamp_pb2.Timestamp | None = ...,
+        leaving: _builtins.int = ...,
+        failover: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "status_updated_at", b"status_updated_at", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["drain_deadline", b"drain_deadline", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "status_updated_at", b"status_updated_at", "usage", b"usage", "wish_updated_at", b"wish_updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "workload_count", b"workload_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "drain_deadline", b"drain_deadline", "failover", b"failover", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "leaving", b"leaving", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "wish", b"wish", "wish_updated_at", b"wish_updated_at", "workload_count", b"workload_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1428,6 +1456,8 @@ class WorkloadView(_message.Message):
     CREATED_AT_FIELD_NUMBER: _builtins.int
     OBSERVED_REVISION_ID_FIELD_NUMBER: _builtins.int
     SPEC_SHA256_FIELD_NUMBER: _builtins.int
+    MOVING_FROM_FIELD_NUMBER: _builtins.int
+    LEFT_ON_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     type: _builtins.str
     desired_state: _builtins.str
@@ -1442,6 +1472,8 @@ class WorkloadView(_message.Message):
     observed_revision_id: _builtins.str
     """The revision that the agent reports: equal to revision_id once a change has arrived."""
     spec_sha256: _builtins.bytes
+    moving_from: _builtins.str
+    """The node that it is being moved away from."""
     @_builtins.property
     def retry_next_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -1460,6 +1492,10 @@ class WorkloadView(_message.Message):
     def spec(self) -> Global___WorkloadSpec: ...
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def left_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Nodes that may still hold an older copy."""
+
     def __init__(
         self,
         *,
@@ -1484,10 +1520,12 @@ class WorkloadView(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         observed_revision_id: _builtins.str = ...,
         spec_sha256: _builtins.bytes = ...,
+        moving_from: _builtins.str = ...,
+        left_on: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "last_updated", b"last_updated", "reason", b"reason", "retry_next_at", b"retry_next_at", "run", b"run", "spec", b"spec", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "last_updated", b"last_updated", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "last_updated", b"last_updated", "left_on", b"left_on", "moving_from", b"moving_from", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1691,6 +1729,20 @@ class ControlMessage(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     DELETE_FIELD_NUMBER: _builtins.int
+    REGISTER_REPLY_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_REPLY_FIELD_NUMBER: _builtins.int
+    APPLY_REPLY_FIELD_NUMBER: _builtins.int
+    DELETE_REPLY_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    CALL_REPLY_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    IN_REPLY_TO_FIELD_NUMBER: _builtins.int
+    message_id: _builtins.int
+    """Chosen by the sender, different from those of its other messages that still wait for a reply. 0 from a sender that
+    does not count: it gets its replies in the order of its messages.
+    """
+    in_reply_to: _builtins.int
     @_builtins.property
     def register(self) -> Global___RegisterNodeRequest: ...
     @_builtins.property
@@ -1699,6 +1751,24 @@ class ControlMessage(_message.Message):
     def apply(self) -> Global___ApplyWorkloadRequest: ...
     @_builtins.property
     def delete(self) -> Global___DeleteWorkloadRequest: ...
+    @_builtins.property
+    def register_reply(self) -> Global___RegisterNodeResponse: ...
+    @_builtins.property
+    def heartbeat_reply(self) -> Global___HeartbeatResponse: ...
+    @_builtins.property
+    def apply_reply(self) -> Global___ApplyWorkloadResponse: ...
+    @_builtins.property
+    def delete_reply(self) -> Global___DeleteWorkloadResponse: ...
+    @_builtins.property
+    def call(self) -> Global___CallRequest:
+        """From the control plane: a call of the agent's own service, carried by the stream that the agent opened."""
+
+    @_builtins.property
+    def call_reply(self) -> Global___CallReply: ...
+    @_builtins.property
+    def error(self) -> Global___CallStatus:
+        """The message that this replies to was refused; the stream goes on."""
+
     def __init__(
         self,
         *,
@@ -1706,21 +1776,157 @@ class ControlMessage(_message.Message):
         heartbeat: Global___HeartbeatRequest | None = ...,
         apply: Global___ApplyWorkloadRequest | None = ...,
         delete: Global___DeleteWorkloadRequest | None = ...,
+        register_reply: Global___RegisterNodeResponse | None = ...,
+        heartbeat_reply: Global___HeartbeatResponse | None = ...,
+        apply_reply: Global___ApplyWorkloadResponse | None = ...,
+        delete_reply: Global___DeleteWorkloadResponse | None = ...,
+        call: Global___CallRequest | None = ...,
+        call_reply: Global___CallReply | None = ...,
+        error: Global___CallStatus | None = ...,
+        message_id: _builtins.int = ...,
+        in_reply_to: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "delete", b"delete", "heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "apply_reply", b"apply_reply", "call", b"call", "call_reply", b"call_reply", "delete", b"delete", "delete_reply", b"delete_reply", "error", b"error", "heartbeat", b"heartbeat", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "register", b"register", "register_reply", b"register_reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "delete", b"delete", "heartbeat", b"heartbeat", "message", b"message", "register", b"register"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "apply_reply", b"apply_reply", "call", b"call", "call_reply", b"call_reply", "delete", b"delete", "delete_reply", b"delete_reply", "error", b"error", "heartbeat", b"heartbeat", "heartbeat_reply", b"heartbeat_reply", "in_reply_to", b"in_reply_to", "message", b"message", "message_id", b"message_id", "register", b"register", "register_reply", b"register_reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "apply", "delete"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "apply", "delete", "register_reply", "heartbeat_reply", "apply_reply", "delete_reply", "call", "call_reply", "error"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
 Global___ControlMessage: _TypeAlias = ControlMessage  # noqa: Y015
 
 @_typing.final
-class GroupMember(_message.Message):
-    """Shoal's additions."""
+class CallRequest(_message.Message):
+    """Shoal's additions.
 
+    A call of persys.agent.v1.AgentService inside a ControlMessage, whose message_id names the call. With in_reply_to it
+    begins nothing, but is about the call of that name: it ends it, or lets it send more.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetadataEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    METADATA_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """The name of the method alone, such as ApplyWorkload."""
+    request: _builtins.bytes
+    timeout_ms: _builtins.int
+    """How long the caller waits; 0 without a limit."""
+    cancel: _builtins.bool
+    """End the call: nobody waits for its answer any more."""
+    credit: _builtins.int
+    """How many more pieces of a streamed answer the caller has room for."""
+    @_builtins.property
+    def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """What would be headers of the call."""
+
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        request: _builtins.bytes = ...,
+        metadata: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        timeout_ms: _builtins.int = ...,
+        cancel: _builtins.bool = ...,
+        credit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "metadata", b"metadata", "method", b"method", "request", b"request", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallRequest: _TypeAlias = CallRequest  # noqa: Y015
+
+@_typing.final
+class CallReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    STATUS_FIELD_NUMBER: _builtins.int
+    response: _builtins.bytes
+    more: _builtins.bool
+    """A piece of a streamed answer; another reply follows. The last one has no response."""
+    @_builtins.property
+    def status(self) -> Global___CallStatus:
+        """Why there is no answer, or no more of it."""
+
+    def __init__(
+        self,
+        *,
+        response: _builtins.bytes = ...,
+        more: _builtins.bool = ...,
+        status: Global___CallStatus | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "response", b"response", "status", b"status"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallReply: _TypeAlias = CallReply  # noqa: Y015
+
+@_typing.final
+class CallStatus(_message.Message):
+    """An error as a unary call would end with."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    INVALID_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """A status code of gRPC."""
+    message: _builtins.str
+    @_builtins.property
+    def detail(self) -> _run_pb2.ErrorDetail: ...
+    @_builtins.property
+    def invalid(self) -> _run_pb2.InvalidRequest: ...
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        message: _builtins.str = ...,
+        detail: _run_pb2.ErrorDetail | None = ...,
+        invalid: _run_pb2.InvalidRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "invalid", b"invalid"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "detail", b"detail", "invalid", b"invalid", "message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CallStatus: _TypeAlias = CallStatus  # noqa: Y015
+
+@_typing.final
+class GroupMember(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
@@ -2031,6 +2237,216 @@ class RemoveNodeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RemoveNodeResponse: _TypeAlias = RemoveNodeResponse  # noqa: Y015
+
+@_typing.final
+class CordonNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonNodeRequest: _TypeAlias = CordonNodeRequest  # noqa: Y015
+
+@_typing.final
+class CordonNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CordonNodeResponse: _TypeAlias = CordonNodeResponse  # noqa: Y015
+
+@_typing.final
+class UncordonNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonNodeRequest: _TypeAlias = UncordonNodeRequest  # noqa: Y015
+
+@_typing.final
+class UncordonNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UncordonNodeResponse: _TypeAlias = UncordonNodeResponse  # noqa: Y015
+
+@_typing.final
+class DrainNodeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    deadline_ms: _builtins.int
+    """After this long, what is left is moved by force. 0: never."""
+    force: _builtins.bool
+    """Move everything by force at once."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        deadline_ms: _builtins.int = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "force", b"force", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeRequest: _TypeAlias = DrainNodeRequest  # noqa: Y015
+
+@_typing.final
+class DrainNodeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainNodeResponse: _TypeAlias = DrainNodeResponse  # noqa: Y015
+
+@_typing.final
+class MarkNodeDeadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    force: _builtins.bool
+    """Also when the node still beats."""
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "node_id", b"node_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkNodeDeadRequest: _TypeAlias = MarkNodeDeadRequest  # noqa: Y015
+
+@_typing.final
+class MarkNodeDeadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def node(self) -> Global___NodeView: ...
+    def __init__(
+        self,
+        *,
+        node: Global___NodeView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node", b"node"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MarkNodeDeadResponse: _TypeAlias = MarkNodeDeadResponse  # noqa: Y015
+
+@_typing.final
+class AdoptWorkloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_ID_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.str
+    workload_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.str = ...,
+        workload_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "workload_id", b"workload_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptWorkloadRequest: _TypeAlias = AdoptWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class AdoptWorkloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workload(self) -> Global___WorkloadView: ...
+    def __init__(
+        self,
+        *,
+        workload: Global___WorkloadView | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdoptWorkloadResponse: _TypeAlias = AdoptWorkloadResponse  # noqa: Y015
 
 @_typing.final
 class PlanPlacementRequest(_message.Message):

@@ -1,0 +1,168 @@
+"""How an agent gets its first certificate, with nothing but a join token.
+
+The token holds the SHA-256 of the authority's certificate. So the agent can ask anyone for that certificate, over a
+connection that proves nothing, and know the right one when it sees it; everything after that goes over a connection to
+whom that authority vouches for. The key is made here and never leaves. It is written down before it is used: after a
+crash, or an answer that was lost, the same key asks again and the token is not used twice.
+
+Called by `shoal.cli.agent` before the agent is made; calls `shoal.v1.Enrollment`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from shoal.agent.settings import AgentSettings
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.entropy import Entropy, SystemEntropy
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnauthenticatedError, UnavailableError
+from shoal.core.private_files import make_private_directory, read_private, write_private
+from shoal.core.retry import Backoff
+from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
+from shoal.model.trust import TokenText, parse_token
+from shoal.wire.addresses import parse_address
+from shoal.wire.authority import OwnRequest, Pair, make_signing_request
+from shoal.wire.certificates import authority_cluster, describe, identity_of, matches, read_certificates, to_pem
+from shoal.wire.channel import GrpcTransport
+from shoal.wire.credentials import CredentialPaths, read_credentials, write_credentials
+from shoal.wire.methods import Enrollment
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
+from shoal.wire.security import AnonymousTls
+from shoal.wire.transport import Method
+
+log = logging.getLogger(__name__)
+
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+_RETRY = Backoff(first=1.0, cap=30.0)
+_CONNECT_SECONDS = 10.0
+_OWN_KEY = "joining-key.pem"
+
+
+@dataclass(frozen=True, slots=True)
+class _Trust:
+    """The authority that the token names."""
+
+    pem: bytes
+    cluster: str
+
+
+async def join(
+    settings: AgentSettings,
+    *,
+    node_id: Callable[[], str],
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> None:
+    """Get a certificate, unless there is a good one. Waits for a control plane that is away.
+
+    Raises:
+        DeniedError: the token is good for nothing, or not for this node.
+        UnauthenticatedError: whoever answers is not the control plane that made the token.
+    """
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    directory = settings.credentials_dir
+    if _has_good_files(directory, clock):
+        log.info("this node has joined already; the token is not needed")
+        return
+    token = parse_token(settings.join, name="--join")
+    failures = 0
+    while True:
+        for address in settings.join_addresses:
+            try:
+                await _join_at(address, token, settings.node_id or node_id(), directory, clock)
+            except ShoalError as error:
+                if not error.retryable:
+                    raise
+                log.warning("joining at %s: %s", address, error.message)
+            else:
+                return
+        failures += 1
+        await clock.sleep(_RETRY.delay(failures, entropy))
+
+
+def _has_good_files(directory: Path, clock: Clock) -> bool:
+    try:
+        read_credentials(CredentialPaths.within(directory), now=clock.wall())
+    except InvalidError:
+        return False
+    return True
+
+
+async def _join_at(address: str, token: TokenText, node_id: str, directory: Path, clock: Clock) -> None:
+    trust = await _recognise(address, token)
+    identity = Identity(Role.AGENT, trust.cluster, node_id)
+    own = _own_request(directory, identity)
+    security = AnonymousTls(trust.pem, CONTROL_PLANE.server_name(trust.cluster))
+    answer = await _ask(address, security, Enrollment.JOIN, pb.JoinRequest(token=str(token), csr=own.csr))
+    leaf = read_certificates(answer.certificate)[0]
+    if identity_of(leaf) != identity or not matches(leaf, own.key):
+        raise UnauthenticatedError(f"{address} has issued a certificate for somebody else")
+    write_credentials(directory, ca=answer.ca, pair=Pair(answer.certificate, own.key))
+    (directory / _OWN_KEY).unlink(missing_ok=True)
+    log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
+
+
+async def _recognise(address: str, token: TokenText) -> _Trust:
+    """The authority of whoever answers, if it is the one that the token names."""
+    presented = await _presented(address)
+    try:
+        name = own_server_name(identity_of(read_certificates(presented)[0]))
+    except (InvalidError, UnauthenticatedError):
+        name = None
+    if name is None:
+        raise UnauthenticatedError(f"{address} is no control plane", hint="check --join-address", address=address)
+    # Its own certificate is the only root here: that proves nothing, and what is asked for proves itself.
+    answer = await _ask(address, AnonymousTls(presented, name), Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
+    for certificate in read_certificates(answer.ca):
+        facts, cluster = describe(certificate), authority_cluster(certificate)
+        if facts.sha256 == token.ca_sha256 and cluster is not None:
+            return _Trust(to_pem(certificate), cluster)
+    raise UnauthenticatedError(
+        f"{address} is not the control plane that made this join token",
+        hint="make a token at the control plane that the agent is to join, and check --join-address",
+        address=address,
+    )
+
+
+async def _presented(address: str) -> bytes:
+    """The certificate that a server shows, whatever it is worth."""
+    where = parse_address(address)
+    try:
+        pem = await asyncio.to_thread(ssl.get_server_certificate, (where.host, where.port), timeout=_CONNECT_SECONDS)
+    except (OSError, ValueError) as error:
+        raise UnavailableError(
+            f"{address} cannot be reached: {getattr(error, 'strerror', None) or error}", address=address
+        ) from error
+    return pem.encode()
+
+
+async def _ask(
+    address: str, security: AnonymousTls, method: Method[RequestT, ResponseT], request: RequestT
+) -> ResponseT:
+    channel = GrpcTransport(security=security).connect(address)
+    try:
+        return await channel.call(method, request)
+    finally:
+        await channel.close()
+
+
+def _own_request(directory: Path, identity: Identity) -> OwnRequest:
+    """A request with the key of an earlier try, if there was one."""
+    make_private_directory(directory)
+    path = directory / _OWN_KEY
+    try:
+        return make_signing_request(identity, own_key=read_private(path))
+    except (NotFoundError, InvalidError):
+        own = make_signing_request(identity)
+        write_private(path, own.key)
+        return own

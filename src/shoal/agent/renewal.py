@@ -1,0 +1,77 @@
+"""Keeps the certificate that an agent got by joining fresh: a new one when two thirds of its life are over.
+
+The new files take the place of the old ones, and the transport picks them up by itself. A control plane that is away,
+or that does not lead, is asked again later; there is a third of a life for that. Run by `shoal.agent.server`.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from shoal.agent.control_client import ControlClient
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import ShoalError
+from shoal.core.private_files import read_private
+from shoal.core.retry import Backoff
+from shoal.wire.authority import Pair, make_signing_request
+from shoal.wire.certificates import describe, identity_of, matches, read_certificates
+from shoal.wire.credentials import CredentialPaths, write_credentials
+
+log = logging.getLogger(__name__)
+
+SHARE = 2 / 3
+#: A clock that is set, or files that somebody replaced, are noticed so soon.
+LOOK_EVERY = timedelta(hours=1)
+
+_RETRY = Backoff(first=5.0, cap=600.0)
+
+
+class Renewal:
+    """Renews the files of one agent."""
+
+    def __init__(self, paths: CredentialPaths, client: ControlClient, *, clock: Clock, entropy: Entropy) -> None:
+        self._paths = paths
+        self._client = client
+        self._clock = clock
+        self._entropy = entropy
+
+    async def run(self) -> None:
+        """Renew when it is time, for ever."""
+        failures = 0
+        # Not all of a fleet that joined at once asks at once.
+        share = SHARE - self._entropy.uniform(0.0, 0.05)
+        try:
+            while True:
+                try:
+                    wait = self._due_in(share)
+                    if wait <= 0:
+                        await self.renew()
+                        failures = 0
+                        continue
+                except ShoalError as error:
+                    failures += 1
+                    log.warning("the certificate could not be renewed: %s", error.message)
+                    await self._client.use_next()
+                    wait = _RETRY.delay(failures, self._entropy)
+                await self._clock.sleep(min(wait, LOOK_EVERY.total_seconds()))
+        finally:
+            await self._client.close()
+
+    async def renew(self) -> None:
+        """Get a new key certified and put both in the place of the old ones."""
+        leaf = read_certificates(read_private(self._paths.cert))[0]
+        identity = identity_of(leaf)
+        own = make_signing_request(identity)
+        answer = await self._client.renew_certificate(own.csr)
+        fresh = read_certificates(answer.certificate)[0]
+        if identity_of(fresh) != identity or not matches(fresh, own.key):
+            raise ShoalError("the control plane has issued a certificate for somebody else")
+        write_credentials(self._paths.cert.parent, ca=answer.ca, pair=Pair(answer.certificate, own.key))
+        log.info("the certificate was renewed; it is good until %s", fresh.not_valid_after_utc.isoformat())
+
+    def _due_in(self, share: float) -> float:
+        facts = describe(read_certificates(read_private(self._paths.cert))[0])
+        life = facts.not_after - facts.not_before
+        return (facts.not_before + life * share - self._clock.wall()).total_seconds()

@@ -1,0 +1,36 @@
+"""Finds every public function of the package whose name says that it reads something."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+
+import shoal
+
+_READS = re.compile(r"(parse|read|from|decode|load|unpack)(_.*)?|.*_from_.*")
+
+#: Generated, or made for tests.
+_LEFT_OUT = ("shoal.wire.pb", "shoal.testing", "shoal.__main__", "shoal.runtimes.keeper.__main__")
+
+
+def find_parsers() -> set[str]:
+    """Their full names."""
+    return {f"{module}.{name}" for module in _modules() for name in _functions(module)}
+
+
+def _modules() -> Iterator[str]:
+    for found in pkgutil.walk_packages(shoal.__path__, "shoal."):
+        if not found.name.startswith(_LEFT_OUT):
+            yield found.name
+
+
+def _functions(module_name: str) -> Iterator[str]:
+    module = importlib.import_module(module_name)
+    for name, value in vars(module).items():
+        if name.startswith("_") or getattr(value, "__module__", "") != module_name:
+            continue
+        if inspect.isfunction(inspect.unwrap(value)) and _READS.fullmatch(name):
+            yield name

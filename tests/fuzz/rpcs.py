@@ -1,0 +1,89 @@
+"""What is checked of every call, whatever it carried. Used by the quick tests here and the long ones in tests/long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from hypothesis import strategies as st
+
+from shoal.testing.fuzz import check_typed, send, wrong_requests
+from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.transport import Cardinality, Method
+from tests.fuzz.requests import AGENT, CONTROL
+from tests.fuzz.worlds import World, agent_world, changed_nothing, control_world, in_virtual_time
+
+METHODS = [
+    *(("control", method) for method in methods_of(AgentControl)),
+    *(("agent", method) for method in methods_of(AgentService)),
+]
+
+_WORLDS = {"control": (control_world, CONTROL), "agent": (agent_world, AGENT)}
+
+
+def good_request(world: World, kind: str, method: Method[Any, Any]):
+    return _WORLDS[kind][1][method.name](world)
+
+
+def fuzz_method(kind: str, method: Method[Any, Any], data: st.DataObject, *, most: int) -> None:
+    """A fresh server, some wrong requests to one method, a right one, and the server is as well as before."""
+
+    async def work(folder: Path) -> None:
+        async with _WORLDS[kind][0](folder) as world:
+            good = good_request(world, kind, method)
+            drawn = data.draw(st.lists(_batches(method, good), min_size=most // 2, max_size=most), label=method.name)
+            await _send_all(world, [(method, batch) for batch in drawn])
+            await send(world.channel, method, [good.SerializeToString()], metadata=world.metadata)
+            await world.check_alive()
+
+    in_virtual_time(work)
+
+
+def fuzz_life(kind: str, data: st.DataObject, *, most: int) -> None:
+    """A fresh server and requests to all its methods, right and wrong in any order."""
+
+    async def work(folder: Path) -> None:
+        open_world, table = _WORLDS[kind]
+        async with open_world(folder) as world:
+            methods = {method.name: method for method in methods_of(world.service)}
+            for _ in range(data.draw(st.integers(most // 2, most), label="calls")):
+                name = data.draw(st.sampled_from(sorted(table)), label="method")
+                good = table[name](world)
+                right = st.just([good.SerializeToString()])
+                batch = data.draw(right | _batches(methods[name], good), label=name)
+                await _send_all(world, [(methods[name], batch)])
+            await world.check_alive()
+
+    in_virtual_time(work)
+
+
+def _batches(method: Method[Any, Any], good) -> st.SearchStrategy[list[bytes]]:
+    most = 4 if method.cardinality is Cardinality.BOTH_STREAM else 1
+    return st.lists(wrong_requests(good), min_size=1, max_size=most)
+
+
+async def _send_all(world: World, calls) -> None:
+    for method, batch in calls:
+        before, kept = await world.state(), world.census()
+        outcome = await send(world.channel, method, batch, metadata=world.metadata)
+        what = f"{method.name} with {_shown(method, batch)}: {outcome.error}"
+        check_typed(outcome, what)
+        if outcome.invalid and method.cardinality is not Cardinality.BOTH_STREAM:
+            assert await world.state() == before, f"refused, and changed something: {what}"
+        await world.settle()
+        world.moved = world.moved or not changed_nothing(method, outcome)
+        if not world.moved:
+            left = world.census() - kept
+            assert not left, f"refused, and left something behind: {left}: {what}"
+
+
+def _shown(method: Method[Any, Any], batch: list[bytes]) -> str:
+    """A batch for people: as messages where it is some."""
+    shown = []
+    for data in batch:
+        try:
+            shown.append(repr(method.request.FromString(data)))
+        except DecodeError:
+            shown.append(repr(data))
+    return "; ".join(shown)

@@ -1,0 +1,246 @@
+"""An agent that has nothing but a token: whom it trusts, what it gets, and how it keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shoal.agent.control_client import ControlClient
+from shoal.agent.joining import join
+from shoal.agent.renewal import Renewal
+from shoal.agent.server import Agent
+from shoal.agent.settings import AgentSettings
+from shoal.client import ControlPlane as Client
+from shoal.control.server import ControlPlane
+from shoal.control.settings import ControlSettings
+from shoal.core.clock import SystemClock
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import DeniedError, ExhaustedError, UnauthenticatedError
+from shoal.model.identity import Identity, Role
+from shoal.testing.certificates import Certificates
+from shoal.wire.authority import issue
+from shoal.wire.certificates import describe, read_certificates
+from shoal.wire.channel import GrpcTransport
+from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
+from shoal.wire.grpcio import aio
+from shoal.wire.methods import AgentControl, Credentials, Enrollment
+from shoal.wire.pb.persys.control.v1 import control_pb2
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
+from shoal.wire.security import AnonymousTls
+
+pytestmark = pytest.mark.integration
+
+
+class Place:
+    """A control plane that issues certificates, and what its operator needs."""
+
+    def __init__(self, folder, name="default") -> None:
+        self.certificates = Certificates(folder / "files", cluster=name)
+        write_authority(folder / "authority", self.certificates.authority)
+        files = self.certificates.control()
+        self.settings = ControlSettings(
+            data_dir=str(folder / "control"),
+            grpc_host="127.0.0.1",
+            grpc_port=0,
+            join_port=0,
+            ca=str(folder / "authority" / CA_FILE),
+            ca_key=str(folder / "authority" / CA_KEY_FILE),
+            cert=str(files.cert),
+            key=str(files.key),
+        )
+        access = self.settings.access
+        self.plane = ControlPlane(
+            self.settings,
+            transport=GrpcTransport(security=access.security()),
+            join_transport=GrpcTransport(security=access.server_security()),
+        )
+
+    def client(self, files=None) -> Client:
+        return Client([self.plane.address], GrpcTransport(security=files or self.certificates.operator()))
+
+    def agent_settings(self, folder, token, **given) -> AgentSettings:
+        fields = {
+            "data_dir": str(folder),
+            "control": (self.plane.address,),
+            "join": token,
+            "join_address": (self.plane.join_address,),
+            "node_id": "n1",
+            "grpc_host": "127.0.0.1",
+            "grpc_port": 0,
+        }
+        return AgentSettings(**{**fields, **given})
+
+
+@pytest.fixture
+async def place(tmp_path):
+    place = Place(tmp_path / "place")
+    await place.plane.start(http=False)
+    yield place
+    await place.plane.stop()
+
+
+async def token_of(place, **given):
+    async with place.client() as operator:
+        return (await operator.create_join_token(**given)).text
+
+
+async def test_an_agent_joins_and_works(place, tmp_path):
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place))
+    await join(settings, node_id=lambda: "unused")
+    names = {path.name: path for path in settings.credentials_dir.iterdir()}
+    assert set(names) == {"ca.pem", "cert.pem", "key.pem"}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in names.values())
+    before = names["cert.pem"].read_bytes()
+    await join(settings, node_id=lambda: "unused")
+    assert names["cert.pem"].read_bytes() == before, "whoever has joined does not join again"
+
+    # The next start needs no token.
+    later = replace(settings, join="", node_id="")
+    agent = Agent(later, transport=GrpcTransport(security=later.access.security()))
+    await agent.start()
+    try:
+        assert agent.node_id == "n1"
+        async with place.client() as operator, asyncio.timeout(30):
+            while [node.node_id for node in await operator.list_nodes()] != ["n1"]:
+                await asyncio.sleep(0.05)
+            [view] = await operator.list_join_tokens()
+            assert view.used_by == ("n1",)
+    finally:
+        await agent.stop()
+
+
+async def test_the_same_key_asks_again_after_an_answer_that_was_lost(place, tmp_path):
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place))
+    await join(settings, node_id=lambda: "unused")
+    key = (settings.credentials_dir / "key.pem").read_bytes()
+    # As if it had been killed before the files were written.
+    (settings.credentials_dir / "joining-key.pem").write_bytes(key)
+    for name in ("ca.pem", "cert.pem", "key.pem"):
+        (settings.credentials_dir / name).unlink()
+    await join(settings, node_id=lambda: "unused")
+    assert (settings.credentials_dir / "key.pem").read_bytes() == key
+
+
+async def test_a_token_of_another_control_plane_is_not_shown_to_this_one(place, tmp_path):
+    other = Place(tmp_path / "other")
+    await other.plane.start(http=False)
+    try:
+        token = await token_of(other)
+        with pytest.raises(UnauthenticatedError, match="not the control plane that made this join token"):
+            await join(place.agent_settings(tmp_path / "agent", token), node_id=lambda: "unused")
+        async with other.client() as operator:
+            [view] = await operator.list_join_tokens()
+            assert view.used_by == ()
+    finally:
+        await other.plane.stop()
+
+
+async def test_whoever_has_the_authority_s_certificate_is_not_yet_the_control_plane(place, tmp_path):
+    """An agent of the cluster listens where the control plane should be, and hands out the right authority."""
+
+    class Impostor:
+        def __init__(self) -> None:
+            self.tokens = []
+
+        async def get_authority(self, _request, _call):
+            return pb.GetAuthorityResponse(ca=place.certificates.trusted)
+
+        async def join(self, request, _call):
+            self.tokens.append(request.token)
+            return pb.JoinResponse()
+
+    from shoal.wire.methods import methods_of
+    from shoal.wire.security import ServerTls
+    from shoal.wire.transport import Service
+
+    impostor = Impostor()
+    transport = GrpcTransport(security=ServerTls(place.certificates.agent("n7")))
+    server = await transport.serve("127.0.0.1:0", [Service(methods_of(Enrollment), impostor)])
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place), join_address=(server.address,))
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused"))
+    await asyncio.wait({joining}, timeout=2)
+    joining.cancel()
+    await asyncio.gather(joining, return_exceptions=True)
+    assert impostor.tokens == []
+    assert not (settings.credentials_dir / "cert.pem").exists()
+    await server.stop(0)
+
+
+async def test_a_token_that_is_no_good_ends_the_agent(place, tmp_path):
+    token = await token_of(place, node_id="n2")
+    with pytest.raises(DeniedError, match="for node 'n2', not for 'n1'"):
+        await join(place.agent_settings(tmp_path / "agent", token), node_id=lambda: "unused")
+    async with place.client() as operator:
+        [view] = await operator.list_join_tokens()
+        await operator.revoke_join_token(view.token_id)
+    with pytest.raises(DeniedError, match="not known, or it has expired"):
+        await join(place.agent_settings(tmp_path / "agent", token, node_id="n2"), node_id=lambda: "unused")
+
+
+async def test_a_control_plane_that_is_away_is_waited_for(tmp_path):
+    place = Place(tmp_path / "place")
+    await place.plane.start(http=False)
+    token, address = await token_of(place), place.plane.join_address
+    settings = place.agent_settings(tmp_path / "agent", token)
+    port = int(address.rpartition(":")[2])
+    await place.plane.stop()
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused"))
+    await asyncio.wait({joining}, timeout=0.5)
+    assert not joining.done()
+    again = replace(place.settings, join_port=port)
+    plane = ControlPlane(
+        again,
+        transport=GrpcTransport(security=again.access.security()),
+        join_transport=GrpcTransport(security=again.access.server_security()),
+    )
+    await plane.start(http=False)
+    await asyncio.wait_for(joining, 60)
+    await plane.stop()
+
+
+async def test_the_door_lets_nobody_do_anything_else_and_not_too_often(place):
+    roots = place.certificates.trusted
+    channel = GrpcTransport(security=AnonymousTls(roots, "control.default.shoal")).connect(place.plane.join_address)
+    answer = await channel.call(Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
+    assert read_certificates(answer.ca)
+    for method, request in (
+        (AgentControl.LIST_NODES, control_pb2.ListNodesRequest()),
+        (Credentials.CREATE_JOIN_TOKEN, pb.CreateJoinTokenRequest()),
+    ):
+        with pytest.raises(Exception, match="not served|Method not found"):
+            await channel.call(method, request)
+    with pytest.raises(ExhaustedError):
+        for _ in range(500):
+            await channel.call(Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
+    large = pb.JoinRequest(token="x", csr=b"x" * 200_000)
+    with pytest.raises(Exception, match=r"(?i)larger|exhausted|RST_STREAM"):
+        await channel.call(Enrollment.JOIN, large)
+    await channel.close()
+    async with aio.insecure_channel(place.plane.join_address) as plain:
+        with pytest.raises(aio.AioRpcError):
+            await plain.unary_unary(Enrollment.GET_AUTHORITY.path)(b"", timeout=5)
+
+
+async def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over(place, tmp_path):
+    clock = SystemClock()
+    identity = Identity(Role.AGENT, "default", "n1")
+    life = timedelta(hours=3)
+    pair = issue(place.certificates.authority, identity, now=clock.wall() - timedelta(hours=2.2), lifetime=life)
+    paths = write_credentials(tmp_path / "certs", ca=place.certificates.trusted, pair=pair)
+    transport = GrpcTransport(security=AgentSettings(data_dir=str(tmp_path)).access.security())
+    client = ControlClient(transport, [place.plane.address])
+    renewing = asyncio.ensure_future(Renewal(paths, client, clock=clock, entropy=SystemEntropy()).run())
+    try:
+        async with asyncio.timeout(30):
+            while paths.cert.read_bytes() == pair.cert:
+                await asyncio.sleep(0.05)
+    finally:
+        renewing.cancel()
+        await asyncio.gather(renewing, return_exceptions=True)
+    facts = describe(read_certificates(paths.cert.read_bytes())[0])
+    assert facts.identity == identity
+    assert facts.not_after > clock.wall() + timedelta(days=29)
+    assert CredentialPaths.within(tmp_path / "certs").key.read_bytes() != pair.key
