@@ -12,6 +12,11 @@ if [ -z "${SHOAL_TEST_POSTGRES:-}" ] && ! command -v initdb >/dev/null &&
     missing+=(postgresql)
 fi
 
+# The command line of SQLite: the steps of docs/backup-and-restore.md are run as they stand there.
+if ! command -v sqlite3 >/dev/null; then
+    missing+=(sqlite3)
+fi
+
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
 fi

@@ -1,6 +1,7 @@
 """Writes docs/reference from the code, or with --check says whether it is up to date.
 
-Called by `make docs` and `make check`. One JSON Schema per kind of workload, for editors and other checkers.
+Called by `make docs` and `make check`. One JSON Schema per kind of workload, for editors and other checkers, and the
+table of the metrics.
 """
 
 from __future__ import annotations
@@ -9,19 +10,66 @@ import json
 import sys
 from pathlib import Path
 
+from shoal.agent.metrics import AgentMetrics
+from shoal.control.metrics import ControlMetrics
+from shoal.core.telemetry import MetricRegistry
 from shoal.model.documents import workload_schema
 from shoal.model.workloads import WorkloadType
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
+METRICS = ROOT / "docs" / "reference" / "metrics.md"
+
+METRICS_PAGE = """# Metrics
+
+Written by `make docs` from the code. The control plane and the agents serve these series in Prometheus' text format
+under `/metrics`, beside those of the process itself (`process_…`). What goes up and down is counted anew for each
+reader, so no label keeps a value that is over.
+
+Series whose names begin with `shoal_` are Shoal's own. Those that begin with `persys_` have the names and labels that
+dashboards made for Persys ask for. Codes of RPCs are spelled there as Go spells them (`NotFound`), and in ours as gRPC
+does (`NOT_FOUND`).
+
+## Control plane
+
+{control}
+
+Not served, because nothing here corresponds to them: `persys_scheduler_reconciliation_cycle_duration_seconds` and
+`persys_scheduler_reconciliation_cycles_total`. There is no loop over all workloads: each is looked at when something
+about it has changed.
+
+## Agent
+
+{agent}
+
+Not served, because nothing here corresponds to them: `persys_agent_workload_reconcile_total`,
+`persys_agent_workload_reconcile_duration_seconds` and `persys_agent_garbage_collection_…`. The agent acts on what
+happens instead of looking again and again, and removes nothing that no order stands behind.
+"""
 
 
 def pages() -> dict[Path, str]:
     """Every file of the reference with its content."""
-    return {
+    schemas = {
         SCHEMAS / f"{kind.value}.json": json.dumps(workload_schema(kind), indent=2, ensure_ascii=False) + "\n"
         for kind in WorkloadType
     }
+    return {**schemas, METRICS: metrics_page()}
+
+
+def metrics_page() -> str:
+    """Every series, as a page."""
+    agent = MetricRegistry()
+    AgentMetrics(agent)
+    return METRICS_PAGE.format(control=_table(ControlMetrics().registry), agent=_table(agent))
+
+
+def _table(registry: MetricRegistry) -> str:
+    rows = ["| Series | Kind | Labels | Tells |", "| --- | --- | --- | --- |"]
+    for each in sorted(registry.described(), key=lambda series: (not series.name.startswith("shoal_"), series.name)):
+        labels = ", ".join(f"`{label}`" for label in each.labels)
+        rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help_text} |")
+    return "\n".join(rows)
 
 
 def main() -> None:

@@ -50,6 +50,7 @@ from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -336,6 +337,10 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.views.cluster_summary_from_proto": _message(
         convert.cluster_summary_from_proto, control.ClusterSummary
     ),
+    "shoal.wire.convert.trust.join_token_from_proto": _message(
+        convert.join_token_from_proto, enrollment_pb2.JoinTokenView
+    ),
+    "shoal.wire.convert.trust.secret_from_proto": _message(convert.secret_from_proto, secrets_pb2.SecretView),
     "shoal.wire.convert.views.event_from_proto": _message(convert.event_from_proto, control.Event),
     "shoal.wire.convert.views.group_view_from_proto": _message(convert.group_view_from_proto, control.GroupView),
     "shoal.wire.convert.views.node_view_from_proto": _message(convert.node_view_from_proto, control.NodeView),

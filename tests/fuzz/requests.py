@@ -105,6 +105,11 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "ListGroups": _same(control.ListGroupsRequest()),
     "SetDesiredState": _same(control.SetDesiredStateRequest(workload_id="web", desired_state="Stopped")),
     "RemoveNode": _same(control.RemoveNodeRequest(node_id="lost")),
+    "CordonNode": _same(control.CordonNodeRequest(node_id="n1")),
+    "UncordonNode": _same(control.UncordonNodeRequest(node_id="n1")),
+    "DrainNode": _same(control.DrainNodeRequest(node_id="n1", deadline_ms=60_000)),
+    "MarkNodeDead": _same(control.MarkNodeDeadRequest(node_id="lost")),
+    "AdoptWorkload": _same(control.AdoptWorkloadRequest(node_id="n1", workload_id="web")),
     "PlanPlacement": _plan,
     "ListEvents": _same(control.ListEventsRequest(after=1, limit=10, subject_kind="node", subject_id="n1")),
     "WatchEvents": _same(control.WatchEventsRequest(after=1, subject_kind="node", subject_id="n1")),
@@ -119,4 +124,5 @@ AGENT: dict[str, Callable[[AgentWorld], Message]] = {
     "HealthCheck": _same(agent.HealthCheckRequest()),
     "ListActions": _same(agent.ListActionsRequest(workload_id="web", limit=3, newest_first=True)),
     "ReadLogs": _same(agent.ReadLogsRequest(workload_id="web", tail_lines=5)),
+    "GetWorkloadSpec": _same(agent.GetWorkloadSpecRequest(id="web")),
 }

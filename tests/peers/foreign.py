@@ -48,17 +48,22 @@ class Caller:
         self._contract = contract
         (self._service,) = contract.DESCRIPTOR.services_by_name.values()
 
-    async def call(self, name: str, timeout: float = PASSING, **fields: Any) -> Any:
+    async def call(self, name: str, **fields: Any) -> Any:
         """One unary call."""
         method = self._service.methods_by_name[name]
-        request = getattr(self._contract, method.input_type.name)
+        request = getattr(self._contract, method.input_type.name)(**fields)
+        return await self.send(name, request.SerializeToString())
+
+    async def send(self, name: str, data: bytes) -> Any:
+        """One unary call, its request in bytes."""
+        method = self._service.methods_by_name[name]
         response = getattr(self._contract, method.output_type.name)
         stub = self._channel.unary_unary(
             f"/{self._service.full_name}/{name}",
-            request_serializer=request.SerializeToString,
+            request_serializer=lambda packed: packed,
             response_deserializer=response.FromString,
         )
-        return await stub(request(**fields), timeout=timeout)
+        return await stub(data, timeout=PASSING)
 
     async def close(self) -> None:
         await self._channel.close()

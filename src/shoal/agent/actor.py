@@ -33,6 +33,7 @@ from shoal.agent.facts import (
     Instruction,
     IntentChanged,
     Moment,
+    Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
     ProbeReadiness,
@@ -52,6 +53,7 @@ from shoal.agent.facts import (
     WorkloadState,
     new_run_id,
 )
+from shoal.agent.metrics import AgentMetrics
 from shoal.agent.ports import PortBook
 from shoal.agent.state import handle
 from shoal.agent.views import status_of, verdict_of
@@ -93,6 +95,7 @@ class Surroundings:
     changed: Callable[[], None]
     #: Called, and awaited, when a workload is gone.
     forgotten: Callable[[WorkloadActor], Awaitable[None]]
+    metrics: AgentMetrics
 
 
 class WorkloadActor:
@@ -168,12 +171,19 @@ class WorkloadActor:
                 if self.state.stage is not last.stage:
                     self._stop_watching()
                 await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))
+                self._count_failure(last)
                 for instruction in step.instructions:
                     self._carry_out(instruction)
                 if self.state.stage is Stage.FORGOTTEN and not self._events:
                     await self._around.forgotten(self)
         finally:
             self._draining = False
+
+    def _count_failure(self, last: WorkloadState) -> None:
+        """Count that it was given up, once each time."""
+        progress = self.state.progress
+        if progress.outcome is Outcome.FAILED and last.progress.outcome is not Outcome.FAILED:
+            self._around.metrics.failed(self.state.intent.type, progress.failure)
 
     def _moment(self) -> Moment:
         entropy = self._around.entropy
@@ -204,6 +214,7 @@ class WorkloadActor:
                 await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
             else:
                 self._note_trouble("")
+                self._around.metrics.finished(actions)
                 return
 
     def _advance_actions(self) -> list[Action]:
@@ -232,6 +243,11 @@ class WorkloadActor:
                 still_open.append(latest)
         self._actions = still_open
         return changed
+
+    @property
+    def open_actions(self) -> int:
+        """How many orders about it have not ended."""
+        return len(self._actions)
 
     def finished_actions(self, now: datetime) -> list[Action]:
         """The open entries of a workload that is gone, as they are to be written."""

@@ -26,6 +26,7 @@ from shoal.agent.database import AgentDatabase
 from shoal.agent.facts import RUNNING_STAGES, ContactLost, FoundRun, Intent, Moment, RunRules, WorkloadState, new_run_id
 from shoal.agent.intake import Answer, Intake
 from shoal.agent.intents import StoredWorkload
+from shoal.agent.metrics import AgentMetrics
 from shoal.agent.orders import ApplyOrder, DeleteOrder, rules_of
 from shoal.agent.ports import PortBook
 from shoal.agent.roster import Roster
@@ -76,6 +77,7 @@ class Executor:
         entropy: Entropy,
         changed: Callable[[], None],
         ports: PortBook | None = None,
+        metrics: AgentMetrics | None = None,
     ) -> None:
         self.node = node
         self.roster = Roster()
@@ -98,6 +100,7 @@ class Executor:
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,
+            metrics=metrics or AgentMetrics(),
         )
         self._intake = Intake(self._surroundings, self.roster, node.capacity)
 

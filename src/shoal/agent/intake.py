@@ -87,6 +87,8 @@ class Intake:
                 log.error("workload %s cannot be forgotten yet: %s", workload_id, error.message)
                 return False
             del self._roster.actors[workload_id]
+        self._around.metrics.finished(actions)
+        self._around.metrics.removed(actor.state.intent.type)
         self._around.changed()
         return True
 
@@ -169,6 +171,7 @@ class Intake:
             action_log.put_actions(connection, [action])
 
         await self._around.database.write(change)
+        self._around.metrics.finished([action])
         return Answer(None, "not found, nothing to delete", task_id=action.task_id, skipped=True)
 
     # -----------------------------------------------------------------------------------------------------
@@ -190,6 +193,7 @@ class Intake:
 
         reach("agent.intent.before")
         await self._around.database.write(change)
+        self._around.metrics.finished(actions)
         actor = self._act_on(actor, event, action)
         reach("agent.intent.after")  # the actor was woken and has not moved yet
         return actor
@@ -204,6 +208,7 @@ class Intake:
         first = begin_life(intent, event.rules, moment, spec=event.spec)
         actor = WorkloadActor(self._around, first, actions=[action] if action is not None else [])
         self._roster.actors[intent.workload_id] = actor
+        self._around.metrics.began(intent.type)
         # A run of this workload that no order stood behind was left alone; now it would be a second one.
         actor.begin(self._roster.take_orphans(intent.workload_id))
         return actor

@@ -1,19 +1,25 @@
 """The agent's figures, as Prometheus series. Nothing is decided by them.
 
-Counted only when somebody can read them: without an HTTP server there is no registry, and counting does nothing.
+Beside ours stand the series `persys_agent_…`, under the names and labels that existing dashboards ask for;
+docs/reference/metrics.md lists all of them. Counted only when somebody can read them: without an HTTP server there is
+no registry, and counting does nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from shoal.core.errors import ExhaustedError, InvalidError, ShoalError
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.nodes import NodeUsage
 from shoal.model.resources import Resources
-from shoal.model.workloads import RunState
+from shoal.model.workloads import FailureReason, RunState, WorkloadType
 
 if TYPE_CHECKING:
+    from shoal.agent.action_log import Action
+    from shoal.agent.health import HealthReport
     from shoal.agent.roster import WorkloadReport
 
 
@@ -45,6 +51,7 @@ class AgentMetrics:
         self._capacity = registry.gauge("shoal_agent_capacity", "What the node offers.", ["resource"])
         self._reserved = registry.gauge("shoal_agent_reserved", "What is reserved for workloads.", ["resource"])
         self._used = registry.gauge("shoal_agent_used", "What is used, measured.", ["resource"])
+        self._foreign = _ForeignSeries(registry)
 
     def beat(self, result: str) -> None:
         """Count a heartbeat."""
@@ -60,6 +67,44 @@ class AgentMetrics:
         """Count an order."""
         if self._registry is not None:
             self._orders.labels(action, result).inc()
+
+    def refused(self, action: str, error: ShoalError) -> None:
+        """Count an order that was not taken."""
+        if self._registry is not None:
+            self._orders.labels(action, type(error).__name__).inc()
+            self._foreign.errors.labels(_error_code(error)).inc()
+
+    def began(self, kind: WorkloadType) -> None:
+        """Count a workload that is new here."""
+        if self._registry is not None:
+            self._foreign.created.labels(kind.value).inc()
+
+    def removed(self, kind: WorkloadType) -> None:
+        """Count a workload that is gone."""
+        if self._registry is not None:
+            self._foreign.deleted.labels(kind.value).inc()
+
+    def failed(self, kind: WorkloadType, failure: FailureReason) -> None:
+        """Count a workload that was given up."""
+        if self._registry is not None:
+            self._foreign.failed.labels(kind.value).inc()
+            self._foreign.errors.labels(failure.value).inc()
+
+    def finished(self, actions: Iterable[Action]) -> None:
+        """Count entries of the log of actions that have ended."""
+        if self._registry is None:
+            return
+        for action in actions:
+            if action.is_open or action.ended_at is None:
+                continue
+            kind, seconds = action.type.value, max(0.0, (action.ended_at - action.created_at).total_seconds())
+            self._foreign.tasks.labels(kind).inc()
+            self._foreign.latency.labels(kind).observe(seconds)
+            if action.error:
+                self._foreign.task_failures.labels(kind).inc()
+            duration = self._foreign.durations.get(kind)
+            if duration is not None:
+                duration.observe(seconds)
 
     def observe(self, method: str, code: str, seconds: float) -> None:
         """Count a served RPC."""
@@ -78,17 +123,28 @@ class AgentMetrics:
         capacity: Resources,
         reserved: Resources,
         usage: NodeUsage,
+        health: HealthReport,
+        open_actions: int,
     ) -> None:
-        """Bring what is counted in numbers that go up and down to the present."""
+        """Count anew what goes up and down, so that nothing keeps a value that is over."""
         if self._registry is None:
             return
+        foreign = self._foreign
         counted = Tally((report.type.value, report.status.state) for report in reports)
-        for kind in runtimes:
+        for gauge in (self._workloads, self._runtimes, foreign.workloads, foreign.runtimes):
+            gauge.clear()
+        for kind in {*runtimes, *(kind for kind, _state in counted)}:
             for state in RunState:
                 self._workloads.labels(kind, state.value).set(counted[kind, state])
+                foreign.workloads.labels(state.value.lower(), kind).set(counted[kind, state])
         self._orphans.set(orphans)
-        for kind, health in runtimes.items():
-            self._runtimes.labels(kind).set(health == "healthy")
+        for kind, words in runtimes.items():
+            self._runtimes.labels(kind).set(words == "healthy")
+            foreign.runtimes.labels(kind).set(words == "healthy")
+        foreign.memory.set(health.memory_percent)
+        foreign.cpu.set(health.cpu_percent)
+        foreign.disk.set(health.disk_percent)
+        foreign.queue.set(open_actions)
         self._registered.set(registered)
         self._draining.set(draining)
         for gauge, amount in ((self._capacity, capacity), (self._reserved, reserved)):
@@ -103,3 +159,42 @@ class AgentMetrics:
     def render(self) -> bytes:
         """Every series as text."""
         return self._registry.render() if self._registry is not None else b""
+
+
+class _ForeignSeries:
+    """What the dashboards of the published agent ask for."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        name = "persys_agent_{}".format
+        self.workloads = registry.gauge(name("workload_count"), "Workloads, by state and kind.", ["state", "type"])
+        self.created = registry.counter(name("workload_created_total"), "Workloads that were new here.", ["type"])
+        self.deleted = registry.counter(name("workload_deleted_total"), "Workloads that are gone.", ["type"])
+        self.failed = registry.counter(name("workload_failed_total"), "Workloads that were given up.", ["type"])
+        self.durations = {
+            "apply_workload": registry.histogram(
+                name("workload_apply_duration_seconds"), "From an order to apply to what came of it."
+            ),
+            "delete_workload": registry.histogram(
+                name("workload_delete_duration_seconds"), "From an order to delete to its end."
+            ),
+        }
+        self.runtimes = registry.gauge(name("runtime_health_status"), "Whether a runtime is well.", ["runtime"])
+        self.memory = registry.gauge(name("system_memory_utilization_percent"), "Memory of the machine in use.")
+        self.cpu = registry.gauge(name("system_cpu_utilization_percent"), "CPU of the machine in use.")
+        self.disk = registry.gauge(name("system_disk_utilization_percent"), "Disk under the data directory in use.")
+        self.errors = registry.counter(
+            name("errors_total"), "Refused orders and failed workloads, by reason.", ["error_code"]
+        )
+        self.queue = registry.gauge(name("task_queue_depth"), "Orders that have not ended.")
+        self.latency = registry.histogram(name("task_latency_seconds"), "From an order to its end.", ["type"])
+        self.tasks = registry.counter(name("task_executions_total"), "Orders that have ended.", ["type"])
+        self.task_failures = registry.counter(name("task_failures_total"), "Orders that ended badly.", ["type"])
+
+
+def _error_code(error: ShoalError) -> str:
+    """A refusal by the names that failures of workloads have."""
+    if isinstance(error, InvalidError):
+        return FailureReason.INVALID_SPEC.value
+    if isinstance(error, ExhaustedError):
+        return error.facts.get("failure") or FailureReason.INSUFFICIENT_RESOURCES.value
+    return error.facts.get("failure") or FailureReason.RUNTIME_ERROR.value

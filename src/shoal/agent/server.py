@@ -188,6 +188,7 @@ class Agent:
             entropy=self.entropy,
             changed=self._changed.set,
             ports=self._ports,
+            metrics=self.metrics,
         )
         self._watch = NodeWatch(
             executor=self._executor,
@@ -383,6 +384,8 @@ class Agent:
                 capacity=self._executor.node.capacity,
                 reserved=roster.reserved(),
                 usage=self._watch.node_usage(),
+                health=self._watch.report(),
+                open_actions=sum(actor.open_actions for actor in roster.actors.values()),
             )
         return self.metrics.render()
 

@@ -176,7 +176,7 @@ class AgentHandlers:
         try:
             answer = await work
         except ShoalError as error:
-            self._metrics.order(action, type(error).__name__)
+            self._metrics.refused(action, error)
             raise
         self._metrics.order(action, "skipped" if answer.skipped else "accepted")
         return answer

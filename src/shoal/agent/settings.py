@@ -181,7 +181,7 @@ class AgentSettings:
     @property
     def has_joined(self) -> bool:
         """Whether it proves who it is by that one."""
-        return not self._given_access.is_given and (self.join != "" or (self.credentials_dir / CERT_FILE).exists())
+        return not self._given_access.is_given and (self.join != "" or _exists(self.credentials_dir / CERT_FILE))
 
     @property
     def access(self) -> Access:
@@ -256,3 +256,11 @@ def _address_problems(address: str, field_name: str, *, listening: bool = False)
     except InvalidError as error:
         return list(error.problems)
     return []
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is such a file. There is none under a name that no file can have."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -141,8 +141,10 @@ def agent(
 
 
 async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str | None) -> None:
+    from shoal.agent.metrics import AgentMetrics
     from shoal.agent.server import run_agent
     from shoal.core.faults import arm_from_environment
+    from shoal.core.telemetry import MetricRegistry
     from shoal.wire.channel import GrpcTransport
 
     def ready(node: Agent) -> None:
@@ -156,7 +158,9 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
     arm_from_environment()
     if settings.join and not await _join(settings, stop):
         return
-    await run_agent(settings, transport=GrpcTransport(security=settings.access.security()), stop=stop, on_ready=ready)
+    metrics = AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
+    transport = GrpcTransport(security=settings.access.security(), observer=metrics)
+    await run_agent(settings, transport=transport, stop=stop, metrics=metrics, on_ready=ready)
 
 
 async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:

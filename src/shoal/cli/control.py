@@ -126,6 +126,7 @@ def control(
 
 
 async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str | None) -> None:
+    from shoal.control.metrics import ControlMetrics
     from shoal.control.server import run_control
     from shoal.core.faults import arm_from_environment
     from shoal.wire.channel import GrpcTransport
@@ -137,10 +138,13 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
         output.words(f"control plane ready: grpc {plane.address}, http {plane.http_address}{joining}")
 
     arm_from_environment()
+    metrics = ControlMetrics()
+    door = GrpcTransport(security=settings.access.server_security(), observer=metrics) if settings.ca_key else None
     await run_control(
         settings,
-        transport=GrpcTransport(security=settings.access.security()),
-        join_transport=GrpcTransport(security=settings.access.server_security()) if settings.ca_key else None,
+        transport=GrpcTransport(security=settings.access.security(), observer=metrics),
+        join_transport=door,
+        metrics=metrics,
         stop=stop,
         on_ready=ready,
     )

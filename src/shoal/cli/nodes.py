@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+import math
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli import output, session
-from shoal.cli.options import Json, NodeName, client_command
+from shoal.cli.options import Detach, Json, NodeName, OptionalTimeout, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
-from shoal.model.views import NodeView
+from shoal.model.views import NodeView, WorkloadView
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
+
+#: Seconds between two looks at a node that is being drained.
+LOOK_EVERY = 1.0
 
 app = typer.Typer(name="node", help="The machines of the fleet.", no_args_is_help=True)
 
@@ -64,6 +68,9 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("state", output.state(view.status)),
             ("reason", _reason(view)),
             ("since", output.ago(view.status_updated_at, now)),
+            ("wished", _wish(view, now)),
+            ("to leave", str(view.leaving) if view.leaving else ""),
+            ("its work", _FAILOVER_WORDS.get(view.failover, view.failover)),
             ("last beat", output.ago_words(view.last_heartbeat, now)),
             ("lease ends", output.in_words(view.lease_expires_at, now)),
             ("endpoint", view.grpc_endpoint),
@@ -89,6 +96,68 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
     )
 
 
+@client_command(app, "cordon")
+async def cordon(control: ControlPlane, node: NodeName) -> None:
+    """Let no new work go to a node; what is there stays."""
+    view = await control.cordon_node(node)
+    output.words(f"node {node} is {view.wish}: it gets no new work")
+
+
+@client_command(app, "uncordon")
+async def uncordon(control: ControlPlane, node: NodeName) -> None:
+    """Let a node take work again, after `cordon` or `drain`.
+
+    What has left it does not come back by itself.
+    """
+    view = await control.uncordon_node(node)
+    output.words(f"node {node} takes work again" + ("" if view.status == "Ready" else f"; it is {view.status}"))
+
+
+@client_command(app, "drain")
+async def drain(
+    control: ControlPlane,
+    node: NodeName,
+    *,
+    deadline: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--deadline",
+            parser=duration,
+            metavar="DURATION",
+            help="After this long, what is left is moved by force; without it, never",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Move everything by force at once")] = False,
+    detach: Detach = False,
+    timeout: OptionalTimeout = None,
+) -> int:
+    """Empty a node: its workloads move one by one, each replaced before it is stopped if it may be.
+
+    The wish is kept until `uncordon`, through restarts of the node and of the control plane. Work that runs to an end
+    is waited for, work for which no other node has room stays; both are moved by force past the deadline.
+    """
+    await control.drain_node(node, deadline=deadline, force=force)
+    if detach:
+        output.words(f"node {node} will be drained")
+        return 0
+    return await _wait_until_drained(control, node, timeout.total_seconds() if timeout is not None else None)
+
+
+@client_command(app, "dead")
+async def dead(
+    control: ControlPlane,
+    node: NodeName,
+    *,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Also when it still beats")] = False,
+) -> None:
+    """Say that nothing runs on a node any more: everything that it owned moves now.
+
+    That goes for work that is kept on its node, and for work of which there may be only one copy: be sure.
+    """
+    await control.mark_node_dead(node, force=force)
+    output.words(f"node {node} is declared dead; its work moves")
+
+
 @client_command(app, "remove")
 async def remove_node(control: ControlPlane, node: NodeName) -> None:
     """Forget a node that is gone for good.
@@ -97,6 +166,50 @@ async def remove_node(control: ControlPlane, node: NodeName) -> None:
     """
     await control.remove_node(node)
     output.words(f"node {node} is removed")
+
+
+async def _wait_until_drained(control: ControlPlane, node: str, timeout: float | None) -> int:
+    clock = session.clock()
+    ends_at = clock.monotonic() + timeout if timeout is not None else math.inf
+    with output.progress() as display:
+        while True:
+            view = await control.get_node(node)
+            if view.wish == "drained":
+                break
+            if view.wish != "draining":
+                output.fail_with(f"the drain of node {node} was taken back", hint="`shoal node get` shows its state")
+                return 1
+            leaving = await control.list_workloads(node_id=node)
+            rows = [_leaving_row(each) for each in leaving if each.desired_state == "Running"]
+            display.show([output.ProgressRow(node, view.status, f"{view.leaving} to leave"), *rows])
+            if clock.monotonic() >= ends_at:
+                output.fail_with(
+                    f"node {node} is still {view.status}: {view.leaving} to leave",
+                    hint="nothing was undone: it goes on by itself; a --deadline moves the rest by force",
+                )
+                return 4
+            await clock.sleep(min(LOOK_EVERY, max(0.001, ends_at - clock.monotonic())))
+    output.words(f"node {node} is drained")
+    return 0
+
+
+def _leaving_row(view: WorkloadView) -> output.ProgressRow:
+    why = view.reason.message if view.reason is not None and view.reason.code == "NODE_DRAINING" else ""
+    return output.ProgressRow(view.workload_id, view.status, why)
+
+
+_FAILOVER_WORDS = {
+    "held": "is not moved yet",
+    "moving": "is started elsewhere",
+    "dead": "is started elsewhere: an operator said that the node is dead",
+}
+
+
+def _wish(view: NodeView, now: datetime) -> str:
+    if not view.wish:
+        return ""
+    until = f", by force {output.in_words(view.drain_deadline, now)}" if view.drain_deadline is not None else ""
+    return f"{view.wish}{until}"
 
 
 def _row(node: NodeView, now: datetime) -> list[str | Cell]:
@@ -110,11 +223,13 @@ def _row(node: NodeView, now: datetime) -> list[str | Cell]:
         output.ago(node.last_heartbeat, now) or "-",
         node.grpc_endpoint,
         node.agent_version,
-        _reason(node) if node.status != "Ready" else "",
+        _reason(node) if node.status != "Ready" or node.wish else "",
     ]
 
 
 def _reason(node: NodeView) -> str:
+    if node.wish == "cordoned" and node.status == "Ready":
+        return "cordoned"
     return node.status_reason
 
 

@@ -11,7 +11,7 @@ import typer
 
 from shoal.cli import completion, output, session, waiting
 from shoal.cli.nodes import size
-from shoal.cli.options import Detach, Json, Timeout, WorkloadName, WorkloadNames, client_command
+from shoal.cli.options import Detach, Json, NodeName, Timeout, WorkloadName, WorkloadNames, client_command
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column, clean
 from shoal.cli.waiting import Goal
@@ -94,6 +94,8 @@ async def get_workload(control: ControlPlane, workload: WorkloadName, *, as_json
             ("desired", view.desired_state),
             ("reason", _reason(view)),
             ("node", view.assigned_node_id),
+            ("moving from", view.moving_from),
+            ("older copies", ", ".join(f"maybe on {each}" for each in view.left_on if each != view.moving_from)),
             ("type", view.type),
             ("group", view.group_id),
             ("revision", view.revision_id),
@@ -153,6 +155,18 @@ async def delete(
     return await _each(
         control, workloads, control.delete, said="deleted", goal=Goal.GONE, detach=detach, timeout=timeout
     )
+
+
+@client_command(app, "adopt")
+async def adopt(control: ControlPlane, node: NodeName, workload: WorkloadName) -> None:
+    """Take over a workload that runs on a node and that the control plane does not know.
+
+    `shoal node get` lists such workloads. Nothing is restarted; from then on it is one like any other. Only processes
+    of our own agents can be taken over so. For others, apply the same spec under the same id, with a constraint to the
+    node.
+    """
+    view = await control.adopt(node, workload)
+    output.words(f"{workload}: adopted as it runs on {view.assigned_node_id}, revision {view.revision_id}")
 
 
 @client_command(app, "wait")

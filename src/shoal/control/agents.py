@@ -7,13 +7,13 @@ own share and nobody else's. Called by `shoal.control.dispatch` (orders) and `sh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from shoal.control.streams import Streams
 from shoal.core import tracing
-from shoal.core.errors import NotLeaderError, PreconditionError, UnavailableError
+from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.identity import Peer, Role
 from shoal.model.nodes import Feature, NodeRecord
@@ -22,11 +22,15 @@ from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from shoal.wire.serving import close_stream
-from shoal.wire.transport import Channel, Transport
+from shoal.wire.status import Code, status_of
+from shoal.wire.transport import Channel, Method, Request, Response, Transport
 
 CALLS_PER_NODE = 16
 ORDER_TIMEOUT = 5.0
 FOREIGN_ORDER_TIMEOUT = 45.0
+
+#: Told of each call to an agent: the RPC's name, the code it ended with, seconds.
+OnCall = Callable[[str, str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +41,35 @@ class _Line:
     peer: Peer | None
 
 
+class _Caller:
+    """A channel whose calls are counted by name, outcome and duration."""
+
+    def __init__(self, channel: Channel, on_call: OnCall) -> None:
+        self._channel = channel
+        self._on_call = on_call
+
+    async def call(
+        self, method: Method[Request, Response], request: Request, *, timeout: float, metadata: Mapping[str, str]
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        began, code = loop.time(), Code.CANCELLED
+        try:
+            answer = await self._channel.call(method, request, timeout=timeout, metadata=metadata)
+            code = Code.OK
+        except ShoalError as error:
+            code = status_of(error).code
+            raise
+        finally:
+            self._on_call(method.name, code.name, loop.time() - began)
+        return answer
+
+
 class Agents:
     """The control plane's side of `persys.agent.v1`."""
 
-    def __init__(self, transport: Transport, *, streams: Streams, term: int) -> None:
+    def __init__(self, transport: Transport, *, streams: Streams, term: int, on_call: OnCall | None = None) -> None:
         self._transport = transport
+        self._on_call = on_call or (lambda _rpc, _code, _seconds: None)
         self._streams = streams
         self._term = term
         self._lines: dict[NodeId, _Line] = {}
@@ -143,16 +171,16 @@ class Agents:
             await line.channel.close()
 
     @asynccontextmanager
-    async def _order(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[Channel]:
+    async def _order(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[_Caller]:
         with tracing.span(name, node_id=node.node_id, workload_id=workload_id):
             async with self._share(node) as channel:
                 yield channel
 
     @asynccontextmanager
-    async def _share(self, node: NodeRecord) -> AsyncIterator[Channel]:
+    async def _share(self, node: NodeRecord) -> AsyncIterator[_Caller]:
         share = self._shares.setdefault(node.node_id, asyncio.Semaphore(CALLS_PER_NODE))
         async with share:
-            yield await self._channel(node)
+            yield _Caller(await self._channel(node), self._on_call)
 
     async def _channel(self, node: NodeRecord) -> Channel:
         """The agent's own stream if it has one open, else a connection to where it listens."""

@@ -32,6 +32,27 @@ def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> 
     return Batch(workloads=(raised,), events=(event,))
 
 
+def place_given_up(record: WorkloadRecord, refused: WorkloadRecord, *, at: datetime) -> Batch | None:
+    """The node that a generation was placed on does not take it, and no other can: it has no place.
+
+    That generation may have been told to the node all the same, and taken before an answer was lost; so the next place
+    is a new ownership, and the node counts as one that may hold a copy.
+    """
+    if record.generation != refused.generation or record.node_id != refused.node_id or record.node_id is None:
+        return None
+    unbounded = () if record.placed_at_most_one else (record.node_id,)
+    homeless = dataclasses.replace(
+        record,
+        node_id=None,
+        generation=record.generation + 1,
+        placed_generation=0,
+        updated_at=at,
+        left_on=tuple(sorted({*record.left_on, record.node_id})),
+        left_without_deadline=tuple(sorted({*record.left_without_deadline, *unbounded})),
+    )
+    return Batch(workloads=(homeless,))
+
+
 def node_left(record: WorkloadRecord, *, at: datetime) -> Batch | None:
     """Its owner has it no more: it is deleted, or on its way elsewhere."""
     if record.desired is DesiredState.DELETED:

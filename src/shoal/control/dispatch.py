@@ -520,13 +520,8 @@ class Dispatch:
         return older and observation.status.state in (RunState.RUNNING, RunState.PENDING)
 
     async def _give_up_place(self, record: WorkloadRecord) -> None:
-        def decide() -> Batch | None:
-            current = self._fleet.workloads.get(record.workload_id)
-            if current is None or current.generation != record.generation or current.node_id != record.node_id:
-                return None
-            return Batch(workloads=(dataclasses.replace(current, node_id=None, placed_generation=0),))
-
-        await self._ledger.change(decide)
+        at = self._clock.wall()
+        await self._change(record.workload_id, lambda it: changes.place_given_up(it, record, at=at))
 
     async def _confirm(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
@@ -592,10 +587,14 @@ class Dispatch:
             if not is_superseded(record, node_id, generation):
                 continue
             try:
+                # A foreign agent answers before it acts, and may go on reporting what it has removed. To tell it again
+                # would only add to the list that proves the removal, so that is looked at first.
+                told = (workload_id, node_id) in self._fenced
+                if told and not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
+                    await self.copies_gone(node_id, [workload_id])
+                    continue
                 await self._agents.delete(node, workload_id, generation)
                 self._fenced.add((workload_id, node_id))
-                if not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
-                    await self.copies_gone(node_id, [workload_id])
             except ShoalError as error:  # the next heartbeat reports the copy again
                 log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
                 continue

@@ -271,9 +271,10 @@ EventListener = Callable[[tuple[Event, ...]], None]
 class Ledger:
     """Commits batches to the store and, once they are durable, to the working set."""
 
-    def __init__(self, store: Store, fleet: Fleet) -> None:
+    def __init__(self, store: Store, fleet: Fleet, *, on_commit: Callable[[Batch], None] | None = None) -> None:
         self.store = store
         self.fleet = fleet
+        self._on_commit = on_commit or (lambda _batch: None)
         self._listeners: list[EventListener] = []
         self._reload_listeners: list[Callable[[], None]] = []
         #: Whether a commit may have happened that memory does not know of.
@@ -334,6 +335,7 @@ class Ledger:
             error.hint = error.hint or "the control plane cannot write now; what runs goes on, so ask again later"
             raise
         self.fleet.take(batch)
+        self._on_commit(batch)
         for listener in self._listeners:
             listener(events)
 

@@ -1,63 +1,168 @@
-"""The control plane's figures, as Prometheus series. Called by `shoal.control.server`; nothing is decided by them."""
+"""The control plane's figures, as Prometheus series. Nothing is decided by them.
+
+Beside ours stand the series `persys_scheduler_…`, under the names and labels that existing dashboards ask for; codes
+are spelled there as Go spells them. docs/reference/metrics.md lists all of them. What counts up is told by whoever does
+it (`shoal.control.reign` and `shoal.cli.control` connect them); what goes up and down is counted anew for each reader.
+"""
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shoal.control.fleet import Fleet
+from shoal.control.store.base import Batch
+from shoal.control.views import workload_status
 from shoal.core.telemetry import MetricRegistry
-from shoal.model.views import ClusterSummary
+from shoal.model.nodes import NodeState
+from shoal.model.workloads import DesiredState
 
 if TYPE_CHECKING:
+    from prometheus_client import Gauge
+
     from shoal.control.nodes import Nodes
+
+#: Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
+WORKLOAD_STATUSES = (
+    "Pending", "Scheduled", "Updating", "Running", "Stopping", "Stopped", "Completed", "Failed", "Unknown", "Deleting",
+    "Deleted",
+)  # fmt: skip
 
 
 class ControlMetrics:
     """Every series that the control plane serves."""
 
     def __init__(self) -> None:
-        self.registry = MetricRegistry()
-        self._nodes = self.registry.gauge("shoal_control_nodes", "Nodes by state.", ("state",))
-        self._workloads = self.registry.gauge("shoal_control_workloads", "Workloads by status.", ("status",))
-        self._groups = self.registry.gauge("shoal_control_groups", "Groups.")
-        self._steps = self.registry.counter(
+        self.registry = registry = MetricRegistry()
+        self._nodes = registry.gauge("shoal_control_nodes", "Nodes by state.", ("state",))
+        self._workloads = registry.gauge("shoal_control_workloads", "Workloads by status.", ("status",))
+        self._groups = registry.gauge("shoal_control_groups", "Groups.")
+        self._steps = registry.counter(
             "shoal_control_steps_total", "Steps that were carried out towards wishes.", ("action", "result")
         )
-        self._beats = self.registry.gauge("shoal_control_beats_received", "Heartbeats received since the start.")
-        self._ignored = self.registry.gauge(
+        self._beats = registry.gauge("shoal_control_beats_received", "Heartbeats received since the start.")
+        self._ignored = registry.gauge(
             "shoal_control_reports_ignored", "Reports on workloads from nodes that do not own them, since the start."
         )
-        self._calls = self.registry.counter("shoal_control_rpc_total", "RPCs served.", ("method", "code"))
-        self._seconds = self.registry.histogram("shoal_control_rpc_seconds", "How long RPCs took.", ("method",))
+        self._calls = registry.counter("shoal_control_rpc_total", "RPCs served.", ("method", "code"))
+        self._seconds = registry.histogram("shoal_control_rpc_seconds", "How long RPCs took.", ("method",))
+        self._agent_calls = registry.counter("shoal_control_agent_rpc_total", "Calls to agents.", ("rpc", "code"))
+        self._agent_seconds = registry.histogram(
+            "shoal_control_agent_rpc_seconds", "How long calls to agents took.", ("rpc",)
+        )
+        self._writes = registry.counter(
+            "shoal_control_records_written_total", "Records that were stored, by kind.", ("kind",)
+        )
+        self._foreign = _ForeignSeries(registry)
 
     def step(self, action: str, success: bool) -> None:
         """Count a step."""
         self._steps.labels(action, "ok" if success else "failed").inc()
+        self._foreign.steps.labels(action, "true" if success else "false").inc()
 
     def observe(self, method: str, code: str, seconds: float) -> None:
         """Count a served RPC."""
         self._calls.labels(method, code).inc()
         self._seconds.labels(method).observe(seconds)
+        self._foreign.calls.labels(method, go_code(code)).inc()
+        self._foreign.seconds.labels(method).observe(seconds)
 
-    def refresh(self, summary: ClusterSummary, nodes: Nodes) -> None:
-        """Bring the gauges up to date. Each is set on every call, so none keeps a value that is over."""
-        self._nodes.labels("Ready").set(summary.ready_nodes)
-        self._nodes.labels("Suspect").set(summary.suspect_nodes)
-        self._nodes.labels("NotReady").set(summary.not_ready_nodes)
-        for status, count in (
-            ("Running", summary.running_workloads),
-            ("Pending", summary.pending_workloads),
-            ("Failed", summary.failed_workloads),
-            ("Stopped", summary.stopped_workloads),
-            ("Completed", summary.completed_workloads),
-            ("Deleting", summary.deleting_workloads),
-            ("Deleted", summary.deleted_workloads),
-            ("Unknown", summary.lost_workloads),
+    def called_agent(self, rpc: str, code: str, seconds: float) -> None:
+        """Count a call to an agent."""
+        self._agent_calls.labels(rpc, code).inc()
+        self._agent_seconds.labels(rpc).observe(seconds)
+        self._foreign.agent_calls.labels(rpc, go_code(code)).inc()
+        self._foreign.agent_seconds.labels(rpc).observe(seconds)
+
+    def stored(self, batch: Batch) -> None:
+        """Count what was written."""
+        for kind, count in _written(batch).items():
+            if count:
+                self._writes.labels(kind).inc(count)
+                self._foreign.writes.labels(kind).inc(count)
+
+    def refresh(self, fleet: Fleet, nodes: Nodes) -> None:
+        """Count anew what goes up and down, so that nothing keeps a value that is over."""
+        states = {state.value: 0 for state in NodeState} | Tally(node.state.value for node in fleet.nodes.values())
+        statuses, desired = _count_workloads(fleet)
+        for gauge, counts in (
+            (self._nodes, states),
+            (self._foreign.nodes, states),
+            (self._workloads, statuses),
+            (self._foreign.workloads, statuses),
+            (self._foreign.desired, desired),
         ):
-            self._workloads.labels(status).set(count)
-        self._groups.set(summary.groups)
+            _show(gauge, counts)
+        self._groups.set(len(fleet.groups))
         self._beats.set(nodes.beats_received)
         self._ignored.set(nodes.reports_ignored)
 
     def render(self) -> bytes:
         """As Prometheus reads it."""
         return self.registry.render()
+
+
+class _ForeignSeries:
+    """What the dashboards of the published scheduler ask for."""
+
+    def __init__(self, registry: MetricRegistry) -> None:
+        name = "persys_scheduler_{}".format
+        self.calls = registry.counter(name("grpc_server_requests_total"), "RPCs served.", ("method", "code"))
+        self.seconds = registry.histogram(
+            name("grpc_server_request_duration_seconds"), "How long RPCs took.", ("method",)
+        )
+        self.agent_calls = registry.counter(name("agent_rpc_requests_total"), "Calls to agents.", ("rpc", "code"))
+        self.agent_seconds = registry.histogram(
+            name("agent_rpc_duration_seconds"), "How long calls to agents took.", ("rpc",)
+        )
+        self.steps = registry.counter(
+            name("reconciliation_results_total"), "Steps towards wishes, by whether they worked.", ("action", "success")
+        )
+        self.nodes = registry.gauge(name("nodes_status"), "Nodes by state.", ("status",))
+        self.workloads = registry.gauge(name("workloads_status"), "Workloads by status.", ("status",))
+        self.desired = registry.gauge(
+            name("workloads_desired_state"), "Workloads by what is wished of them.", ("desired_state",)
+        )
+        self.writes = registry.counter(
+            name("state_store_writes_total"), "Records that were stored, by kind.", ("category",)
+        )
+
+
+def go_code(code: str) -> str:
+    """A status code as Go spells it: NOT_FOUND is NotFound."""
+    if code in ("OK", "CANCELLED"):
+        return {"OK": "OK", "CANCELLED": "Canceled"}[code]
+    return "".join(word.capitalize() for word in code.split("_"))
+
+
+def _show(gauge: Gauge, counts: Mapping[str, int]) -> None:
+    gauge.clear()
+    for label, count in counts.items():
+        gauge.labels(label).set(count)
+
+
+def _count_workloads(fleet: Fleet) -> tuple[dict[str, int], dict[str, int]]:
+    """Workloads by status and by desired state. Each counts once in both."""
+    statuses: Tally[str] = Tally()
+    desired: Tally[str] = Tally()
+    for record in fleet.workloads.values():
+        owner = fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        observation = fleet.observations.get(record.workload_id)
+        statuses["Deleted" if fleet.is_buried(record) else workload_status(record, observation, owner)] += 1
+        desired[record.desired.value] += 1
+    every_status = dict.fromkeys(WORKLOAD_STATUSES, 0)
+    every_wish = {state.value: 0 for state in DesiredState}
+    return every_status | statuses, every_wish | desired
+
+
+def _written(batch: Batch) -> dict[str, int]:
+    return {
+        "nodes": len(batch.nodes) + len(batch.removed_nodes) + len(batch.beats),
+        "workloads": len(batch.workloads) + len(batch.removed_workloads),
+        "groups": len(batch.groups) + len(batch.removed_groups),
+        "tokens": len(batch.tokens) + len(batch.removed_tokens),
+        "secrets": len(batch.secrets) + len(batch.removed_secrets),
+        "observations": len(batch.observations) + len(batch.forgotten_observations),
+        "events": len(batch.events),
+    }

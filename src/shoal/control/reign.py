@@ -53,9 +53,9 @@ class Reign:
         self._store = store
         self.scope = TaskScope("reign")
         self.fleet = Fleet()
-        self.ledger = Ledger(store, self.fleet)
+        self.ledger = Ledger(store, self.fleet, on_commit=metrics.stored)
         self.streams = Streams(self.fleet, scope=self.scope)
-        self.agents = Agents(transport, streams=self.streams, term=term)
+        self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
         self.dispatch = Dispatch(
             self.ledger,

@@ -275,7 +275,7 @@ class ControlPlane:
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
-        self._metrics.refresh(self.reign.views.summary(), self.reign.nodes)
+        self._metrics.refresh(self.reign.fleet, self.reign.nodes)
         return self._metrics.render()
 
 

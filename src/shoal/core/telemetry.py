@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -166,6 +167,16 @@ _SERIES = re.compile(r"(?:shoal|persys)_[a-z]+(?:_[a-z0-9]+)+")
 _MAX_LABELS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What a series is called and what it tells."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help_text: str
+
+
 class MetricRegistry:
     """The series of one server object. Series are named `shoal_<package>_<noun>_<unit>`, counters end in `_total`.
 
@@ -180,6 +191,7 @@ class MetricRegistry:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has types for all but this
         self._registry = CollectorRegistry(auto_describe=True)
         self._series: dict[str, tuple[tuple[object, ...], Any]] = {}
+        self._described: list[Series] = []
         ProcessCollector(registry=self._registry)
 
     def counter(self, name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
@@ -207,6 +219,10 @@ class MetricRegistry:
         histogram: Histogram = self._make(Histogram, name, help_text, labels, buckets=tuple(buckets))
         return histogram
 
+    def described(self) -> tuple[Series, ...]:
+        """Every series that there is, in the order they were asked for."""
+        return tuple(self._described)
+
     def render(self) -> bytes:
         """Every series in Prometheus' text format, to be served as `CONTENT_TYPE`."""
         from prometheus_client import generate_latest
@@ -226,4 +242,5 @@ class MetricRegistry:
             return known[1]
         series = kind(name, help_text, labelnames=tuple(labels), registry=self._registry, **options)
         self._series[name] = (shape, series)
+        self._described.append(Series(name, kind.__name__.lower(), tuple(labels), help_text))
         return series

@@ -1,9 +1,9 @@
 """A random life of a control plane, and a checker of what must never happen in it.
 
-A seed decides everything: which wishes are uttered, which nodes fall silent or forget, are cordoned, drained or declared
-dead, which workloads fail, which answers get lost, when the control plane is restarted and when its store is away. While
-it goes on every order that reaches an agent is checked; in the end everything is healed, and what was acknowledged must
-have come true.
+A seed decides everything: which wishes are uttered, which nodes fall silent or forget, are cordoned, drained or
+declared dead, which workloads fail, which answers get lost, when the control plane is restarted and when its store is
+away. While it goes on every order that reaches an agent is checked; in the end everything is healed, and what was
+acknowledged must have come true.
 
     no overcommit             what is reserved on a node never exceeds it
     one owner per generation  no generation of a workload is ever ordered on two nodes

@@ -86,7 +86,7 @@ async def serve(
     health = Health(names)
     reflection = Reflection([*names, HEALTH])
     endpoints = endpoints_of([*services, health.service(), reflection.service()], policy)
-    options = (*_OPTIONS, *protection.server_options)
+    options = (*protection.server_options, *_OPTIONS)  # of two values for one option, the first counts
     server = aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
     server.add_generic_rpc_handlers((_Handlers(endpoints, protection, observer),))
     bound = Address(wanted.host or "0.0.0.0", wanted.port)  # noqa: S104 - an empty host asks for every address

@@ -101,6 +101,56 @@ async def test_a_fleet_in_parts(tmp_path):
     assert processes_of(tmp_path) == []
 
 
+async def test_an_agent_from_elsewhere_joins_with_a_token(tmp_path):
+    async with small(tmp_path / "fleet") as fleet, fleet.client() as control:
+        made = subprocess.run(
+            [sys.executable, "-m", "shoal", "token", "create", "--node-id", "guest", "--json"],
+            env={**os.environ, **fleet.client_variables},
+            capture_output=True,
+            timeout=PATIENCE,
+            check=True,
+        )
+        answer = json.loads(made.stdout)
+        assert answer["join_address"] == fleet.join_address
+        folder = tmp_path / "guest"
+        command = [
+            *(sys.executable, "-m", "shoal", "agent", "--control", fleet.control_address, "--data-dir", str(folder)),
+            *("--node-id", "guest", "--join", answer["token"], "--join-address", answer["join_address"]),
+            *("--grpc-host", "127.0.0.1", "--grpc-port", "0", "--cpu", "1", "--memory", "512MB"),
+        ]
+        with (tmp_path / "guest.log").open("ab") as log:
+            guest = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            first = await until_ready(control, "guest")
+            guest.kill()
+            guest.wait()
+            # Again, with the token still on its command line, and used up.
+            with (tmp_path / "guest.log").open("ab") as log:
+                guest = subprocess.Popen(command, stdout=log, stderr=log)
+            await until_ready(control, "guest", after=first)
+        finally:
+            guest.kill()
+            guest.wait()
+        said = (tmp_path / "guest.log").read_text()
+        assert "joined cluster default as agent guest" in said
+        assert "this node has joined already" in said
+        assert answer["token"] not in said + fleet.log_of("control").read_text()
+        stored = b"".join(path.read_bytes() for path in (fleet.directory_of("control") / "data").glob("control.db*"))
+        assert answer["token"].split(".")[2].encode() not in stored
+
+
+async def until_ready(control, node_id, *, after=""):
+    """The session in which a node is Ready, another than the one that is given."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        nodes = {node.node_id: (node.status, node.session) for node in await control.list_nodes()}
+        status, session = nodes.get(node_id, ("", ""))
+        if status == "Ready" and session != after:
+            return session
+        assert time.monotonic() < deadline, nodes
+        await asyncio.sleep(0.1)
+
+
 async def test_a_child_that_dies_is_noticed(tmp_path):
     async with small(tmp_path) as fleet:
         os.kill(fleet.pid_of("node-1"), signal.SIGKILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 
+from shoal.agent.metrics import AgentMetrics
 from shoal.agent.ports import PortBook
 from shoal.agent.server import Agent, AgentSettings
 from shoal.core.entropy import SeededEntropy
@@ -34,6 +35,8 @@ class Scene:
         self.machine = FakeMachine(self.clock)
         self.agents: list[Agent] = []
         self.server = None
+        #: For the next agent; without, none are counted.
+        self.metrics: AgentMetrics | None = None
 
     async def serve(self, address: str = CONTROL) -> None:
         self.server = await self.network.transport("control").serve(address, [self.control.service()])
@@ -59,6 +62,7 @@ class Scene:
             runtimes=lambda _settings, _node_id: {WorkloadType.PROCESS: FakeRuntime(self.machine)},
             ports=PortBook(SeededEntropy(1), free=lambda _port: True),
             database_threads=Inline(),
+            metrics=self.metrics,
         )
         await agent.start()
         self.agents.append(agent)

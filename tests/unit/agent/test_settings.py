@@ -86,7 +86,7 @@ def test_rules_across_fields():
 
 def test_certificates_all_three_or_none_of_them_and_said_so():
     given = {"data_dir": "d", "standalone": True}
-    with pytest.raises(InvalidError, match="ca: is required, with cert and key: make them with `shoal certs issue"):
+    with pytest.raises(InvalidError, match="ca: is required, with cert and key: join with --join TOKEN, or make them"):
         check(AgentSettings(**given))
     with pytest.raises(InvalidError) as caught:
         check(AgentSettings(**given, cert="c"))
@@ -97,6 +97,30 @@ def test_certificates_all_three_or_none_of_them_and_said_so():
     settings = load(names, **given)
     assert (settings.ca, settings.cert, settings.key) == ("a", "own", "k")
     assert settings.grpc_address == "0.0.0.0:50051"
+
+
+def test_joining_with_a_token(tmp_path):
+    token = f"shoal1.{'a' * 10}.{'b' * 40}.{'0' * 64}"
+    given = {"data_dir": str(tmp_path), "control": ("c1:9", "c2", "c1:10"), "join": token}
+    settings = AgentSettings(**given)
+    check(settings)
+    assert settings.join_addresses == ("c1:8086", "c2:8086")
+    assert settings.access.cert == str(tmp_path / "certs" / "cert.pem")
+    assert settings.grpc_address == "0.0.0.0:50051"
+    assert AgentSettings(**given, join_address=("j", "k:1")).join_addresses == ("j:8086", "k:1")
+    with pytest.raises(InvalidError, match="must be a token") as caught:
+        check(AgentSettings(**{**given, "join": "b" * 40}))
+    assert "b" * 40 not in str(caught.value)
+    with pytest.raises(InvalidError, match="join: must not be given together with certificates or --insecure"):
+        check(AgentSettings(**given, insecure=True))
+    with pytest.raises(InvalidError, match="join_address: is required"):
+        check(AgentSettings(data_dir="d", standalone=True, join=token))
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "cert.pem").write_text("x")
+    later = AgentSettings(data_dir=str(tmp_path), control=("c1",))
+    check(later)
+    assert later.has_joined
+    assert not AgentSettings(data_dir=str(tmp_path), control=("c1",), insecure=True).has_joined
 
 
 def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():

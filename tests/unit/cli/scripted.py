@@ -63,6 +63,8 @@ class ScriptedControl:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     fail_with: dict[str, Exception] = field(default_factory=dict)
+    #: (deadline_ms, force) of each drain that was asked for.
+    drains: list[tuple[int, bool]] = field(default_factory=list)
 
     def _note(self, call: Any) -> None:
         name = call.method.rsplit("/", 1)[-1]
@@ -252,6 +254,51 @@ class ScriptedControl:
             raise PreconditionError(f"node {request.node_id!r} still beats", hint="stop its agent first")
         del self.nodes[request.node_id]
         return pb.RemoveNodeResponse()
+
+    def _wish(self, node_id: str, **changes: Any) -> pb.NodeView:
+        if node_id not in self.nodes:
+            raise NotFoundError("node", node_id)
+        self.nodes[node_id] = dataclasses.replace(self.nodes[node_id], **changes)
+        return convert.node_view_to_proto(self.nodes[node_id])
+
+    async def cordon_node(self, request: pb.CordonNodeRequest, call: Any) -> pb.CordonNodeResponse:
+        self._note(call)
+        return pb.CordonNodeResponse(node=self._wish(request.node_id, wish="cordoned"))
+
+    async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Any) -> pb.UncordonNodeResponse:
+        self._note(call)
+        return pb.UncordonNodeResponse(node=self._wish(request.node_id, wish="", status="Ready"))
+
+    async def drain_node(self, request: pb.DrainNodeRequest, call: Any) -> pb.DrainNodeResponse:
+        """Its workloads leave one by one, one each ten seconds."""
+        self._note(call)
+        self.drains.append((request.deadline_ms, request.force))
+        node_id = request.node_id
+        leaving = [name for name, view in self.workloads.items() if view.assigned_node_id == node_id]
+        view = self._wish(node_id, wish="draining", status="Draining", leaving=len(leaving))
+
+        async def empty() -> None:
+            for left, name in enumerate(leaving, 1):
+                await asyncio.sleep(10.0)
+                self.workloads[name] = dataclasses.replace(self.workloads[name], assigned_node_id="elsewhere")
+                self._wish(node_id, leaving=len(leaving) - left)
+            self._wish(node_id, wish="drained", status="Drained")
+
+        task = asyncio.ensure_future(empty())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return pb.DrainNodeResponse(node=view)
+
+    async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Any) -> pb.MarkNodeDeadResponse:
+        self._note(call)
+        if self.nodes[request.node_id].status == "Ready" and not request.force:
+            raise PreconditionError(f"node {request.node_id!r} is Ready", hint="say --force if you know better")
+        return pb.MarkNodeDeadResponse(node=self._wish(request.node_id, status="NotReady", failover="dead"))
+
+    async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Any) -> pb.AdoptWorkloadResponse:
+        self._note(call)
+        view = self.workloads[request.workload_id] = workload(request.workload_id, assigned_node_id=request.node_id)
+        return pb.AdoptWorkloadResponse(workload=convert.workload_view_to_proto(view))
 
     async def get_cluster_summary(self, _request: pb.GetClusterSummaryRequest, call: Any) -> pb.ClusterSummary:
         self._note(call)

@@ -15,6 +15,7 @@ from shoal.model.events import Event
 from shoal.model.resources import Resources
 from shoal.model.views import GroupView, PlannedPlacement, Reason
 from shoal.model.workloads import Exit, RunState, RunStatus
+from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
 from tests.unit.cli.scripted import NO_ROOM, START, ScriptedControl, Step, node, run_cli, workload
@@ -519,6 +520,57 @@ def test_remove_node(control, capsys):
     assert (outcome.code, outcome.stderr) == (1, "error: node 'node-1' still beats\n\nhint: stop its agent first\n")
     assert run_cli(control, ["node", "remove", "node-2"], capsys).code == 0
     assert "node-2" not in control.nodes
+
+
+def test_cordon_and_uncordon(control, capsys):
+    outcome = run_cli(control, ["node", "cordon", "node-1"], capsys)
+    assert (outcome.code, outcome.stderr) == (0, "node node-1 is cordoned: it gets no new work\n")
+    assert "cordoned" in run_cli(control, ["node", "list"], capsys).stdout
+    assert "cordoned" in run_cli(control, ["node", "get", "node-1"], capsys).stdout
+    assert run_cli(control, ["node", "uncordon", "node-1"], capsys).stderr == "node node-1 takes work again\n"
+    assert run_cli(control, ["node", "cordon", "nowhere"], capsys).code == 1
+
+
+def test_a_drain_is_waited_for(control, capsys):
+    there = [name for name, view in control.workloads.items() if view.assigned_node_id == "node-1"]
+    outcome = run_cli(control, ["node", "drain", "node-1", "--deadline", "5m"], capsys)
+    assert (outcome.code, control.drains) == (0, [(300_000, False)])
+    assert outcome.seconds >= 10.0 * len(there)
+    assert f"node-1: Draining {len(there)} to leave\n" in outcome.stderr
+    assert outcome.stderr.endswith("node node-1 is drained\n")
+
+
+def test_a_drain_need_not_be_waited_for(control, capsys):
+    outcome = run_cli(control, ["node", "drain", "node-1", "--detach", "--force"], capsys)
+    assert (outcome.code, outcome.stderr, control.drains) == (0, "node node-1 will be drained\n", [(0, True)])
+    outcome = run_cli(control, ["node", "drain", "node-1", "--timeout", "2s"], capsys)
+    assert outcome.code == 4
+    assert "it goes on by itself" in outcome.stderr
+
+
+def test_a_drain_that_somebody_takes_back_ends_the_wait(control, capsys):
+    async def taken_back(request, call):
+        view = node("node-1", status="Ready")
+        control.nodes["node-1"] = view
+        return pb.DrainNodeResponse(node=convert.node_view_to_proto(view))
+
+    control.drain_node = taken_back
+    outcome = run_cli(control, ["node", "drain", "node-1"], capsys)
+    assert (outcome.code, "taken back" in outcome.stderr) == (1, True)
+
+
+def test_a_node_is_declared_dead(control, capsys):
+    outcome = run_cli(control, ["node", "dead", "node-1"], capsys)
+    assert (outcome.code, "--force" in outcome.stderr) == (1, True)
+    outcome = run_cli(control, ["node", "dead", "node-1", "--force"], capsys)
+    assert (outcome.code, outcome.stderr) == (0, "node node-1 is declared dead; its work moves\n")
+    assert "an operator said" in run_cli(control, ["node", "get", "node-1"], capsys).stdout
+
+
+def test_an_orphan_is_adopted(control, capsys):
+    outcome = run_cli(control, ["workload", "adopt", "node-1", "stray"], capsys)
+    assert outcome.code == 0
+    assert outcome.stderr.startswith("stray: adopted as it runs on node-1")
 
 
 def test_delete_group(control, capsys):

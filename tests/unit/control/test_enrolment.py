@@ -129,7 +129,7 @@ async def test_every_token_that_is_no_good_is_refused_with_the_same_words(desk, 
         await asyncio.sleep(600)
     else:
         await desk.enrolment.revoke_token(token.token_id, by="operator ada")
-    with pytest.raises(DeniedError, match="^the join token is not known, or it has expired$"):
+    with pytest.raises(DeniedError, match=r"^the join token is not known, or it has expired$"):
         await desk.enrolment.join(token, csr)
     assert await desk.enrolment.tokens() == () or wrong in ("id", "secret")
 

@@ -10,10 +10,12 @@ from shoal.core.errors import (
     MAX_SHOWN_VALUE,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     Problem,
     SessionSupersededError,
     ShoalError,
     StaleGenerationError,
+    StaleTermError,
     problem,
 )
 
@@ -30,6 +32,8 @@ SPECIAL: dict[type[ShoalError], ShoalError] = {
     NotFoundError: NotFoundError("node", "n1", hint="look again"),
     StaleGenerationError: StaleGenerationError("w", offered=1, highest=2),
     SessionSupersededError: SessionSupersededError("n1"),
+    NotLeaderError: NotLeaderError("127.0.0.1:8085"),
+    StaleTermError: StaleTermError(offered=1, highest=2),
 }
 
 

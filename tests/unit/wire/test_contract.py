@@ -353,7 +353,7 @@ def _actual(descriptor):
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS), strict=True),
+    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS), strict=True)),
     ids=["control", "agent", "shoal", "enrollment", "secrets"],
 )
 def test_every_message_is_as_it_was_published(file, table):

@@ -60,6 +60,11 @@ class RunRecord:
     format: int = RECORD_FORMAT
 
 
+#: What a record may be relied on to have; a file in which it is something else was not written by a keeper.
+_TEXTS = ("run_id", "workload_id", "boot_id", "user", "working_dir", "ended_by", "last_output")
+_NUMBERS = ("pid", "start_time", "started_at_ms", "stop_signal", "grace", "format")
+
+
 def record_to_json(record: RunRecord) -> dict[str, Any]:
     """As a JSON object."""
     return dataclasses.asdict(record)
@@ -74,6 +79,10 @@ def record_from_json(given: Mapping[str, Any]) -> RunRecord:
             fields = {f.name for f in dataclasses.fields(ExitRecord)}
             known["exit"] = ExitRecord(**{name: value for name, value in ending.items() if name in fields})
         known["cgroups"] = tuple(known.get("cgroups", ()))
+        for names, kind in ((_TEXTS, str), (_NUMBERS, (int, float))):
+            wrong = [name for name in names if name in known and not isinstance(known[name], kind)]
+            if wrong:
+                raise TypeError(f"{', '.join(wrong)} must be of another kind")
         return RunRecord(**known)
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not a run record: {error}") from error
