@@ -49,8 +49,8 @@ from shoal.wire.convert import agent_specs, fields, nodes, processes, statuses, 
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
-from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

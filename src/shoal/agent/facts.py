@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.core.ids import WorkloadId
-from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy, WorkloadType
+from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy, RunStatus, WorkloadType
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +398,27 @@ def describe_exit(exit_: Exit) -> str:
         except ValueError:
             return f"killed by signal {exit_.signal}"
     return f"exited with code {exit_.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """How the agent is."""
+
+    healthy: bool
+    #: How each runtime is by its name, and what else is not well.
+    parts: Mapping[str, str] = field(default_factory=dict)
+    cpu_percent: float = 0.0
+    memory_percent: float = 0.0
+    disk_percent: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadReport:
+    """A workload as it is reported."""
+
+    status: RunStatus
+    type: WorkloadType
+    desired: DesiredState
+    #: When it was first applied, and when it was last changed by an order.
+    created_at: datetime
+    updated_at: datetime

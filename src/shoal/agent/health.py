@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 
 from shoal.agent import intents
 from shoal.agent.database import AgentDatabase
 from shoal.agent.executor import Executor
+from shoal.agent.facts import HealthReport, WorkloadReport
 from shoal.agent.probes import MIB, Probe, Reading
-from shoal.agent.roster import WorkloadReport
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
@@ -23,18 +22,6 @@ from shoal.model.workloads import Usage
 
 LOOK_EVERY = 5.0
 HEALTHY = "healthy"
-
-
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """How the agent is."""
-
-    healthy: bool
-    #: How each runtime is by its name, and what else is not well.
-    parts: Mapping[str, str] = field(default_factory=dict)
-    cpu_percent: float = 0.0
-    memory_percent: float = 0.0
-    disk_percent: float = 0.0
 
 
 class NodeWatch:

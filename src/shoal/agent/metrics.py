@@ -19,8 +19,7 @@ from shoal.model.workloads import FailureReason, RunState, WorkloadType
 
 if TYPE_CHECKING:
     from shoal.agent.action_log import Action
-    from shoal.agent.health import HealthReport
-    from shoal.agent.roster import WorkloadReport
+    from shoal.agent.facts import HealthReport, WorkloadReport
 
 
 class AgentMetrics:

@@ -25,8 +25,8 @@ from typing import Protocol
 
 from shoal.agent.contact import Contact, Ownership
 from shoal.agent.control_client import ControlClient
+from shoal.agent.facts import WorkloadReport
 from shoal.agent.metrics import AgentMetrics
-from shoal.agent.roster import WorkloadReport
 from shoal.agent.terms import Terms
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy

@@ -7,32 +7,18 @@ answers questions. Nothing here waits for anything.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import replace
 
 from shoal.agent.actor import WorkloadActor
-from shoal.agent.facts import RUNNING_STAGES, Outcome, WorkloadState
+from shoal.agent.facts import RUNNING_STAGES, Outcome, WorkloadReport, WorkloadState
 from shoal.agent.orders import claim_of
 from shoal.agent.slots import Claim, reserved
 from shoal.core.errors import NotFoundError
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
-from shoal.model.workloads import DesiredState, RunStatus, WorkloadType
 from shoal.runtimes.base import RunInfo
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class WorkloadReport:
-    """A workload as it is reported."""
-
-    status: RunStatus
-    type: WorkloadType
-    desired: DesiredState
-    #: When it was first applied, and when it was last changed by an order.
-    created_at: datetime
-    updated_at: datetime
 
 
 class Roster:

@@ -16,11 +16,10 @@ from typing import Any
 
 from shoal.agent.action_log import Action, ActionQuery
 from shoal.agent.executor import Executor
-from shoal.agent.health import HealthReport
+from shoal.agent.facts import HealthReport, WorkloadReport
 from shoal.agent.intake import Answer
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.orders import ApplyOrder, DeleteOrder
-from shoal.agent.roster import WorkloadReport
 from shoal.agent.terms import Terms
 from shoal.core.errors import InvalidError, MisroutedError, NotFoundError, Problem, ShoalError, problem
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier

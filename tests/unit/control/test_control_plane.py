@@ -14,7 +14,6 @@ from shoal.core.errors import (
     PreconditionError,
     StaleGenerationError,
     UnavailableError,
-    UnsupportedError,
 )
 from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl
