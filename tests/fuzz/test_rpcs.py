@@ -36,7 +36,8 @@ def test_the_requests_to_start_from_are_right(kind, world):
 
     async def work(folder: Path) -> None:
         for of, method in METHODS:
-            if of != kind or method.name in UNSERVED:
+            # There is no orphan to adopt in a world that has just begun.
+            if of != kind or method.name in UNSERVED or method.name == "AdoptWorkload":
                 continue
             async with world(folder / method.name) as here:
                 good = good_request(here, kind, method)
