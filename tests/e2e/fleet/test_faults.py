@@ -204,7 +204,7 @@ class TestControlPlane:
         view = await until_status(control, "web", "Running")
         (pid,) = processes_of(fleet, "web")
         fleet.signal("control", signal.SIGSTOP)
-        await asyncio.sleep(4.0)
+        await asyncio.sleep(6.0)
         fleet.signal("control", signal.SIGCONT)
         await until(lambda: _has_status(control, fleet.names[0], "Ready"), what="nodes are Ready")
         await asyncio.sleep(2.5)
