@@ -45,14 +45,15 @@ from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.events import Event
 from shoal.model.identity import CONTROL_PLANE
-from shoal.model.trust import JoinTokenView
+from shoal.model.trust import JoinTokenView, SecretView
 from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacement, WorkloadView
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.addresses import parse_address
-from shoal.wire.methods import AgentControl, Credentials
+from shoal.wire.methods import AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import secrets_pb2
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -345,6 +346,20 @@ class ControlPlane:
         """Make a token worthless. Raises `NotFoundError`."""
         request = enrollment.RevokeJoinTokenRequest(token_id=token_id)
         await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True)
+
+    async def set_secret(self, name: str, value: bytes) -> SecretView:
+        """Store the value of a secret. Nobody can read it back."""
+        request = secrets_pb2.SetSecretRequest(name=name, value=value)
+        return convert.secret_from_proto((await self._call(Secrets.SET_SECRET, request)).secret)
+
+    async def list_secrets(self) -> tuple[SecretView, ...]:
+        """Every secret, without its value."""
+        answer = await self._call(Secrets.LIST_SECRETS, secrets_pb2.ListSecretsRequest())
+        return tuple(convert.secret_from_proto(each) for each in answer.secrets)
+
+    async def delete_secret(self, name: str) -> None:
+        """Forget a secret. Raises `NotFoundError`, and `PreconditionError` while a workload names it."""
+        await self._call(Secrets.DELETE_SECRET, secrets_pb2.DeleteSecretRequest(name=name), once=True)
 
     # -----------------------------------------------------------------------------------------------------
     # Events

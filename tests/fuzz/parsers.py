@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import shutil
@@ -51,6 +52,7 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
+from shoal.wire.sealing import load_or_make_key, parse_key
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -63,6 +65,7 @@ numbers = st.integers(-(2**63), 2**63 - 1) | st.sampled_from((0, -1, 2**31, 2**6
 
 SPEC = {"id": "web", "type": "process", "process": {"command": ["sleep", "1"], "env": {"A": "b"}}, "slots": 1}
 YAML = "id: web\ntype: process\nprocess:\n  command: [sleep, '1']\n  env: {A: b}\nresources: {cpu_millicores: 100}\n"
+SEALING_KEY = base64.b64encode(bytes(32)).decode()
 TOML = 'data_dir = "/tmp/x"\nlease = "30s"\ninsecure = true\ngrpc_port = 1\n'
 
 
@@ -252,6 +255,14 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.wire.credentials.read_credentials": ParserCase(
         _with_folder(_fill_credentials, _read_credentials), st.tuples(_pem("ca"), _pem("cert"), _pem("key"))
+    ),
+    "shoal.wire.sealing.parse_key": ParserCase(
+        lambda text: parse_key(text, name="key"), texts | changed_text(SEALING_KEY), good=(SEALING_KEY,)
+    ),
+    "shoal.wire.sealing.load_or_make_key": ParserCase(
+        _with_folder(_file("key"), lambda folder: load_or_make_key(folder / "key")),
+        blobs | changed_text(SEALING_KEY),
+        good=(SEALING_KEY,),
     ),
     # What arrives over the network.
     "shoal.wire.serving.unpack": ParserCase(

@@ -10,7 +10,9 @@ from google.protobuf.message import Message
 from shoal.testing.control import process_spec
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
-from tests.fuzz.worlds import AgentWorld, ControlWorld
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
+from tests.fuzz.worlds import AgentWorld, ControlWorld, TrustWorld
 from tests.unit.agent.making import workload
 
 
@@ -109,7 +111,7 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "UncordonNode": _same(control.UncordonNodeRequest(node_id="n1")),
     "DrainNode": _same(control.DrainNodeRequest(node_id="n1", deadline_ms=60_000)),
     "MarkNodeDead": _same(control.MarkNodeDeadRequest(node_id="lost")),
-    "AdoptWorkload": _same(control.AdoptWorkloadRequest(node_id="n1", workload_id="web")),
+    "AdoptWorkload": _same(control.AdoptWorkloadRequest(node_id="n1", workload_id="stray")),
     "PlanPlacement": _plan,
     "ListEvents": _same(control.ListEventsRequest(after=1, limit=10, subject_kind="node", subject_id="n1")),
     "WatchEvents": _same(control.WatchEventsRequest(after=1, subject_kind="node", subject_id="n1")),
@@ -125,4 +127,19 @@ AGENT: dict[str, Callable[[AgentWorld], Message]] = {
     "ListActions": _same(agent.ListActionsRequest(workload_id="web", limit=3, newest_first=True)),
     "ReadLogs": _same(agent.ReadLogsRequest(workload_id="web", tail_lines=5)),
     "GetWorkloadSpec": _same(agent.GetWorkloadSpecRequest(id="web")),
+}
+
+TRUST: dict[str, Callable[[TrustWorld], Message]] = {
+    "GetAuthority": _same(enrollment.GetAuthorityRequest()),
+    "Join": lambda world: enrollment.JoinRequest(token=world.token, csr=world.new_request.csr),
+    "CreateJoinToken": _same(enrollment.CreateJoinTokenRequest(ttl_ms=60_000, node_id="n2", uses=1)),
+    "ListJoinTokens": _same(enrollment.ListJoinTokensRequest()),
+    "RevokeJoinToken": lambda world: enrollment.RevokeJoinTokenRequest(token_id=world.token_id),
+    "RenewCertificate": lambda world: enrollment.RenewCertificateRequest(csr=world.request.csr),
+    "IssueWorkloadCertificate": lambda world: enrollment.IssueWorkloadCertificateRequest(
+        workload_id="web", csr=world.workload_request.csr
+    ),
+    "SetSecret": _same(secrets.SetSecretRequest(name="password", value=b"hidden")),
+    "ListSecrets": _same(secrets.ListSecretsRequest()),
+    "DeleteSecret": _same(secrets.DeleteSecretRequest(name="password")),
 }

@@ -25,7 +25,7 @@ def test_what_is_right_is_taken(name):
 
 
 @pytest.mark.parametrize("name", sorted(PARSERS))
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_a_parser_raises_nothing_but_its_own_errors(name, data):
     check_parser(PARSERS[name], data.draw(PARSERS[name].inputs, label=name))

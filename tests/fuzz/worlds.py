@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,13 +17,27 @@ import looptime
 from shoal.agent import action_log, intents
 from shoal.agent.action_log import ActionQuery
 from shoal.control.gate import READS
+from shoal.control.server import ControlPlane
+from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery
-from shoal.testing.control import START, ControlKit
+from shoal.control.store.sqlite import SqliteStore
+from shoal.core.entropy import SeededEntropy
+from shoal.model.identity import Identity, Role, workload_identity
+from shoal.testing.clock import LoopClock
+from shoal.testing.control import START, ControlKit, process_spec
 from shoal.testing.fuzz import CallOutcome, census
-from shoal.wire.methods import AgentControl, AgentService
+from shoal.testing.hollow import HollowFleet, HollowNode, HollowRun
+from shoal.testing.stores import KeptStore
+from shoal.wire.authority import issue, make_authority, make_signing_request
+from shoal.wire.convert import decode_spec_bytes
+from shoal.wire.credentials import CA_KEY_FILE, write_authority, write_credentials
+from shoal.wire.local import LocalNetwork
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.transport import Method
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
+from shoal.wire.transport import Channel, Method
+from tests.unit.agent.making import workload
 from tests.unit.agent.scene import Scene, scene
 
 #: A fuzzed request never names it, so it is free for the good call at the end.
@@ -48,8 +63,6 @@ def in_virtual_time(work: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
 class ControlWorld:
     """A control plane with a living node, a lost one, a running workload and a group."""
 
-    service = AgentControl
-
     def __init__(self, kit: ControlKit) -> None:
         self.kit = kit
         #: Whether anything was accepted that may go on to change things by itself.
@@ -66,6 +79,8 @@ class ControlWorld:
         kit.agents.kill("lost")
         await kit.apply("web", revision="v1")
         await kit.apply_group("crew", {"crew-0": {}, "crew-1": {}})
+        self.node.runs["stray"] = HollowRun(_stray())
+        self.node.changed.set()
         await asyncio.sleep(9)  # a whole lease, in one go: asking again and again would cost real time
         assert (await kit.node_view("lost")).status == "NotReady"
         assert (await kit.workload("crew-1")).status == "Running"
@@ -82,7 +97,7 @@ class ControlWorld:
         page = await self.kit.store.events(EventQuery(limit=1, newest=True))
         return stored, page.next, dict(fleet.nodes), dict(fleet.workloads), dict(fleet.groups), set(fleet.observations)
 
-    def census(self):
+    def census(self) -> Counter[str]:
         return census(self.kit.plane, ignored=IGNORED)
 
     async def check_alive(self) -> None:
@@ -100,11 +115,29 @@ class ControlWorld:
         assert summary.total_nodes >= 2
         assert not self.failure.done(), self.failure
 
+    async def come_and_go(self, prefix: str, *, count: int) -> None:
+        """Workloads and nodes that live for a while, each under a name of its own."""
+        kit = self.kit
+        for number in range(count):
+            name = f"{prefix}-{number}"
+            kit.node(name)
+            await kit.apply(name)
+            await kit.apply(f"{name}-stuck", only_on="nowhere")
+            await asyncio.sleep(1)
+            await kit.delete(name)
+            await kit.delete(f"{name}-stuck")
+            kit.agents.kill(name)
+            await asyncio.sleep(9)
+            assert (await kit.node_view(name)).status == "NotReady"
+            await kit.channel.call(AgentControl.REMOVE_NODE, control_pb2.RemoveNodeRequest(node_id=name))
+            await self.settle()
+
+    def channel_for(self, _method: Method[Any, Any]) -> Channel:
+        return self.channel
+
 
 class AgentWorld:
     """An agent with a running workload."""
-
-    service = AgentService
 
     def __init__(self, stage: Scene) -> None:
         self.stage = stage
@@ -129,7 +162,7 @@ class AgentWorld:
         states = {name: actor.state for name, actor in roster.actors.items()}
         return stored, actions, states, list(self.stage.machine.history)
 
-    def census(self):
+    def census(self) -> Counter[str]:
         return census(self.agent, ignored=(*IGNORED, "machine", "_machine"))
 
     async def check_alive(self) -> None:
@@ -142,8 +175,118 @@ class AgentWorld:
         assert found.status.actual_state == agent_pb2.ACTUAL_STATE_RUNNING, found
         assert not self.failure.done(), self.failure
 
+    async def come_and_go(self, prefix: str, *, count: int) -> None:
+        """Workloads that live for a while, each under a name of its own."""
+        for number in range(count):
+            name = f"{prefix}-{number}"
+            await self.stage.apply(self.agent, name)
+            await asyncio.sleep(1)
+            request = agent_pb2.DeleteWorkloadRequest(id=name)
+            await self.channel.call(AgentService.DELETE_WORKLOAD, request)
+            await self.settle()
 
-World = ControlWorld | AgentWorld
+    def channel_for(self, _method: Method[Any, Any]) -> Channel:
+        return self.channel
+
+
+class TrustWorld:
+    """A control plane that knows its callers and has the authority's key, a node that joined, and a token."""
+
+    def __init__(self, folder: Path) -> None:
+        self.moved = False
+        self.metadata: dict[str, str] = {}
+        self.clock = LoopClock(START)
+        made = make_authority("default", now=START)
+        write_authority(folder / "ca", made)
+        pair = issue(made, Identity(Role.CONTROL, "default", "control"), now=START)
+        paths = write_credentials(folder / "control", ca=made.pem, pair=pair)
+        network = LocalNetwork()
+        self.store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
+        self.plane = ControlPlane(
+            ControlSettings(
+                data_dir=str(folder / "data"),
+                grpc_host="control",
+                ca=str(paths.ca),
+                cert=str(paths.cert),
+                key=str(paths.key),
+                ca_key=str(folder / "ca" / CA_KEY_FILE),
+            ),
+            transport=network.transport("control", identity=Identity(Role.CONTROL, "default", "control")),
+            join_transport=network.transport("door"),
+            store=self.store,
+            clock=self.clock,
+            entropy=SeededEntropy(1),
+        )
+        self.network = network
+        self.request = make_signing_request(Identity(Role.AGENT, "default", "n1"))
+        self.new_request = make_signing_request(Identity(Role.AGENT, "default", "n2"))
+        self.workload_request = make_signing_request(workload_identity("default", job="crew", node="n1"))
+        self.token = ""
+
+    async def prepare(self) -> None:
+        await self.plane.start(http=False)
+        self.failure = asyncio.ensure_future(self.plane.failed())
+        operator = self.network.transport("operator", identity=Identity(Role.OPERATOR, "default", "ada"))
+        agent = self.network.transport("agent", identity=Identity(Role.AGENT, "default", "n1"))
+        self._operator, self._agent = operator.connect("control:8085"), agent.connect("control:8085")
+        self._stranger = self.network.transport("stranger").connect(self.plane.join_address)
+        self._nodes = HollowFleet(agent, "control:8085", listen="agents:50051", clock=self.clock)
+        await self._nodes.start()
+        self._nodes.add(HollowNode("n1"))
+        await asyncio.sleep(1)
+        member = control_pb2.GroupMember(workload_id="web", spec=process_spec())
+        group = control_pb2.ApplyGroupRequest(group_id="crew", members=[member])
+        await self._operator.call(AgentControl.APPLY_GROUP, group)
+        await asyncio.sleep(5)
+        made = await self._operator.call(Credentials.CREATE_JOIN_TOKEN, enrollment_pb2.CreateJoinTokenRequest(uses=50))
+        await self._operator.call(Secrets.SET_SECRET, secrets_pb2.SetSecretRequest(name="password", value=b"hidden"))
+        self.token, self.token_id = made.token, made.view.token_id
+
+    def channel_for(self, method: Method[Any, Any]) -> Channel:
+        """Whoever may make this call."""
+        if method.service == Enrollment.NAME:
+            return self._stranger
+        by_agents = (Credentials.RENEW_CERTIFICATE, Credentials.ISSUE_WORKLOAD_CERTIFICATE)
+        return self._agent if method in by_agents else self._operator
+
+    async def settle(self) -> None:
+        await asyncio.sleep(SETTLE)
+
+    async def state(self) -> object:
+        page = await self.store.events(EventQuery(limit=1, newest=True))
+        return await self.store.tokens(), await self.store.secrets(), page.next
+
+    def census(self) -> Counter[str]:
+        return census(self.plane, ignored=IGNORED)
+
+    async def check_alive(self) -> None:
+        assert not self.failure.done(), self.failure
+        listed = await self._operator.call(Credentials.LIST_JOIN_TOKENS, enrollment_pb2.ListJoinTokensRequest())
+        assert len(listed.tokens) >= 0
+        made = await self._operator.call(Credentials.CREATE_JOIN_TOKEN, enrollment_pb2.CreateJoinTokenRequest())
+        request = make_signing_request(Identity(Role.AGENT, "default", UNTOUCHED))
+        joined = await self._stranger.call(
+            Enrollment.JOIN, enrollment_pb2.JoinRequest(token=made.token, csr=request.csr)
+        )
+        assert joined.certificate
+
+    async def stop(self) -> None:
+        self.failure.cancel()
+        for channel in (self._operator, self._agent, self._stranger):
+            await channel.close()
+        await self._nodes.stop()
+        await self.plane.stop()
+        await self.store.dispose()
+
+
+World = ControlWorld | AgentWorld | TrustWorld
+
+
+def _stray() -> agent_pb2.ApplyWorkloadRequest:
+    """What an agent runs that the control plane knows nothing of."""
+    return agent_pb2.ApplyWorkloadRequest(
+        id="stray", type=agent_pb2.WORKLOAD_TYPE_PROCESS, revision_id="r1", generation=1, spec=workload()
+    )
 
 
 async def _print_something(_request, _call):
@@ -176,9 +319,22 @@ async def agent_world(folder: Path) -> AsyncIterator[AgentWorld]:
             await world.channel.close()
 
 
-_AGENT_READS = ("get_workload_status", "list_workloads", "health_check", "list_actions", "read_logs")
+@asynccontextmanager
+async def trust_world(folder: Path) -> AsyncIterator[TrustWorld]:
+    world = TrustWorld(folder)
+    await world.prepare()
+    try:
+        yield world
+    finally:
+        await world.stop()
+
+
+_OTHER_READS = (
+    *("get_workload_status", "get_workload_spec", "list_workloads", "health_check", "list_actions", "read_logs"),
+    *("get_authority", "list_join_tokens", "list_secrets"),
+)
 
 
 def changed_nothing(method: Method[Any, Any], outcome: CallOutcome) -> bool:
     """Whether a call is sure to have left everything as it was."""
-    return method.attribute in (*READS, *_AGENT_READS) or outcome.error is not None or outcome.invalid
+    return method.attribute in (*READS, *_OTHER_READS) or outcome.error is not None or outcome.invalid

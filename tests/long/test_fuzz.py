@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.testing.fuzz import check_parser
 from tests.fuzz.parsers import PARSERS
-from tests.fuzz.rpcs import METHODS, fuzz_life, fuzz_method
+from tests.fuzz.rpcs import KINDS, METHODS, fuzz_life, fuzz_method
 
 pytestmark = pytest.mark.timeout(3600)
 
@@ -27,7 +27,7 @@ def test_an_rpc_survives_anything(kind, method, data):
     fuzz_method(kind, method, data, most=16)
 
 
-@pytest.mark.parametrize("kind", ["control", "agent"])
+@pytest.mark.parametrize("kind", KINDS)
 @SERVERS
 @given(data=st.data())
 def test_a_server_survives_everything_at_once(kind, data):

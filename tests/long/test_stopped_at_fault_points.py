@@ -16,7 +16,7 @@ __all__ = ["control", "fleet"]
 CONTROL_POINTS = [name for name in POINTS if name.startswith(("store.", "control."))]
 AGENT_POINTS = [name for name in POINTS if name.startswith("agent.") and name != "agent.register.after"]
 
-STOPPED_FOR = 6.0
+STOPPED_FOR = 4.0
 
 
 @contextlib.asynccontextmanager

@@ -56,6 +56,7 @@ from shoal.agent.facts import (
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.ports import PortBook
 from shoal.agent.state import handle
+from shoal.agent.vault import Vault
 from shoal.agent.views import status_of, verdict_of
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
@@ -89,6 +90,7 @@ class Surroundings:
     scope: TaskScope
     #: How many runs each runtime may start at the same time; one that hangs does not hold up the others.
     starts: Mapping[WorkloadType, asyncio.Semaphore]
+    vault: Vault
     #: What each run is told about itself and its node.
     identity: Callable[[WorkloadState, str], Mapping[str, str]]
     #: Called when a status has changed.
@@ -331,6 +333,7 @@ class WorkloadActor:
             limits=spec.request,
             ports=ports,
             identity=self._around.identity(decided, run_id),
+            secrets=self._around.vault.environment(self.workload_id, spec.process),
             deadline=deadline,
         )
         reach("agent.start.before")

@@ -64,6 +64,15 @@ CREATE TABLE actions (
 CREATE INDEX actions_of_workload ON actions (workload_id, seq);
 """
 
+# Added later: an agent that does not know the table has no use for it, so the format is still the same and a database
+# can go back to an older agent.
+_ADDED = """
+CREATE TABLE IF NOT EXISTS secrets (
+    workload_id TEXT PRIMARY KEY,
+    sealed BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
 
 class DirectoryLock:
     """Holds a data directory for one process. The kernel lets go of it when the process ends, however it ends."""
@@ -159,6 +168,7 @@ class AgentDatabase:
             )
         if found == 0:
             connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        connection.execute(_ADDED)
 
     def _in_transaction(self, change: Callable[[sqlite3.Connection], T]) -> T:
         connection = self._connected()

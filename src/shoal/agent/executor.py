@@ -32,6 +32,7 @@ from shoal.agent.ports import PortBook
 from shoal.agent.roster import Roster
 from shoal.agent.slots import slot_share
 from shoal.agent.state import reopen
+from shoal.agent.vault import Vault
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError, UnsupportedError
@@ -87,6 +88,7 @@ class Executor:
         self._entropy = entropy
         self._scope = TaskScope(f"agent {node.node_id}")
         self._ports = ports or PortBook(entropy)
+        self._vault = Vault(database)
         self._surroundings = Surroundings(
             node_id=node.node_id,
             runtimes=runtimes,
@@ -97,6 +99,7 @@ class Executor:
             contact=contact,
             scope=self._scope,
             starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in runtimes},
+            vault=self._vault,
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,
@@ -109,6 +112,7 @@ class Executor:
 
     async def open(self) -> None:
         """Take up again what an earlier agent left. The database is open already."""
+        await self._vault.open()
         stored = await self._database.read(intents.load_workloads)
         actions = await self._database.read(action_log.open_actions)
         runs: dict[WorkloadId, list[RunInfo]] = {}

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from shoal.agent import action_log, intents
+from shoal.agent import action_log, intents, vault
 from shoal.agent.action_log import Action, ActionStatus, ActionType
 from shoal.agent.actor import PATIENCE, Surroundings, WorkloadActor
 from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
@@ -78,6 +78,7 @@ class Intake:
 
             def change(connection: sqlite3.Connection) -> None:
                 intents.remove_intent(connection, workload_id)
+                vault.forget(connection, workload_id)
                 action_log.put_actions(connection, actions)
 
             try:
@@ -87,6 +88,7 @@ class Intake:
                 log.error("workload %s cannot be forgotten yet: %s", workload_id, error.message)
                 return False
             del self._roster.actors[workload_id]
+            self._around.vault.drop(workload_id)
         self._around.metrics.finished(actions)
         self._around.metrics.removed(actor.state.intent.type)
         self._around.changed()
@@ -102,10 +104,12 @@ class Intake:
             highest = await self._highest(order.workload_id)
             state = self._roster.latest(order.workload_id)
             decision = judge_apply(order, state, highest=highest, now=self._around.clock.wall())
+            if decision.intent is not None and decision.intent.wanted and decision.stored and not decision.skipped:
+                self._admit(order)
+            # Before the order itself: a start that it causes finds them, also after a crash in between.
+            await self._around.vault.keep(order.workload_id, order.spec.process, order.secrets)
             if decision.intent is None or not decision.stored:
                 return self._nothing_to_do(actor, decision)
-            if decision.intent.wanted and not decision.skipped:
-                self._admit(order)
             action = None if decision.skipped else self._new_action(ActionType.APPLY, decision.intent)
             event = IntentChanged(decision.intent, rules_of(order.spec), order.spec)
             actor = await self._store_and_act(actor, event, action)

@@ -13,7 +13,8 @@ Called by `shoal.agent.executor` for each order, before anything is stored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.agent.facts import Intent, Outcome, RunRules, Stage, WorkloadState
@@ -38,6 +39,8 @@ class ApplyOrder:
     #: 0 from a scheduler that knows none.
     generation: int = 0
     attempt: int = 0
+    #: The values of the secrets that the spec names.
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,8 @@ class Registration:
         self._terms = terms
         self._previous_session = previous_session
         self._remember_session = remember_session
+        #: This run's own word: a registration whose answer was lost is known by it as this agent's, and not another's.
+        self._instance = entropy.token()
         self._session = ""
         self._sequence = 0
         self._measured_at = -math.inf
@@ -271,7 +273,10 @@ class Registration:
 
     async def _register(self) -> None:
         request = convert.node_spec_to_proto(
-            self._spec, timestamp=self._clock.wall(), previous_session=self._session or self._previous_session
+            self._spec,
+            timestamp=self._clock.wall(),
+            previous_session=self._session or self._previous_session,
+            instance=self._instance,
         )
         try:
             answer = await self._client.register_node(request, timeout=MAX_CALL_SECONDS)

@@ -63,6 +63,7 @@ FEATURES = frozenset(
         Feature.PORTS,
         Feature.STREAM,
         Feature.STOP_ALONE,
+        Feature.SECRETS,
     )
 )
 

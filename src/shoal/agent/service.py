@@ -10,7 +10,7 @@ Served by `shoal.agent.server`; calls `shoal.agent.executor`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -23,13 +23,14 @@ from shoal.agent.orders import ApplyOrder, DeleteOrder
 from shoal.agent.terms import Terms
 from shoal.core.errors import InvalidError, MisroutedError, NotFoundError, Problem, ShoalError, problem
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
-from shoal.model.workloads import AgentSpec, DesiredState
+from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 from shoal.wire.transport import Call
 
 MAX_REVISION = 256
+MAX_SECRET = 32 * 1024
 MAX_CHUNK = 256 * 1024
 _TERM_DIGITS = 18
 
@@ -202,9 +203,29 @@ def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyOrder:
         spec = convert.agent_spec_from_proto(request.spec, request.type)
     except InvalidError as error:
         problems.extend(error.problems)
+    if spec is not None and spec.process is not None and desired is DesiredState.RUNNING:
+        problems.extend(_secret_problems(request, spec.process))
     if problems or spec is None:
         raise InvalidError(problems)
     return _order(request, desired, spec)
+
+
+def _secret_problems(request: pb.ApplyWorkloadRequest, process: ProcessSpec) -> Iterator[Problem]:
+    """What is wrong with the secrets beside a spec. Their values are not repeated."""
+    for name in sorted(set(process.env_from_secrets.values())):
+        value = request.secrets.get(name)
+        if value is None:
+            yield problem(f"secrets.{name}", None, "is required: the spec names it")
+        elif not value or b"\x00" in value or len(value) > MAX_SECRET or not _is_text(value):
+            yield problem(f"secrets.{name}", None, f"must be UTF-8 text of 1 to {MAX_SECRET:,} bytes without NUL")
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _order(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: AgentSpec) -> ApplyOrder:
@@ -220,7 +241,12 @@ def _order(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: AgentS
         spec=spec,
         generation=request.generation,
         attempt=request.attempt,
+        secrets={name: request.secrets[name] for name in _secret_names(spec) if name in request.secrets},
     )
+
+
+def _secret_names(spec: AgentSpec) -> frozenset[str]:
+    return frozenset(spec.process.env_from_secrets.values()) if spec.process is not None else frozenset()
 
 
 def _id_problems(workload_id: str, field: str = "id") -> list[Problem]:

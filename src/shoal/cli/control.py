@@ -26,6 +26,7 @@ ENV_NAMES = {
     "cert": ("SHOAL_CERT",),
     "key": ("SHOAL_KEY",),
     "ca_key": ("SHOAL_CA_KEY",),
+    "secret_key": ("SHOAL_SECRET_KEY",),
     "join_port": ("SHOAL_JOIN_PORT",),
     "insecure": ("SHOAL_INSECURE",),
     "cluster_id": ("SHOAL_CLUSTER_ID",),
@@ -33,6 +34,11 @@ ENV_NAMES = {
     "lease": ("SHOAL_LEASE",),
     "strategy": ("SHOAL_STRATEGY",),
     "advertise": ("SHOAL_ADVERTISE",),
+    "failover_burst": ("SHOAL_FAILOVER_BURST",),
+    "failover_rate": ("SHOAL_FAILOVER_RATE",),
+    "brake_share": ("SHOAL_BRAKE_SHARE",),
+    "brake_least": ("SHOAL_BRAKE_LEAST",),
+    "drain_parallel": ("SHOAL_DRAIN_PARALLEL",),
     "max_events": ("SHOAL_MAX_EVENTS",),
 }
 

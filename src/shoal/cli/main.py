@@ -24,6 +24,7 @@ from shoal.cli import (
     nodes,
     output,
     schema,
+    secrets,
     session,
     status,
     tokens,
@@ -92,6 +93,7 @@ control.register(app)
 agent.register(app)
 app.add_typer(certs.app, rich_help_panel=SERVERS)
 app.add_typer(tokens.app, rich_help_panel=SERVERS)
+app.add_typer(secrets.app, rich_help_panel=FLEET)
 schema.register(app)
 
 

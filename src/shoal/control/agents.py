@@ -75,7 +75,9 @@ class Agents:
         self._lines: dict[NodeId, _Line] = {}
         self._shares: dict[NodeId, asyncio.Semaphore] = {}
 
-    async def apply(self, node: NodeRecord, record: WorkloadRecord) -> RunStatus | None:
+    async def apply(
+        self, node: NodeRecord, record: WorkloadRecord, secrets: Mapping[str, bytes] | None = None
+    ) -> RunStatus | None:
         """Tell an agent about the newest generation. Returns its status, or raises what it refused with."""
         stopped = record.desired is DesiredState.STOPPED
         request = pb.ApplyWorkloadRequest(
@@ -86,6 +88,7 @@ class Agents:
             spec=convert.agent_spec_from_control(record.spec, record.workload_id),
             generation=record.generation,
             attempt=record.attempt,
+            secrets=secrets,
         )
         async with self._order("order.apply", node, record.workload_id) as channel:
             answer = await channel.call(

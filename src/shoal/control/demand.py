@@ -54,6 +54,7 @@ class Demand:
     needs_generations: bool
     needs_stop_alone: bool
     needs_named_ports: bool
+    needs_secrets: bool
     request: Resources
     ports: frozenset[tuple[int, str]]
     #: Without `local`, which every node has.
@@ -72,6 +73,7 @@ class Demand:
             needs_generations=request.needs_generations or spec.at_most_one,
             needs_stop_alone=spec.failover.policy == "stop",
             needs_named_ports=spec.process is not None and bool(spec.process.ports),
+            needs_secrets=spec.process is not None and bool(spec.process.env_from_secrets),
             request=spec.request,
             ports=spec.host_ports,
             storage_drivers=spec.storage_drivers - {"local"},

@@ -42,6 +42,7 @@ from shoal.control.reconciler import (
     reconcile,
 )
 from shoal.control.reports import ReportVerdict, is_superseded, judge_report
+from shoal.control.secrets import SecretBook
 from shoal.control.store.base import Batch
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -149,9 +150,18 @@ class Dispatch:
         ledger.on_reload(lambda: self.enqueue_all(list(self._fleet.workloads)))
         self.liveness: Liveness
         self.groups: GroupUndo
+        self.secrets: SecretBook
 
     # -----------------------------------------------------------------------------------------------------
     # What others tell
+
+    def retry_now(self, workload_ids: list[WorkloadId]) -> None:
+        """Tell agents at once what could not be told before: what was missing is there."""
+        for workload_id in workload_ids:
+            order = self._orders.get(workload_id)
+            if order is not None and not order.accepted:
+                self._orders[workload_id] = dataclasses.replace(order, not_before=0.0)
+            self.enqueue(workload_id)
 
     def enqueue(self, workload_id: WorkloadId) -> None:
         """Look at a workload soon."""
@@ -400,8 +410,15 @@ class Dispatch:
         node = self._fleet.nodes[_owner_of(record)]
         order = self._begin(record, OrderKind.APPLY)
         try:
+            values = await self.secrets.resolve(record)
+        except ShoalError as error:  # no fault of the node: it keeps its place, and is told when they are there
+            self._on_step("SendApply", False)
+            self._retry_later(order, record.workload_id, error)
+            self.trouble[record.workload_id] = error.message
+            return True
+        try:
             faults.reach("control.send.before")
-            status = await self._agents.apply(node, record)
+            status = await self._agents.apply(node, record, values)
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendApply", False)

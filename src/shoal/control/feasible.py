@@ -34,6 +34,7 @@ class RejectionCode(enum.StrEnum):
     TYPE = "type"  # its agent has no runtime for this kind
     GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
+    SECRETS = "secrets"  # its agent does not keep secrets
     NAMED_PORTS = "named_ports"  # its agent cannot choose ports
     LABEL = "label"  # a constraint on its labels is not met
     STORAGE_DRIVER = "storage_driver"  # it lacks a storage driver
@@ -89,6 +90,13 @@ def stop_alone(node: NodeFacts, demand: Demand) -> Rejection | None:
     if not demand.needs_stop_alone or node.spec.has(Feature.STOP_ALONE):
         return None
     return _reject(node, RejectionCode.STOP_ALONE, "the agent stops nothing by itself when contact is lost")
+
+
+def secrets(node: NodeFacts, demand: Demand) -> Rejection | None:
+    """Secrets need an agent that takes their values and keeps them encrypted."""
+    if not demand.needs_secrets or node.spec.has(Feature.SECRETS):
+        return None
+    return _reject(node, RejectionCode.SECRETS, "the agent does not keep secrets")
 
 
 def named_ports(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -160,6 +168,7 @@ FILTERS: tuple[Filter, ...] = (
     generations,
     stop_alone,
     named_ports,
+    secrets,
     labels,
     storage_driver,
     ports,
@@ -177,6 +186,8 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
         idle.add(stop_alone)
     if not demand.needs_named_ports:
         idle.add(named_ports)
+    if not demand.needs_secrets:
+        idle.add(secrets)
     if not demand.constraints:
         idle.add(labels)
     if not demand.storage_drivers:

@@ -37,12 +37,12 @@ def holds_reservation(record: WorkloadRecord, observation: Observation | None) -
     """
     if record.node_id is None:
         return False
-    if record.desired is DesiredState.DELETED or observation is None or observation.node_id != record.node_id:
+    if observation is None or observation.node_id != record.node_id:
         return True
     status = observation.status
     if status.generation and status.generation < record.placed_generation:
         return True
-    waits = record.desired is DesiredState.STOPPED or record.placed_generation < record.generation
+    waits = record.desired is not DesiredState.RUNNING or record.placed_generation < record.generation
     ended = status.state is RunState.STOPPED and (waits or status.completed)
     return not (ended or status.state is RunState.FAILED)
 
@@ -211,7 +211,7 @@ class Fleet:
     def _put_workload(self, record: WorkloadRecord) -> None:
         before = self.workloads.get(record.workload_id)
         if before is not None and before.node_id is not None and before.node_id != record.node_id:
-            self._owned[before.node_id].discard(record.workload_id)
+            _discard(self._owned, before.node_id, record.workload_id)
             self._facts.pop(before.node_id, None)
         self._index_left_on(before.left_on if before is not None else (), record)
         self._index_move(before, record)
@@ -226,12 +226,12 @@ class Fleet:
             self._index_left_on(record.left_on, dataclasses.replace(record, left_on=()))
             self._index_move(record, None)
         if record is not None and record.node_id is not None:
-            self._owned[record.node_id].discard(workload_id)
+            _discard(self._owned, record.node_id, workload_id)
             self._facts.pop(record.node_id, None)
 
     def _index_left_on(self, before: tuple[NodeId, ...], record: WorkloadRecord) -> None:
         for node_id in before:
-            self._left_on[node_id].discard(record.workload_id)
+            _discard(self._left_on, node_id, record.workload_id)
         for node_id in record.left_on:
             self._left_on[node_id].add(record.workload_id)
 
@@ -252,6 +252,15 @@ class Fleet:
         observation = self.observations.pop(workload_id, None)
         if observation is not None:
             self._facts.pop(observation.node_id, None)
+
+
+def _discard(index: dict[NodeId, set[WorkloadId]], node_id: NodeId, workload_id: WorkloadId) -> None:
+    """Take a workload off a node's set, and the set away when it was the last: nodes come and go."""
+    found = index.get(node_id)
+    if found is not None:
+        found.discard(workload_id)
+        if not found:
+            del index[node_id]
 
 
 def parse_port(text: str) -> tuple[int, str]:

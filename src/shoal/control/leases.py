@@ -209,14 +209,19 @@ class BeatVerdict(enum.Enum):
     UNKNOWN_SESSION = "unknown session"  # nobody registered so; this agent has to register first
 
 
-def make_session(registered_ms: int, token: str, *, after: str = "") -> str:
-    """A session's name: it begins with when it was made, so that of two the later one is known.
+def make_session(registered_ms: int, agent: str, *, after: str = "") -> str:
+    """A session's name: when it was made, so that of two the later one is known, and the run of the agent that has it.
 
     It is later than `after`, the session that it ends, also when the clock was set back meanwhile.
     """
     before = after.partition("-")[0]
     earliest = int(before) + 1 if before.isdigit() else 0
-    return f"{max(registered_ms, earliest):015d}-{token}"
+    return f"{max(registered_ms, earliest):015d}-{agent}"
+
+
+def same_agent(session: str, other: str) -> bool:
+    """Whether two sessions were given to one run of one agent."""
+    return bool(session) and session.partition("-")[2] == other.partition("-")[2]
 
 
 def judge_beat(
@@ -225,9 +230,9 @@ def judge_beat(
     """Judge a heartbeat by its session and its sequence number.
 
     The session on record is None when the node is not known and empty when its agent knows no sessions; such agents
-    number nothing, so all of their beats are accepted. A beat that names an older session than the record is from
-    an agent whose place another has taken. The sequence on record is 0 until a session's first beat arrived here; an
-    agent that does not count sends 0 always.
+    number nothing, so all of their beats are accepted. A beat that names an older session than the record is from an
+    agent whose place another has taken, unless both are its own: then it has registered and the answer was lost. The
+    sequence on record is 0 until a session's first beat arrived here; an agent that does not count sends 0 always.
 
     A repeated or older number proves no life: it may be a packet that lay in a queue while its sender died. It is
     acknowledged, so that a sender whose answer was lost goes on to its next beat, but it does not renew the lease.
@@ -237,7 +242,8 @@ def judge_beat(
     if session_given != session_on_record:
         # A later session than the one on record is no loser: the record is from an older copy of the database.
         older = bool(session_given) and session_given < session_on_record
-        return BeatVerdict.SUPERSEDED if older else BeatVerdict.UNKNOWN_SESSION
+        lost = older and not same_agent(session_given, session_on_record)
+        return BeatVerdict.SUPERSEDED if lost else BeatVerdict.UNKNOWN_SESSION
     if session_on_record and sequence_given <= sequence_on_record and (sequence_given, sequence_on_record) != (0, 0):
         return BeatVerdict.REPEAT
     return BeatVerdict.ACCEPT

@@ -16,11 +16,19 @@ from datetime import datetime
 
 from shoal.control import leases
 from shoal.control.dispatch import Dispatch
-from shoal.control.failover import Bucket, FailoverSettings, FleetHealth, LostNode, judge_evictions
+from shoal.control.failover import (
+    Bucket,
+    FailoverSettings,
+    FleetHealth,
+    LostNode,
+    judge_evictions,
+    seconds_until_move,
+)
 from shoal.control.fleet import Ledger, node_event
 from shoal.control.leases import BeatVerdict, Lease, LeaseSettings
 from shoal.control.reports import ReportVerdict
 from shoal.control.store.base import Batch
+from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.entropy import Entropy
 from shoal.core.errors import (
@@ -166,21 +174,29 @@ class Nodes:
     # -----------------------------------------------------------------------------------------------------
     # Registration
 
-    async def register(self, spec: NodeSpec, *, sent_at: datetime | None, previous_session: str = "") -> Registered:
+    async def register(
+        self, spec: NodeSpec, *, sent_at: datetime | None, previous_session: str = "", instance: str = ""
+    ) -> Registered:
         """Take a node in, or back in. A newer registration under the same id ends the older session."""
         refusal = self._refusal(spec)
         if refusal:
             return Registered(accepted=False, reason=refusal)
         node_id = NodeId(spec.node_id)
         before = self._fleet.nodes.get(node_id)
-        await self._ledger.change(lambda: self._registration(spec))
+        await self._ledger.change(lambda: self._registration(spec, instance))
+        faults.reach("control.register.committed")
         session = self._fleet.node(node_id).session
         known = self._contacts.get(node_id)
         lease = leases.renew(known.lease if known else None, receipt=self._clock.monotonic(), settings=self.settings)
         contact = Contact(lease, last_beat=self._clock.wall(), beat_stored=self._clock.wall())
         if known is not None:
             contact.predecessor_until = known.predecessor_until
-            if before is not None and before.session and before.session != previous_session:
+            if (
+                before is not None
+                and before.session
+                and before.session != previous_session
+                and not leases.same_agent(before.session, session)
+            ):
                 # Not the agent that held the id before: that one may live on, cut off, until its own count ends.
                 ends = known.lease.ends_at + self.settings.margin(known.lease.seconds)
                 contact.predecessor_until = max(contact.predecessor_until, ends)
@@ -201,12 +217,13 @@ class Nodes:
             return f"capabilities.memory_total_mb must be above 0 (got {spec.capacity.memory_mb})"
         return ""
 
-    def _registration(self, spec: NodeSpec) -> Batch:
+    def _registration(self, spec: NodeSpec, instance: str) -> Batch:
         at = self._clock.wall()
         known = self._fleet.nodes.get(NodeId(spec.node_id))
         session = ""
         if spec.has(Feature.SESSIONS):
-            session = leases.make_session(epoch_ms(at), self._entropy.token(), after=known.session if known else "")
+            agent = instance or self._entropy.token()
+            session = leases.make_session(epoch_ms(at), agent, after=known.session if known else "")
         record = NodeRecord(
             spec=spec,
             session=session,
@@ -488,9 +505,9 @@ class Nodes:
                     hint="stop its agent and wait until it is NotReady",
                     node_id=node_id,
                 )
-            if not self.surely_stopped(node_id) and self._owns_at_most_one(node_id):
+            if self._may_still_run_what_stops_by_itself(node_id):
                 raise PreconditionError(
-                    f"node {node_id!r} may still run at-most-one workloads until their deadline has passed",
+                    f"node {node_id!r} may still run what stops by itself, until its deadline has passed",
                     hint=f"try again in a few seconds, or say that it is gone: `shoal node dead {node_id}`",
                     node_id=node_id,
                 )
@@ -503,8 +520,15 @@ class Nodes:
         self.forget_contact(node_id)
         self._dispatch.enqueue_all(owned)
 
-    def _owns_at_most_one(self, node_id: NodeId) -> bool:
-        return any(self._fleet.workloads[owned].spec.at_most_one for owned in self._fleet.owned_by(node_id))
+    def _may_still_run_what_stops_by_itself(self, node_id: NodeId) -> bool:
+        if self._fleet.node(node_id).dead:
+            return False
+        specs = [self._fleet.workloads[owned].spec for owned in self._fleet.owned_by(node_id)]
+        if any(spec.at_most_one for spec in specs) and not self.surely_stopped(node_id):
+            return True
+        silence, lease = self.silence(node_id), self.lease_of(node_id)
+        stopping = (spec for spec in specs if spec.failover.policy == "stop")
+        return any(seconds_until_move(spec, silence=silence, lease=lease) for spec in stopping)
 
 
 def _state_in_contact(node: NodeRecord | None) -> NodeState:

@@ -19,6 +19,8 @@ from shoal.control.groups import Groups
 from shoal.control.metrics import ControlMetrics
 from shoal.control.nodes import Nodes
 from shoal.control.placer import Placer
+from shoal.control.secret_service import SecretService
+from shoal.control.secrets import KEY_FILE, SecretBook
 from shoal.control.service import ControlService
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery, Store
@@ -120,6 +122,15 @@ class Reign:
             clock=clock,
             entropy=entropy,
         )
+        secrets = SecretBook(
+            self.ledger,
+            key_file=Path(settings.data_dir) / KEY_FILE,
+            given_key=settings.secret_key,
+            clock=clock,
+            on_change=self.dispatch.retry_now,
+        )
+        self.dispatch.secrets = secrets
+        self.secrets = SecretService(secrets)
         self.enrollment = EnrollmentService(enrolment, join)
         self.credentials = CredentialService(enrolment, join)
         self._cursor = -1

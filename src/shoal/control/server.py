@@ -20,6 +20,7 @@ from shoal.control.gate import Gate
 from shoal.control.leadership import Campaign
 from shoal.control.metrics import ControlMetrics
 from shoal.control.reign import Reign
+from shoal.control.secret_service import SecretService
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
@@ -34,7 +35,7 @@ from shoal.wire import convert
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentControl, Credentials, Enrollment, methods_of
+from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.transport import Server, Service, Transport
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,7 @@ class ControlPlane:
         self._scope = TaskScope("control")
         self._gate = Gate()
         self._credential_gate = Gate(CredentialService, lambda reign: reign.credentials)
+        self._secret_gate = Gate(SecretService, lambda reign: reign.secrets)
         self._join_gate = Gate(EnrollmentService, lambda reign: reign.enrollment)
         self._join = JoinDoor(
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
@@ -126,6 +128,7 @@ class ControlPlane:
         services = [
             Service(methods_of(AgentControl), self._gate),
             Service(methods_of(Credentials), self._credential_gate),
+            Service(methods_of(Secrets), self._secret_gate),
         ]
         self._server = await self._transport.serve(self.settings.grpc_address, services)
         if self._join_transport is not None and self.settings.join_address is not None:
@@ -208,7 +211,7 @@ class ControlPlane:
         else:
             await fresh.refresh()
         self.reign = fresh
-        for gate in (self._gate, self._credential_gate, self._join_gate):
+        for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
             gate.open_to(fresh, leads=leads, leader=leader.address)
         await before.end()
 

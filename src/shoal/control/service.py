@@ -95,7 +95,9 @@ class ControlService:
         """Take a node in."""
         spec = convert.node_spec_from_proto(request)
         sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
-        registered = await self._nodes.register(spec, sent_at=sent_at, previous_session=request.previous_session)
+        registered = await self._nodes.register(
+            spec, sent_at=sent_at, previous_session=request.previous_session, instance=request.instance
+        )
         settings = self._nodes.settings
         answer = pb.RegisterNodeResponse(
             accepted=registered.accepted,

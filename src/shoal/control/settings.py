@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
 
@@ -14,6 +15,10 @@ from shoal.core.errors import Problem, problem
 from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import MaxLength, Pattern, Range, find_problems
 from shoal.wire.access import Access
+
+# Not from `shoal.wire.sealing`: that loads what a control plane without secrets has no need of.
+KEY_BYTES = 32
+KEY_RULE = "must be the base64 of 32 bytes, such as `openssl rand -base64 32` prints"
 
 _OTHERWISE = "make them with `shoal certs init` and `shoal certs issue --role control`"
 
@@ -36,6 +41,9 @@ class ControlSettings:
     ca: Annotated[str, MaxLength(4096)] = ""
     cert: Annotated[str, MaxLength(4096)] = ""
     key: Annotated[str, MaxLength(4096)] = ""
+    #: What secrets are sealed with, as base64. Empty: a key that is made in the data directory. Several control planes
+    #: on one database need the same. It has no flag: flags are seen by everyone on the machine.
+    secret_key: str = field(default="", repr=False)
     #: Path of the authority's key. With it this control plane makes join tokens and issues certificates.
     ca_key: Annotated[str, MaxLength(4096)] = ""
     #: Where agents without a certificate join, if there is a key to sign theirs with.
@@ -69,6 +77,8 @@ class ControlSettings:
         """Rules across fields."""
         yield from find_problems(self.leases, at=at)
         yield from self.access.problems(f"{at}." if at else "", otherwise=_OTHERWISE)
+        if self.secret_key and not _is_key(self.secret_key):
+            yield problem(f"{at}.secret_key" if at else "secret_key", None, KEY_RULE)
         if self.ca_key and self.insecure:
             rule = "must not be given together with --insecure: nobody would be asked for the certificates it signs"
             yield problem(f"{at}.ca_key" if at else "ca_key", self.ca_key, rule)
@@ -109,6 +119,13 @@ class ControlSettings:
     def leases(self) -> LeaseSettings:
         """The part that is about leases."""
         return LeaseSettings(heartbeat_interval=self.heartbeat_interval, lease=self.lease)
+
+
+def _is_key(text: str) -> bool:
+    try:
+        return len(base64.b64decode(text.strip(), validate=True)) == KEY_BYTES
+    except ValueError:
+        return False
 
 
 def _bracketed(host: str) -> str:

@@ -18,6 +18,7 @@ from shoal.core.errors import InternalError, InvalidError, Problem, problem
 POINTS: dict[str, str] = {
     "store.commit.before": "a batch of changes is decided and not yet durable",
     "store.commit.after": "a batch of changes is durable and not yet acknowledged",
+    "control.register.committed": "a registration is durable; the agent has no answer",
     "control.apply.accepted": "a wish is durable; the caller has no answer and the agent was not told",
     "control.place.committed": "a placement is durable; the agent was not told",
     "control.send.before": "an order is about to leave for an agent",

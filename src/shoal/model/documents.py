@@ -5,6 +5,8 @@
     process: {command: [python3, -m, http.server]}
     resources: {cpu_millicores: 100, memory_mb: 64}
 
+A value of `process.env` may be `{secret: NAME}` instead of text; the control plane has the value.
+
     kind: group
     id: trainers
     members: [{id: trainer-0, type: process, …}, …]
@@ -71,11 +73,33 @@ def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
     inner = {key: value for key, value in given.items() if key in known and key not in _DOCUMENT_FIELDS}
     problems = [unknown_field(key, known, at=at) for key in given if key not in known]
+    if isinstance(inner.get("process"), Mapping):
+        inner["process"] = _with_references(inner["process"], f"{at}.process" if at else "process", problems)
     envelope = _collect(_Envelope, outer, at, problems)
     spec = _collect(WorkloadSpec, inner, at, problems)
     if envelope is None or spec is None or problems:
         raise InvalidError(problems)
     return WorkloadDocument(id=envelope.id, spec=spec, revision=envelope.revision, desired_state=envelope.desired_state)
+
+
+def _with_references(process: Mapping[Any, Any], at: str, problems: list[Problem]) -> Mapping[Any, Any]:
+    """`env: {PASSWORD: {secret: db-password}}` in its plain form: a variable, and the secret that holds its value."""
+    env, named = process.get("env"), process.get("env_from_secrets", {})
+    if not isinstance(env, Mapping) or not isinstance(named, Mapping):
+        return process
+    references = {name: value for name, value in env.items() if isinstance(value, Mapping)}
+    if not references:
+        return process
+    found = {}
+    for name, value in references.items():
+        if set(value) == {"secret"}:
+            found[name] = value["secret"]
+        else:
+            problems.append(problem(f"{at}.env.{name}", None, "must be text, or {secret: NAME}"))
+        if name in named:
+            problems.append(problem(f"{at}.env_from_secrets.{name}", name, "must not be in env too"))
+    plain = {name: value for name, value in env.items() if name not in references}
+    return {**process, "env": plain, "env_from_secrets": {**named, **found}}
 
 
 def _collect(cls: type[T], given: Mapping[Any, Any], at: str, problems: list[Problem]) -> T | None:
@@ -140,7 +164,22 @@ def workload_schema(kind: WorkloadType) -> dict[str, Any]:
     envelope = json_schema(_Envelope)["properties"]
     schema["properties"] = {"kind": {"const": "workload"}, **envelope, **properties}
     schema["required"] = ["id", "type", kind.value]
+    if kind is WorkloadType.PROCESS:
+        _allow_references(schema)
     return schema
+
+
+def _allow_references(schema: dict[str, Any]) -> None:
+    """A value of `env` may be a reference to a secret instead."""
+    process = schema["properties"]["process"]
+    env, named = process["properties"]["env"], process["properties"]["env_from_secrets"]
+    reference = {
+        "type": "object",
+        "properties": {"secret": named["additionalProperties"]},
+        "required": ["secret"],
+        "additionalProperties": False,
+    }
+    env["additionalProperties"] = {"anyOf": [env["additionalProperties"], reference]}
 
 
 def document_fields() -> tuple[str, ...]:

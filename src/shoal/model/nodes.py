@@ -59,6 +59,7 @@ class Feature(enum.StrEnum):
     LOGS = "logs"  # serves ReadLogs
     PORTS = "ports"  # chooses named ports
     STREAM = "stream"  # opens a ControlStream and takes calls through it; such an agent may have no endpoint
+    SECRETS = "secrets"  # takes the values of secrets beside the spec, and keeps them encrypted
     STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
 
 
@@ -120,7 +121,7 @@ class NodeRecord:
     session: str
     state: NodeState
     state_reason: str
-    #: Who said so: register, heartbeat, lease, operator.
+    #: Who said so: register, heartbeat, lease, stream, operator.
     state_by: str
     state_at: datetime
     registered_at: datetime

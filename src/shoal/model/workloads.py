@@ -182,12 +182,17 @@ class ProcessSpec:
     stop: StopPolicy = StopPolicy()
     ports: Annotated[tuple[NamedPort, ...], MaxLength(64)] = ()
     clear_env: bool = False
+    #: Further variables, by the names of the secrets that hold their values.
+    env_from_secrets: Annotated[Mapping[EnvName, Identifier], MaxLength(64)] = field(default_factory=dict)
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         prefix = f"{at}." if at else ""
         if self.command and not self.command[0].strip():
             yield problem(f"{prefix}command[0]", self.command[0], "must name a program")
+        for name in self.env_from_secrets:
+            if name in self.env:
+                yield problem(f"{prefix}env_from_secrets.{name}", name, "must not be in env too: which value is meant?")
         yield from _duplicates(f"{prefix}ports", [port.name for port in self.ports], "port name")
         yield from _duplicates(f"{prefix}ports", [port.port or None for port in self.ports], "port")
         if self.readiness is not None:

@@ -36,6 +36,8 @@ class RunRequest:
     ports: Mapping[str, int] = field(default_factory=dict)
     #: Added to the spec's environment: who the workload is and where it runs.
     identity: Mapping[str, str] = field(default_factory=dict)
+    #: Further variables whose values nobody but the workload may see.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Stop it by itself when no deadline was set for this many seconds; None for a workload that may outlive contact.
     deadline: float | None = None
 

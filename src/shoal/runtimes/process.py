@@ -291,6 +291,7 @@ class ProcessRuntime:
             "PWD": working_dir,
             "SHOAL_NODE_ID": self._node_id,
             **spec.env,
+            **request.secrets,
             **request.identity,
             **named_ports,
         }

@@ -22,16 +22,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.control.store.base import EventQuery
 from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import LEASE_MARGIN, NodeState
 from shoal.testing.control import AGENTS_ADDRESS, ControlKit
+from shoal.testing.hollow import ALL_FEATURES
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Method
 
 NODES = 4
 WORKLOADS = 8
+STREAM_BREAKS = 0.3
 
 #: What a wish may say about loss and drains; most say nothing.
 _FAILOVERS: tuple[dict[str, Any], ...] = (
@@ -65,26 +68,36 @@ class History:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 not for secrets
-        self._kit = ControlKit(folder)
+        #: In every third life one of the agents knows only the published contract.
+        self._has_foreign_node = seed % 3 == 0
+        #: Every other life is one of nodes that open streams, which break.
+        self._streams = seed % 2 == 1
+        self._kit = ControlKit(folder, streams=self._streams)
         self._wishes = Wishes()
         self._owners: dict[tuple[str, int], str] = {}
         self._read: dict[str, int] = {}
+        self._doubtful: list[tuple[str, str, int]] = []
 
     async def run(self, steps: int) -> None:
         """Live, heal, and check."""
         kit = self._kit
         async with kit:
             for index in range(NODES):
-                kit.node(f"n{index}", cpu_millicores=1000, memory_mb=1000)
+                foreign = self._has_foreign_node and index == 0
+                features = () if foreign else ALL_FEATURES
+                kit.node(f"n{index}", cpu_millicores=1000, memory_mb=1000, features=features)
             for _ in range(steps):
                 await self._step()
                 self._check()
                 await kit.clock.sleep(self._random.choice((0.01, 0.1, 1.0, 12.0)))
                 self._check()
+                await self._check_doubts()
             await self._heal()
             await self._check_end()
 
     async def _step(self) -> None:
+        if self._streams and self._random.random() < STREAM_BREAKS:
+            self._kit.agents.break_stream(self._pick())
         action = self._random.choices(
             (
                 self._apply,
@@ -247,7 +260,19 @@ class History:
         moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
         emptied = node_id in self._wishes.drained_once
         if not (name in self._wishes.deleted_once or newer or moved or emptied):
-            raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
+            self._doubtful.append((node_id, name, generation))
+
+    async def _check_doubts(self) -> None:
+        """A workload may have moved away and back since: then its events say so."""
+        if self._kit.store.away:
+            return
+        for node_id, name, generation in self._doubtful:
+            query = EventQuery(limit=1000, subject_kind="workload", subject_id=name, newest=True)
+            events = (await self._kit.store.events(query)).events
+            placed = [event.facts for event in events if event.kind in ("WorkloadPlaced", "WorkloadMoved")]
+            if not any(facts["node"] != node_id and int(facts["generation"]) > generation for facts in placed):
+                raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
+        self._doubtful.clear()
 
     async def _heal(self) -> None:
         kit = self._kit
@@ -255,6 +280,7 @@ class History:
         await self._speak()
         await kit.clock.sleep(120.0)
         self._check()
+        await self._check_doubts()
         self._check_drained()
         for index in range(NODES):
             await kit.channel.call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=f"n{index}"))
@@ -273,6 +299,7 @@ class History:
 
     async def _check_end(self) -> None:
         self._check()
+        await self._check_doubts()
         for name, revision in self._wishes.acknowledged.items():
             if name in self._wishes.uncertain:
                 continue

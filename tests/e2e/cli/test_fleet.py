@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import signal
@@ -137,6 +139,73 @@ async def test_an_agent_from_elsewhere_joins_with_a_token(tmp_path):
         assert answer["token"] not in said + fleet.log_of("control").read_text()
         stored = b"".join(path.read_bytes() for path in (fleet.directory_of("control") / "data").glob("control.db*"))
         assert answer["token"].split(".")[2].encode() not in stored
+
+
+async def test_a_secret_reaches_the_workload_and_lies_readable_nowhere(tmp_path):
+    value = "correct-horse-battery-staple-7719"
+    told = tmp_path / "told"
+    folder = tmp_path / "fleet"
+    spec = tmp_path / "spec.yaml"
+    code = (
+        "import hashlib, os, pathlib, time; "
+        f"pathlib.Path({str(told)!r}).write_text(hashlib.sha256(os.environ['PASSWORD'].encode()).hexdigest()); "
+        "print('started', flush=True); time.sleep(1000)"
+    )
+    spec.write_text(
+        json.dumps(
+            {
+                "id": "keeper-of-it",
+                "type": "process",
+                "process": {
+                    "command": [sys.executable, "-c", code],
+                    "env": {"PLAIN": "text", "PASSWORD": {"secret": "db-password"}},
+                },
+            }
+        )
+    )
+    async with small(folder) as fleet, fleet.client() as control:
+
+        def shoal(*arguments, given=b""):
+            return subprocess.run(
+                [sys.executable, "-m", "shoal", *arguments],
+                env={**os.environ, **fleet.client_variables},
+                input=given,
+                capture_output=True,
+                timeout=PATIENCE,
+                check=False,
+            )
+
+        said = [shoal("secret", "set", "db-password", given=f"{value}\n".encode())]
+        said += [shoal("apply", "-f", str(spec)), shoal("secret", "list", "--json")]
+        await control.wait_for("keeper-of-it", is_running, timeout=PATIENCE)
+        # Once more, from what the node has kept.
+        await fleet.kill_machine("node-1")
+        await until_told(told, value)
+        told.unlink()
+        await fleet.start_agent("node-1")
+        await until_told(told, value)
+        said += [
+            shoal("workload", "get", "keeper-of-it", "--json"),
+            shoal("events", "--json"),
+            shoal("logs", "keeper-of-it"),
+            shoal("secret", "delete", "db-password"),
+        ]
+    assert [outcome.returncode for outcome in said] == [0] * (len(said) - 1) + [1], said
+    for outcome in said:
+        assert value.encode() not in outcome.stdout + outcome.stderr
+    forms = [value.encode(), base64.b64encode(value.encode()), value.encode().hex().encode()]
+    for path in folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            assert not any(form in content for form in forms), path
+
+
+async def until_told(path, value):
+    wanted = hashlib.sha256(value.encode()).hexdigest()
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() or path.read_text() != wanted:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.1)
 
 
 async def until_ready(control, node_id, *, after=""):

@@ -6,7 +6,7 @@ import pytest
 
 from shoal.cli.fleet import LocalFleet
 
-LEASE = timedelta(seconds=4)
+LEASE = timedelta(seconds=2)
 HEARTBEAT = timedelta(milliseconds=300)
 
 

@@ -4,10 +4,13 @@ Each test arms one point in one process, lives a whole life of a workload throug
 there. The same with SIGSTOP instead of a kill is in tests/long.
 """
 
+import asyncio
+
 import pytest
 
 from shoal.core.errors import ShoalError
 from shoal.core.faults import POINTS
+from tests.e2e.fleet.conftest import LEASE
 from tests.e2e.fleet.drill import life, nurse
 
 CONTROL_POINTS = [name for name in POINTS if name.startswith(("store.", "control."))]
@@ -19,6 +22,10 @@ pytestmark = pytest.mark.e2e
 async def test_the_control_plane_is_killed_at_each_point(fleet, control):
     for point in CONTROL_POINTS:
         await fleet.kill_control()
+        if point == "control.register.committed":
+            await asyncio.sleep(
+                LEASE.total_seconds() + 0.5
+            )  # agents register anew when they had no contact for a lease
         await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=kill"})
         async with nurse(fleet) as deaths:
             await life(fleet, control, f"life-{point.replace('.', '-').replace('_', '-')}")

@@ -182,7 +182,7 @@ class TestAtMostOne:
         lines = [line.split() for line in diary.read_text().splitlines() if len(line.split()) == 2]
         owners = [owner for _at, owner in sorted(lines, key=lambda line: int(line[0]))]
         changes = [owner for index, owner in enumerate(owners) if index == 0 or owners[index - 1] != owner]
-        assert len(changes) == len(set(changes)) >= 2, f"it ran as {changes}"
+        assert len(changes) == 2, f"it ran as {changes}"
 
 
 class TestControlPlane:
@@ -204,7 +204,7 @@ class TestControlPlane:
         view = await until_status(control, "web", "Running")
         (pid,) = processes_of(fleet, "web")
         fleet.signal("control", signal.SIGSTOP)
-        await asyncio.sleep(6.0)
+        await asyncio.sleep(4.0)
         fleet.signal("control", signal.SIGCONT)
         await until(lambda: _has_status(control, fleet.names[0], "Ready"), what="nodes are Ready")
         await asyncio.sleep(2.5)

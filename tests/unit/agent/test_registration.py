@@ -42,7 +42,9 @@ async def test_it_registers_beats_at_once_and_then_each_interval(tmp_path):
         )
         assert dict(request.labels)["zone"] == "a"
         assert dict(request.labels)["region"] == "eu"
-        assert set(request.features) == {"generations", "sessions", "push", "logs", "ports", "stream", "stop_alone"}
+        assert set(request.features) == {
+            *("generations", "sessions", "push", "logs", "ports", "stream", "stop_alone", "secrets"),
+        }
         assert it.control.times == [0, 10, 20, 30]
         assert [beat.sequence for _, beat in it.control.beats] == [1, 2, 3, 4]
         assert {beat.session for _, beat in it.control.beats} == {"session-1"}

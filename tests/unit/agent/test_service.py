@@ -356,3 +356,20 @@ async def test_dates_are_those_of_the_orders(tmp_path):
         await asyncio.sleep(1)
         second = await it.status()
         assert (second.created_at, second.updated_at) == (first.created_at, first.created_at + 100)
+
+
+async def test_the_exact_spec_can_be_had_back(tmp_path):
+    async with client(tmp_path) as it:
+        spec = workload(process("sleep", "7"))
+        await it.apply(spec=spec, revision="r1", generation=3, desired=pb.DESIRED_STATE_STOPPED)
+        request = pb.GetWorkloadSpecRequest(id="w")
+        answer = await it.channel.call(AgentService.GET_WORKLOAD_SPEC, request)
+        assert pb.WorkloadSpec.FromString(answer.spec) == spec
+        assert (answer.id, answer.type, answer.revision_id, answer.generation) == ("w", PROCESS, "r1", 3)
+        assert (answer.desired_state, answer.deleting) == (pb.DESIRED_STATE_STOPPED, False)
+        it.machine.outage = OSError("the runtime hangs")
+        await it.delete()
+        assert (await it.channel.call(AgentService.GET_WORKLOAD_SPEC, request)).deleting
+        it.machine.outage = None
+        with pytest.raises(NotFoundError):
+            await it.channel.call(AgentService.GET_WORKLOAD_SPEC, pb.GetWorkloadSpecRequest(id="nobody"))

@@ -12,6 +12,7 @@ from shoal.core.errors import (
     InvalidError,
     NotFoundError,
     PreconditionError,
+    SessionSupersededError,
     StaleGenerationError,
     UnavailableError,
 )
@@ -288,6 +289,26 @@ class TestNodes:
         await kit.clock.sleep(60)
         assert not twin.superseded
         assert kit.plane.reign.fleet.nodes["n1"].state.value == "Ready"
+
+    async def test_an_agent_whose_answer_was_lost_is_not_taken_for_a_clone_of_itself(self, kit):
+        request = pb.RegisterNodeRequest(node_id="n9", grpc_endpoint="h:1", features=["sessions"], instance="run1")
+        request.capabilities.cpu_total_millicores = 1
+        request.capabilities.memory_total_mb = 1
+        first = await kit.channel.call(AgentControl.REGISTER_NODE, request)
+        await kit.channel.call(AgentControl.REGISTER_NODE, request)  # and the agent never hears of this one
+        beat = pb.HeartbeatRequest(node_id="n9", session=first.session, sequence=1)
+        with pytest.raises(NotFoundError, match="session"):
+            await kit.channel.call(AgentControl.HEARTBEAT, beat)
+        request.instance = "run2"
+        await kit.channel.call(AgentControl.REGISTER_NODE, request)
+        with pytest.raises(SessionSupersededError):
+            await kit.channel.call(AgentControl.HEARTBEAT, beat)
+
+    @pytest.mark.parametrize("instance", ["Upper", "a-b", "a" * 65])
+    async def test_the_name_of_an_agent_s_run_is_checked(self, kit, instance):
+        request = pb.RegisterNodeRequest(node_id="n9", grpc_endpoint="h:1", instance=instance)
+        with pytest.raises(InvalidError, match="instance"):
+            await kit.channel.call(AgentControl.REGISTER_NODE, request)
 
     async def test_another_cluster_is_turned_away_naming_both(self, kit):
         request = pb.RegisterNodeRequest(node_id="n1", grpc_endpoint="h:1", cluster_id="other")

@@ -271,8 +271,9 @@ def test_a_node_that_was_suspect_before_a_restart_stays_so_until_it_beats() -> N
         ("s1", "s1", 5, 4, BeatVerdict.REPEAT),
         ("s1", "s1", 5, 0, BeatVerdict.REPEAT),
         ("s1", "s1", 0, 0, BeatVerdict.ACCEPT),
-        ("s2", "s1", 0, 7, BeatVerdict.SUPERSEDED),
-        ("s1", "s2", 0, 7, BeatVerdict.UNKNOWN_SESSION),
+        ("2-b", "1-a", 0, 7, BeatVerdict.SUPERSEDED),
+        ("2-a", "1-a", 0, 7, BeatVerdict.UNKNOWN_SESSION),
+        ("1-a", "2-b", 0, 7, BeatVerdict.UNKNOWN_SESSION),
         ("", "s1", 0, 7, BeatVerdict.UNKNOWN_SESSION),
         ("s1", "", 0, 1, BeatVerdict.UNKNOWN_SESSION),
         (None, "s1", 0, 1, BeatVerdict.UNKNOWN_SESSION),
@@ -287,7 +288,11 @@ def test_beats_are_judged_by_session_and_sequence(
     assert judge_beat(on_record, given_session, highest, sequence) is expected
 
 
-@given(st.lists(st.tuples(st.integers(0, 10**13), st.text("abc019", min_size=1)), min_size=2))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10**13), st.text("abc019", min_size=1)), min_size=2, unique_by=lambda each: each[1]
+    )
+)
 def test_of_the_sessions_of_a_node_only_the_last_is_accepted(registrations: list[tuple[int, str]]) -> None:
     """Also when the clock is set back between two registrations."""
     sessions = [""]

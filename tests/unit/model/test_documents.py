@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import jsonschema
@@ -9,7 +10,7 @@ from hypothesis import given
 from shoal.core.errors import InvalidError
 from shoal.core.shape import to_mapping
 from shoal.model.documents import GroupDocument, WorkloadDocument, document_fields, read_document, workload_schema
-from shoal.model.workloads import ProcessSpec, WorkloadSpec, WorkloadType
+from shoal.model.workloads import Failover, ProcessSpec, WorkloadSpec, WorkloadType
 from tests.strategies import workload_specs
 
 WEB: dict[str, Any] = {
@@ -158,3 +159,11 @@ def test_a_schema_refuses_what_is_refused(change: dict[str, Any]) -> None:
     wrong = {**WEB, **change}
     assert not VALIDATORS[WorkloadType.PROCESS].is_valid(wrong)
     assert rules(wrong)
+
+
+def test_what_becomes_of_it_when_its_node_is_lost() -> None:
+    document = read_document({**WEB, "failover": {"policy": "stop", "after": "90s", "migrate": "after"}})
+    assert isinstance(document, WorkloadDocument)
+    assert document.spec.failover == Failover("stop", timedelta(seconds=90), "after")
+    assert rules({**WEB, "failover": {"policy": "stop"}}).keys() == {"failover.after"}
+    assert rules({**WEB, "failover": {"policy": "hope"}}).keys() == {"failover.policy"}

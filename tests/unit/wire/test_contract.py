@@ -19,7 +19,8 @@ CONTROL = {
     "RegisterNodeRequest": """
         1 node_id string, 2 capabilities NodeCapabilities, 3 labels <string,string>, 4 agent_version string,
         5 grpc_endpoint string, 6 cluster_id string, 7 timestamp Timestamp,
-        100 host_id string, 101 slots int32, 102 features string*, 103 previous_session string""",
+        100 host_id string, 101 slots int32, 102 features string*, 103 previous_session string,
+        104 instance string""",
     "NodeCapabilities": """
         1 cpu_total_millicores int64, 2 memory_total_mb int64, 3 storage_pools StoragePool*,
         4 supported_workload_types string*, 5 supported_storage_drivers string*""",
@@ -173,7 +174,7 @@ CONTROL = {
 AGENT = {
     "ApplyWorkloadRequest": """
         1 id string, 2 type WorkloadType, 3 revision_id string, 4 desired_state DesiredState, 5 spec WorkloadSpec,
-        100 generation int64, 101 attempt int64""",
+        100 generation int64, 101 attempt int64, 102 secrets <string,bytes>""",
     "ApplyWorkloadResponse": "1 applied bool, 2 skipped bool, 3 message string, 4 status WorkloadStatus",
     "DeleteWorkloadRequest": "1 id string, 100 generation int64",
     "DeleteWorkloadResponse": "1 success bool, 2 message string",
@@ -236,7 +237,8 @@ AGENT = {
 SHOAL = {
     "ProcessSpec": """
         1 command string*, 2 env <string,string>, 3 working_dir string, 4 args string*, 5 user string,
-        6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool""",
+        6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool,
+        11 env_from_secrets <string,string>""",
     "RestartPolicy": """
         1 policy string, 2 max_retries int32, 3 delay_ms int64, 4 max_delay_ms int64, 5 healthy_after_ms int64""",
     "Readiness": """

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.errors import InvalidError
+from shoal.core.errors import InvalidError, UnsupportedError
 from shoal.core.ids import IDENTIFIER
 from shoal.core.shape import find_problems
 from shoal.model import workloads as model
@@ -154,6 +154,7 @@ def specs(draw, kinds=tuple(WorkloadType)):
         WorkloadType.COMPOSE: composes,
         WorkloadType.VM: vms,
     }
+    at_most_one = draw(st.booleans())
     return WorkloadSpec(
         type=kind,
         resources=draw(st.builds(model.ResourceRequest, counts, counts, counts)),
@@ -163,9 +164,22 @@ def specs(draw, kinds=tuple(WorkloadType)):
             st.builds(model.PlacementRules, tuples(constraints), tuples(affinities), tuples(text.filter(bool)))
         ),
         slots=draw(st.integers(0, 100_000)),
-        at_most_one=draw(st.booleans()),
+        at_most_one=at_most_one,
         labels=draw(labels),
+        failover=draw(failovers(at_most_one=at_most_one)),
     )
+
+
+def failovers(*, at_most_one):
+    millis = st.integers(1, 10**9).map(lambda count: timedelta(milliseconds=count))
+    migrate = st.sampled_from(("", "after") if at_most_one else ("", "before", "after"))
+    kinds = [
+        st.builds(model.Failover, st.just("replace"), millis | st.just(timedelta(0)), migrate),
+        st.builds(model.Failover, st.just("keep"), migrate=migrate),
+    ]
+    if not at_most_one:
+        kinds.append(st.builds(model.Failover, st.just("stop"), millis, migrate))
+    return st.one_of(kinds)
 
 
 def _read(function, *arguments):
@@ -331,7 +345,27 @@ def test_an_agent_gets_everything_it_needs(spec, workload_id):
     pb = convert.agent_spec_from_control(spec, workload_id)
     assert pb.WhichOneof("spec") == spec.type.value
     read = convert.agent_spec_from_proto(pb, convert.workload_type_to_agent(spec.type))
-    assert read == model.AgentSpec(spec.type, spec.process, spec.request, spec.at_most_one)
+    stop_after = spec.failover.after if spec.failover.policy == "stop" else timedelta(0)
+    assert read == model.AgentSpec(spec.type, spec.process, spec.request, spec.at_most_one, stop_after)
+
+
+@slow
+@given(specs(), identifiers)
+def test_what_is_taken_over_from_an_agent_is_told_to_it_to_the_byte(spec, workload_id):
+    data = convert.spec_bytes(convert.agent_spec_from_control(spec, workload_id))
+    kind = convert.workload_type_to_agent(spec.type)
+    if spec.type is not WorkloadType.PROCESS:
+        with pytest.raises(UnsupportedError):
+            convert.control_spec_from_agent(data, kind)
+        return
+    taken = convert.workload_spec_from_proto(convert.control_spec_from_agent(data, kind))
+    assert convert.spec_bytes(convert.agent_spec_from_control(taken, workload_id)) == data
+    assert (taken.process, taken.request, taken.at_most_one) == (spec.process, spec.request, spec.at_most_one)
+
+
+def test_rubbish_from_an_agent_is_refused():
+    with pytest.raises(InvalidError):
+        convert.control_spec_from_agent(b"\xff\xff", convert.workload_type_to_agent(WorkloadType.PROCESS))
 
 
 @slow

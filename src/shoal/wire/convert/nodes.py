@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 
 from shoal.core.errors import InvalidError, Problem, problem
@@ -13,6 +14,7 @@ from shoal.wire.convert.fields import path, read_count, timestamp_to_proto, writ
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 
 _MAX_FEATURES = 64
+_INSTANCE = re.compile(r"[a-z0-9]{0,64}")
 _INT32 = 2**31 - 1
 
 #: The model's fields by the names that the sender of the message knows.
@@ -32,6 +34,8 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
     """Read a registration. Raises `InvalidError`; a node without CPU or memory is left to the caller to refuse."""
     problems: list[Problem] = []
     features = _read_features(pb, problems)
+    if not _INSTANCE.fullmatch(pb.instance):
+        problems.append(problem("instance", pb.instance, "must be at most 64 lower-case letters and digits"))
     capabilities = pb.capabilities
     pools = tuple(StoragePool(each.name, each.type or "local", each.total_gb) for each in capabilities.storage_pools)
     spec = NodeSpec(
@@ -59,7 +63,7 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
 
 
 def node_spec_to_proto(
-    spec: NodeSpec, *, timestamp: datetime | None = None, previous_session: str = ""
+    spec: NodeSpec, *, timestamp: datetime | None = None, previous_session: str = "", instance: str = ""
 ) -> control.RegisterNodeRequest:
     """Write a registration. A node whose disk is in no pool has it in the pool `root`."""
     pools = spec.storage_pools
@@ -86,6 +90,7 @@ def node_spec_to_proto(
             slots=spec.capacity.slots,
             features=sorted(spec.features),
             previous_session=previous_session,
+            instance=instance,
         )
 
 

@@ -38,6 +38,7 @@ def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) ->
         ),
         ports=tuple(NamedPort(each.name, each.port) for each in pb.ports),
         clear_env=pb.clear_env,
+        env_from_secrets=dict(pb.env_from_secrets),
     )
 
 
@@ -60,6 +61,7 @@ def process_to_proto(spec: ProcessSpec) -> run.ProcessSpec:
         stop=run.StopPolicy(signal=spec.stop.signal, grace_ms=duration_to_millis(spec.stop.grace)),
         ports=[run.NamedPort(name=each.name, port=each.port) for each in spec.ports],
         clear_env=spec.clear_env,
+        env_from_secrets=spec.env_from_secrets,
     )
 
 

@@ -199,7 +199,10 @@ class TestHanging:
         new = make(patience=15)
         desk.open.clear()
         new._cut_off = lambda: None
+        first = asyncio.ensure_future(new.submit("first"))
+        await asyncio.sleep(0)
+        desk.busy.wait()  # else the patience may end, in this quick time, before the thread has begun
         with pytest.raises(UnavailableError):
-            await new.submit("first")
+            await first
         assert not await new.stop()
         desk.open.set()

@@ -47,6 +47,26 @@ class ProcessSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class EnvFromSecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     COMMAND_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     WORKING_DIR_FIELD_NUMBER: _builtins.int
@@ -57,6 +77,7 @@ class ProcessSpec(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
     CLEAR_ENV_FIELD_NUMBER: _builtins.int
+    ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
     working_dir: _builtins.str
     """Absolute; the workload's own directory when empty."""
     user: _builtins.str
@@ -83,6 +104,10 @@ class ProcessSpec(_message.Message):
     def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedPort]:
         """Ports that the agent chooses, hands over as environment and reports in the status."""
 
+    @_builtins.property
+    def env_from_secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Further variables, by the names of the secrets that hold their values."""
+
     def __init__(
         self,
         *,
@@ -96,10 +121,11 @@ class ProcessSpec(_message.Message):
         stop: Global___StopPolicy | None = ...,
         ports: _abc.Iterable[Global___NamedPort] | None = ...,
         clear_env: _builtins.bool = ...,
+        env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

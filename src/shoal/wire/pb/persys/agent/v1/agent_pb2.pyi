@@ -87,6 +87,26 @@ Global___ActualState: _TypeAlias = ActualState  # noqa: Y015
 class ApplyWorkloadRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.bytes
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.bytes = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     ID_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     REVISION_ID_FIELD_NUMBER: _builtins.int
@@ -94,6 +114,7 @@ class ApplyWorkloadRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     type: Global___WorkloadType.ValueType
     revision_id: _builtins.str
@@ -106,6 +127,10 @@ class ApplyWorkloadRequest(_message.Message):
     """
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec: ...
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
+        """The values of the secrets that the spec names, by their names. Beside the spec, so that its bytes hold none."""
+
     def __init__(
         self,
         *,
@@ -116,10 +141,11 @@ class ApplyWorkloadRequest(_message.Message):
         spec: Global___WorkloadSpec | None = ...,
         generation: _builtins.int = ...,
         attempt: _builtins.int = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "desired_state", b"desired_state", "generation", b"generation", "id", b"id", "revision_id", b"revision_id", "spec", b"spec", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "desired_state", b"desired_state", "generation", b"generation", "id", b"id", "revision_id", b"revision_id", "secrets", b"secrets", "spec", b"spec", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

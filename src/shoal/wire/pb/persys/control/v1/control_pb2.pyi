@@ -108,6 +108,7 @@ class RegisterNodeRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _builtins.int
     FEATURES_FIELD_NUMBER: _builtins.int
     PREVIOUS_SESSION_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     agent_version: _builtins.str
     grpc_endpoint: _builtins.str
@@ -117,6 +118,10 @@ class RegisterNodeRequest(_message.Message):
     slots: _builtins.int
     previous_session: _builtins.str
     """The session that this registration continues, if any: a restarted agent names its own last one."""
+    instance: _builtins.str
+    """A word that this run of the agent made up for itself. It becomes part of the session's name, so that an agent whose
+    answer was lost is not taken for a second one under the same node id.
+    """
     @_builtins.property
     def capabilities(self) -> Global___NodeCapabilities: ...
     @_builtins.property
@@ -141,10 +146,11 @@ class RegisterNodeRequest(_message.Message):
         slots: _builtins.int = ...,
         features: _abc.Iterable[_builtins.str] | None = ...,
         previous_session: _builtins.str = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capabilities", b"capabilities", "timestamp", b"timestamp"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "capabilities", b"capabilities", "cluster_id", b"cluster_id", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "node_id", b"node_id", "previous_session", b"previous_session", "slots", b"slots", "timestamp", b"timestamp"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "capabilities", b"capabilities", "cluster_id", b"cluster_id", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "instance", b"instance", "labels", b"labels", "node_id", b"node_id", "previous_session", b"previous_session", "slots", b"slots", "timestamp", b"timestamp"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

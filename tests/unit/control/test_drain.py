@@ -1,255 +1,18 @@
-"""The control plane as a whole when nodes are lost, drained or declared dead, and when workloads fail. Virtual time."""
+"""The control plane when nodes are cordoned and drained, workloads fail and orphans are adopted. Virtual time."""
 
+import asyncio
 import time
 
 import pytest
 
-from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError
+from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError, UnsupportedError
+from shoal.testing.hollow import HollowRun
 from shoal.wire.methods import AgentControl
+from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from tests.unit.control.operating import copies, cordon, drain, ready, running_on, uncordon, wait_event
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
-
-
-async def ready(kit, *names, **settings):
-    nodes = [kit.node(name, **settings) for name in names]
-    for name in names:
-        await kit.wait_node(name, "Ready")
-    return nodes
-
-
-async def running_on(kit, name, **spec):
-    """Apply it, and say on which node it runs, and on which of two it does not."""
-    await kit.apply(name, **spec)
-    view = await kit.wait_status(name, "Running")
-    here = kit.agents.nodes[view.assigned_node_id]
-    others = [node for node in kit.agents.nodes.values() if node is not here]
-    return here, others
-
-
-async def drain(kit, node_id, *, deadline_ms=0, force=False):
-    request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=deadline_ms, force=force)
-    return (await kit.channel.call(AgentControl.DRAIN_NODE, request)).node
-
-
-async def cordon(kit, node_id):
-    return (await kit.channel.call(AgentControl.CORDON_NODE, pb.CordonNodeRequest(node_id=node_id))).node
-
-
-async def uncordon(kit, node_id):
-    return (await kit.channel.call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=node_id))).node
-
-
-async def declare_dead(kit, node_id, *, force=False):
-    request = pb.MarkNodeDeadRequest(node_id=node_id, force=force)
-    return (await kit.channel.call(AgentControl.MARK_NODE_DEAD, request)).node
-
-
-async def wait_event(kit, kind, seconds=10.0):
-    deadline = kit.clock.monotonic() + seconds
-    while kind not in await kit.event_kinds():
-        assert kit.clock.monotonic() < deadline, f"no {kind} within {seconds} s"
-        await kit.clock.sleep(0.05)
-
-
-def copies(kit, name):
-    return sorted(node.node_id for node in kit.agents.nodes.values() if name in node.runs)
-
-
-class TestPolicies:
-    async def test_a_grace_is_waited_for(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "web", after=60.0)
-        here.silent = True
-        await kit.wait_node(here.node_id, "NotReady")
-        lost_at = kit.clock.monotonic()
-        view = await kit.wait_status("web", "Unknown")
-        assert view.reason.code == "NODE_LOST"
-        await kit.wait(lambda: "web" in other.runs, seconds=120)
-        assert 59.0 <= kit.clock.monotonic() - lost_at <= 62.0
-
-    async def test_a_node_that_returns_within_the_grace_keeps_its_work(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "web", after=300.0)
-        here.silent = True
-        await kit.wait_node(here.node_id, "NotReady")
-        await kit.clock.sleep(100)
-        here.silent = False
-        await kit.wait_status("web", "Running")
-        await kit.clock.sleep(300)
-        assert other.runs == {}
-        assert [verb for verb, _name, _generation in here.history] == ["apply Running"]
-
-    async def test_what_is_kept_is_not_moved_until_the_node_is_declared_dead(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "db", failover="keep")
-        here.silent = True
-        await kit.wait_node(here.node_id, "NotReady")
-        await kit.clock.sleep(600)
-        view = await kit.workload("db")
-        assert view.status == "Unknown"
-        assert "kept" in view.reason.message
-        assert other.runs == {}
-        await declare_dead(kit, here.node_id)
-        await kit.wait(lambda: "db" in other.runs, seconds=2)
-
-    async def test_what_stops_by_itself_is_replaced_only_when_it_surely_has(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "web", failover="stop", after=100.0)
-        assert here.runs["web"].request.spec.stop_after_ms == 100_000
-        last = kit.plane.reign.nodes.contact(here.node_id).lease.last_receipt
-        here.silent = True
-        await kit.wait(lambda: "web" in other.runs, seconds=300)
-        assert kit.clock.monotonic() - last >= 110.0
-
-    async def test_an_agent_that_stops_nothing_by_itself_gets_no_such_work(self, kit):
-        await ready(kit, "n1", features=("generations", "sessions", "push"))
-        await kit.apply("web", failover="stop", after=100.0)
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
-        assert [each.code for each in (await kit.workload("web")).rejections] == ["stop_alone"]
-
-    async def test_rules_on_the_spec(self, kit):
-        for spec, field in (
-            ({"failover": "stop"}, "spec.failover.after"),
-            ({"failover": "keep", "after": 1.0}, "spec.failover.after"),
-            ({"failover": "hope"}, "spec.failover.policy"),
-            ({"migrate": "before", "at_most_one": True}, "spec.failover.migrate"),
-            ({"failover": "stop", "after": 9.0, "at_most_one": True}, "spec.failover.policy"),
-        ):
-            answer = await kit.apply("web", **spec)
-            assert [each.field for each in answer.problems] == [field], spec
-
-
-class TestMassLoss:
-    async def test_lost_nodes_are_given_up_one_after_another(self, kit):
-        await ready(kit, *(f"n{index}" for index in range(10)))
-        for index in range(10):
-            await kit.apply(f"w{index}", cpu=1000)
-        for index in range(10):
-            await kit.wait_status(f"w{index}", "Running")
-        doomed = [kit.agents.nodes[name] for name in ("n1", "n2", "n3")]
-        for node in doomed:
-            node.silent = True
-        for node in doomed:
-            await kit.wait_node(node.node_id, "NotReady")
-        began = kit.clock.monotonic()
-
-        def moved():
-            return sum(node.given_up for node in kit.plane.reign.fleet.nodes.values())
-
-        await kit.wait(lambda: moved() == 3, seconds=60)
-        assert 9.0 <= kit.clock.monotonic() - began <= 21.0
-        alive = [node for node in kit.agents.nodes.values() if not node.silent]
-        await kit.wait(lambda: sum(len(node.runs) for node in alive) == 10)
-
-    async def test_when_most_nodes_vanish_nothing_moves_until_they_return(self, kit):
-        nodes = await ready(kit, "n1", "n2", "n3", "n4")
-        for node in nodes:
-            await kit.apply(f"on-{node.node_id}", cpu=3000)
-        for node in nodes:
-            await kit.wait_status(f"on-{node.node_id}", "Running")
-        before = {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()}
-        for node in nodes[:3]:
-            node.silent = True
-        for node in nodes[:3]:
-            await kit.wait_node(node.node_id, "NotReady")
-        await kit.clock.sleep(600)
-        assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
-        assert "3 of 4 nodes" in kit.plane.reign.nodes.brake
-        assert "MovesHeld" in await kit.event_kinds("default")
-        assert (await kit.node_view("n1")).failover == "held"
-        nodes[0].silent = False
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=30)
-        await kit.wait(lambda: kit.plane.reign.fleet.nodes["n2"].given_up, seconds=60)
-        assert "MovesResumed" in await kit.event_kinds("default")
-
-    async def test_an_operator_who_knows_lets_go_of_the_brake(self, kit):
-        nodes = await ready(kit, "n1", "n2", "n3", "n4")
-        await kit.apply("web", only_on="n1", cpu=100)
-        await kit.wait_status("web", "Running")
-        for node in nodes[:3]:
-            node.silent = True
-        await kit.wait_node("n3", "NotReady")
-        await kit.wait(lambda: kit.plane.reign.nodes.brake != "")
-        await declare_dead(kit, "n2")
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "")
-        await kit.wait(lambda: kit.plane.reign.fleet.nodes["n1"].given_up)
-
-    async def test_the_brake_survives_a_restart(self, kit):
-        await ready(kit, "n1", "n2", "n3", "n4")
-        here, others = await running_on(kit, "web")
-        for node in (here, *others[:2]):
-            node.silent = True
-        await kit.wait(lambda: kit.plane.reign.nodes.brake != "", seconds=60)
-        await kit.stop_control()
-        await kit.start_control()
-        await kit.clock.sleep(300)
-        assert kit.plane.reign.fleet.workloads["web"].node_id == here.node_id
-
-    async def test_nodes_lost_long_ago_do_not_pull_it(self, kit):
-        nodes = await ready(kit, "n1", "n2", "n3", "n4")
-        for node in nodes[:2]:
-            node.silent = True
-            await kit.wait(lambda name=node.node_id: kit.plane.reign.fleet.nodes[name].given_up, seconds=120)
-            await kit.clock.sleep(60)
-        here, others = await running_on(kit, "web")
-        here.silent = True
-        (other,) = [each for each in others if not each.silent]
-        await kit.wait(lambda: "web" in other.runs, seconds=120)
-
-
-class TestDead:
-    async def test_it_is_refused_while_the_node_beats(self, kit):
-        await ready(kit, "n1")
-        with pytest.raises(PreconditionError, match="heard of a moment ago"):
-            await declare_dead(kit, "n1")
-        assert (await kit.node_view("n1")).status == "Ready"
-        with pytest.raises(NotFoundError):
-            await declare_dead(kit, "ghost")
-
-    async def test_everything_moves_at_once_also_what_may_exist_only_once(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "solo", at_most_one=True)
-        await kit.apply("plain", only_on=here.node_id)
-        await kit.wait_status("plain", "Running")
-        here.silent = True
-        await kit.wait_node(here.node_id, "Suspect")
-        node = await declare_dead(kit, here.node_id)
-        assert (node.status, node.failover, node.status_updated_by) == ("NotReady", "dead", "operator")
-        await kit.wait(lambda: "solo" in other.runs, seconds=2)
-        assert "NodeDeclaredDead" in await kit.event_kinds(here.node_id)
-
-    async def test_a_node_that_is_not_dead_after_all_comes_back_without_its_old_copies(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "web")
-        await declare_dead(kit, here.node_id, force=True)
-        await kit.wait(lambda: "web" in other.runs, seconds=2)
-        await kit.wait_node(here.node_id, "Ready", seconds=30)
-        await kit.wait(lambda: "web" not in here.runs, seconds=20)
-        assert not kit.plane.reign.fleet.nodes[here.node_id].dead
-
-    async def test_the_word_survives_a_restart(self, kit):
-        await ready(kit, "n1", "n2")
-        here, (other,) = await running_on(kit, "db", failover="keep", cpu=3000)
-        await kit.apply("blocker", cpu=3000)
-        await kit.wait_status("blocker", "Running")
-        here.silent = True
-        await kit.wait_node(here.node_id, "NotReady")
-        await declare_dead(kit, here.node_id)
-        await kit.stop_control()
-        await kit.start_control()
-        await kit.delete("blocker")
-        await kit.wait(lambda: "db" in other.runs, seconds=60)
-
-    async def test_a_deleted_workload_of_a_dead_node_is_forgotten_when_the_node_is_removed(self, kit):
-        await ready(kit, "n1")
-        here, _ = await running_on(kit, "web")
-        here.silent = True
-        await kit.wait_node("n1", "NotReady")
-        await kit.delete("web")
-        await declare_dead(kit, "n1")
-        await kit.channel.call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id="n1"))
-        await kit.wait_gone("web", seconds=5)
 
 
 class TestCordon:
@@ -516,3 +279,184 @@ class TestDrain:
         await ready(kit, "n1")
         with pytest.raises(Exception, match="deadline_ms"):
             await drain(kit, "n1", deadline_ms=-1)
+
+
+class TestRetries:
+    async def test_a_failed_workload_is_tried_again_ever_more_slowly_and_then_not_any_more(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        waits = []
+        for attempt in range(1, 6):
+            node.fail("web")
+            view = await kit.wait_status("web", "Failed")
+            await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.next_at is not None)
+            view = await kit.workload("web")
+            assert (view.retry_attempts, view.retry_max_attempts) == (attempt, 5)
+            assert view.reason.retryable
+            began = kit.clock.monotonic()
+            await kit.clock.sleep(5 * 2 ** (attempt - 1) * 0.7)
+            assert (await kit.workload("web")).status == "Failed"
+            await kit.wait_status("web", "Running", seconds=400)
+            waits.append(kit.clock.monotonic() - began)
+        assert [round(wait / 5 / 2**index) for index, wait in enumerate(waits)] == [1, 1, 1, 1, 1]
+        node.fail("web")
+        await wait_event(kit, "RetriesExhausted")
+        await kit.clock.sleep(310)
+        view = await kit.workload("web")
+        assert (view.status, view.reason.retryable) == ("Failed", False)
+        assert node.runs["web"].request.attempt == 5
+
+    async def test_being_well_for_ten_minutes_fills_the_budget(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        node.fail("web")
+        await kit.wait_status("web", "Failed")
+        await kit.wait_status("web", "Running", seconds=30)
+        await kit.clock.sleep(580)
+        assert (await kit.workload("web")).retry_attempts == 1
+        await kit.clock.sleep(40)
+        assert (await kit.workload("web")).retry_attempts == 0
+
+    async def test_the_budget_and_the_next_try_survive_a_restart(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        node.fail("web")
+        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.next_at is not None)
+        await kit.stop_control()
+        await kit.start_control()
+        assert (await kit.workload("web")).retry_attempts == 1
+        await kit.wait_status("web", "Running", seconds=30)
+
+    async def test_infrastructure_is_not_charged_and_another_node_is_tried(self, kit):
+        await ready(kit, "n1", "n2")
+        here, (other,) = await running_on(kit, "web")
+        here.fail("web", "STORAGE_ERROR")
+        await kit.wait(lambda: "web" in other.runs, seconds=30)
+        view = await kit.wait_status("web", "Running")
+        assert view.retry_attempts == 0
+
+    async def test_what_cannot_be_helped_is_final(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        node.fail("web", "INVALID_SPEC")
+        await kit.wait_status("web", "Failed")
+        await kit.clock.sleep(310)
+        assert node.runs["web"].request.attempt == 0
+
+    async def test_a_job_that_is_not_restarted_is_not_retried(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("job", restart="no")
+        await kit.wait_status("job", "Running")
+        node.fail("job")
+        await kit.wait_status("job", "Failed")
+        await kit.clock.sleep(310)
+        assert (await kit.workload("job")).status == "Failed"
+
+    async def test_a_person_resets_the_count(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        node.fail("web")
+        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.attempts == 1)
+        await kit.channel.call(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id="web"))
+        view = await kit.wait_status("web", "Running", seconds=2)
+        assert view.retry_attempts == 0
+
+    async def test_a_foreign_agents_failure_is_tried_again_too(self, kit):
+        (node,) = await ready(kit, "n1", features=())
+        await kit.apply("web")
+        await kit.wait_status("web", "Running", seconds=15)
+        node.fail("web")
+        await kit.wait_status("web", "Failed", seconds=15)
+        await kit.wait_status("web", "Running", seconds=30)
+        assert (await kit.workload("web")).retry_attempts == 1
+
+    async def test_what_waits_for_its_next_try_holds_no_room_and_takes_none_that_is_gone(self, kit):
+        (node,) = await ready(kit, "n1", cpu_millicores=1000)
+        await kit.apply("web", cpu=900)
+        await kit.wait_status("web", "Running")
+        node.fail("web")
+        await kit.wait_status("web", "Failed")
+        await kit.apply("other", cpu=900)
+        await kit.wait_status("other", "Running", seconds=2)
+        await kit.clock.sleep(60)
+        facts = kit.plane.reign.fleet.facts_of("n1")
+        assert facts.reserved.cpu_millicores == 900
+        assert [each.code for each in (await kit.workload("web")).rejections] == ["cpu"]
+        await kit.delete("other")
+        await kit.wait_status("web", "Running", seconds=60)
+
+
+class TestOrphans:
+    async def orphan(self, kit, node, name="stray", **spec):
+        """Something that runs on an agent and that the control plane has forgotten."""
+        await kit.apply(name, only_on=node.node_id, **spec)
+        await kit.wait_status(name, "Running")
+        order = agent_pb2.ApplyWorkloadRequest()
+        order.CopyFrom(node.runs[name].request)
+        await kit.delete(name)
+        await kit.wait_gone(name)
+        node.runs[name] = HollowRun(order)
+        node.changed.set()
+        await kit.wait(lambda: kit.plane.reign.nodes.contact(node.node_id).orphans == (name,))
+        return order
+
+    async def adopt(self, kit, node_id, name):
+        request = pb.AdoptWorkloadRequest(node_id=node_id, workload_id=name)
+        return (await kit.channel.call(AgentControl.ADOPT_WORKLOAD, request)).workload
+
+    async def test_it_is_left_alone_until_somebody_asks(self, kit):
+        (node,) = await ready(kit, "n1")
+        await self.orphan(kit, node, cpu=700)
+        await kit.clock.sleep(300)
+        assert "stray" in node.runs
+
+    async def test_it_is_adopted_as_it_runs(self, kit):
+        (node,) = await ready(kit, "n1")
+        order = await self.orphan(kit, node, cpu=700, revision="r7", failover="stop", after=90.0)
+        told = len(node.history)
+        view = await self.adopt(kit, "n1", "stray")
+        assert (view.revision_id, view.assigned_node_id) == ("r7", "n1")
+        assert view.spec.resources.cpu_millicores == 700
+        await kit.wait_status("stray", "Running")
+        assert node.runs["stray"].request.spec == order.spec
+        assert node.runs["stray"].request.generation > order.generation
+        assert len(node.history) == told + 1
+        await kit.wait(lambda: kit.plane.reign.nodes.contact("n1").orphans == ())
+        assert kit.plane.reign.fleet.facts_of("n1").reserved.cpu_millicores == 700
+
+    async def test_what_stands_against_it(self, kit):
+        (node,) = await ready(kit, "n1", cpu_millicores=1000)
+        await self.orphan(kit, node, cpu=700)
+        with pytest.raises(NotFoundError):
+            await self.adopt(kit, "n1", "nothing")
+        await kit.apply("web", cpu=600)
+        await kit.wait_status("web", "Running")
+        with pytest.raises(PreconditionError, match="known here"):
+            await self.adopt(kit, "n1", "web")
+        with pytest.raises(ExhaustedError, match="cpu"):
+            await self.adopt(kit, "n1", "stray")
+        assert "stray" not in kit.plane.reign.fleet.workloads
+
+    async def test_a_foreign_agent_hands_out_nothing_and_the_other_way_works(self, kit):
+        (node,) = await ready(kit, "n1", features=())
+        await self.orphan(kit, node)
+        with pytest.raises(UnsupportedError, match="does not hand out"):
+            await self.adopt(kit, "n1", "stray")
+        await kit.apply("stray", only_on="n1")
+        await kit.wait_status("stray", "Running")
+
+
+async def test_a_fleet_at_rest_stores_nothing(kit):
+    await ready(kit, "n1", "n2", "n3")
+    await running_on(kit, "web")
+    await cordon(kit, "n1")
+    await drain(kit, "n2")
+    await kit.wait_node("n2", "Drained", seconds=60)
+    kinds = await kit.event_kinds()
+    await asyncio.sleep(300)
+    assert await kit.event_kinds() == kinds

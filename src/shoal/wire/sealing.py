@@ -1,0 +1,78 @@
+"""Encryption at rest, for values that must not lie readable on any disk: AES-256-GCM with a key in a file of its own.
+
+What is sealed is bound to what it is for: a sealed value that somebody moves to another place does not open there. It
+says which key it was sealed with, so that a wrong key is told from a damaged value. Called by `shoal.control.secrets`
+and `shoal.agent.vault`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from shoal.core.errors import InternalError, InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.private_files import make_private_directory, read_private, write_private
+
+KEY_BYTES = 32
+KEY_RULE = f"must be the base64 of {KEY_BYTES} bytes, such as `openssl rand -base64 {KEY_BYTES}` prints"
+
+_FORM = b"\x01"
+_MARK_BYTES = 8
+_NONCE_BYTES = 12
+
+
+class Sealer:
+    """Seals and opens with one key."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = AESGCM(key)
+        self._mark = hashlib.sha256(b"shoal key " + key).digest()[:_MARK_BYTES]
+
+    def seal(self, value: bytes, *, purpose: str) -> bytes:
+        """Encrypt a value for one purpose."""
+        nonce = os.urandom(_NONCE_BYTES)
+        return _FORM + self._mark + nonce + self._cipher.encrypt(nonce, value, purpose.encode())
+
+    def open(self, sealed: bytes, *, purpose: str) -> bytes:
+        """Decrypt it. Raises `PreconditionError` for another key, `InternalError` for damage; neither has the value."""
+        head = len(_FORM) + _MARK_BYTES
+        if sealed[: len(_FORM)] != _FORM or len(sealed) < head + _NONCE_BYTES:
+            raise InternalError(f"{purpose}: this is nothing that was sealed")
+        if sealed[len(_FORM) : head] != self._mark:
+            raise PreconditionError(
+                f"{purpose} was sealed with another key",
+                hint="start with the key that it was sealed with; several control planes need the same",
+            )
+        try:
+            nonce, rest = sealed[head : head + _NONCE_BYTES], sealed[head + _NONCE_BYTES :]
+            return self._cipher.decrypt(nonce, rest, purpose.encode())
+        except InvalidTag:
+            raise InternalError(f"{purpose} is damaged") from None
+
+
+def parse_key(text: str, *, name: str) -> bytes:
+    """Read a key. Raises `InvalidError`, which does not repeat it."""
+    try:
+        key = base64.b64decode(text.strip(), validate=True)
+    except (ValueError, binascii.Error):
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise InvalidError([problem(name, None, KEY_RULE)])
+    return key
+
+
+def load_or_make_key(path: Path) -> bytes:
+    """The key of a file; a new one is made, for us alone, where there is none."""
+    try:
+        return parse_key(read_private(path).decode("ascii", "replace"), name=str(path))
+    except NotFoundError:
+        key = os.urandom(KEY_BYTES)
+        make_private_directory(path.parent)
+        write_private(path, base64.b64encode(key) + b"\n")
+        return key

@@ -1,0 +1,149 @@
+"""Secrets on a node: kept encrypted, handed to the run, and gone with the workload."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from shoal.core.errors import InvalidError
+from shoal.model.workloads import FailureReason, ProcessSpec
+from shoal.runtimes.base import RunError
+from shoal.wire.methods import NODE_HEADER, AgentService
+from shoal.wire.pb.persys.agent.v1 import agent_pb2
+from tests.unit.agent.scene import scene
+
+pytestmark = pytest.mark.looptime
+
+VALUE = b"correct-horse-battery-staple"
+
+
+async def apply(it, agent, *, generation=1, secrets=None, named=None, desired=agent_pb2.DESIRED_STATE_RUNNING):
+    request = agent_pb2.ApplyWorkloadRequest(
+        id="w", type=agent_pb2.WORKLOAD_TYPE_PROCESS, generation=generation, desired_state=desired
+    )
+    request.spec.process.command.extend(["sleep", "60"])
+    request.spec.process.env_from_secrets.update({"PASSWORD": "db"} if named is None else named)
+    request.secrets.update({"db": VALUE} if secrets is None else secrets)
+    channel = it.network.transport("control").connect(agent.address)
+    try:
+        return await channel.call(AgentService.APPLY_WORKLOAD, request, metadata={NODE_HEADER: agent.node_id})
+    finally:
+        await channel.close()
+
+
+def started(it):
+    """What the run of the workload was started with, the last time."""
+    return [request for request in it.machine.started_with.values() if request.workload_id == "w"][-1]
+
+
+def on_disk(it):
+    return b"".join(path.read_bytes() for path in (it.tmp_path / "n1").rglob("*") if path.is_file())
+
+
+async def test_a_run_gets_its_secrets_and_the_disk_does_not(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        request = started(it)
+        assert dict(request.secrets) == {"PASSWORD": VALUE.decode()}
+        assert VALUE.decode() not in repr(request)
+        assert VALUE not in on_disk(it)
+        assert (it.tmp_path / "n1" / "secret.key").stat().st_mode & 0o777 == 0o600
+
+
+async def test_they_are_there_after_a_restart_without_a_control_plane(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start(stop_workloads_on_exit=True)
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        await agent.stop()
+        assert not it.machine.alive("w")
+        await it.start()
+        await asyncio.sleep(1)
+        assert it.machine.alive("w")
+        assert dict(started(it).secrets) == {"PASSWORD": VALUE.decode()}
+
+
+async def test_an_order_without_what_it_names_is_refused(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        for secrets in ({}, {"other": VALUE}, {"db": b""}, {"db": b"a\x00"}, {"db": b"\xff"}, {"db": b"x" * 40_000}):
+            with pytest.raises(InvalidError) as caught:
+                await apply(it, agent, secrets=secrets)
+            assert [(each.field, each.value) for each in caught.value.problems] == [("secrets.db", "")]
+        assert not it.machine.alive("w")
+
+
+async def test_an_order_to_stop_needs_none_and_a_start_after_it_has_them(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        await apply(it, agent, generation=2, secrets={}, desired=agent_pb2.DESIRED_STATE_STOPPED)
+        await asyncio.sleep(1)
+        assert not it.machine.alive("w")
+        await apply(it, agent, generation=3, secrets={"db": b"newer"})
+        await asyncio.sleep(1)
+        assert dict(started(it).secrets) == {"PASSWORD": "newer"}
+
+
+async def test_the_same_order_with_a_newer_value_is_for_the_next_start(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        answer = await apply(it, agent, secrets={"db": b"newer"})
+        assert answer.skipped
+        [run] = it.machine.alive("w")
+        it.machine.kill(run.run_id)
+        await asyncio.sleep(10)
+        assert dict(started(it).secrets) == {"PASSWORD": "newer"}
+
+
+async def test_what_is_not_named_any_more_is_dropped_and_so_is_what_is_gone(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        vault = agent.executor._vault
+        assert list(vault._sealed) == ["w"]
+        await apply(it, agent, generation=2, named={}, secrets={})
+        await asyncio.sleep(1)
+        assert not vault._sealed
+        await apply(it, agent, generation=3)
+        await asyncio.sleep(1)
+        channel = it.network.transport("control").connect(agent.address)
+        await channel.call(
+            AgentService.DELETE_WORKLOAD,
+            agent_pb2.DeleteWorkloadRequest(id="w", generation=3),
+            metadata={NODE_HEADER: agent.node_id},
+        )
+        await channel.close()
+        await asyncio.sleep(5)
+        assert not vault._sealed
+        await vault.open()
+        assert not vault._sealed
+
+
+async def test_a_key_that_was_lost_is_said_and_the_next_order_mends_it(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start(stop_workloads_on_exit=True)
+        await apply(it, agent)
+        await asyncio.sleep(1)
+        await agent.stop()
+        (it.tmp_path / "n1" / "secret.key").unlink()
+        agent = await it.start()
+        await asyncio.sleep(2)
+        assert not it.machine.alive("w")
+        vault = agent.executor._vault
+        spec = ProcessSpec(("sleep",), env_from_secrets={"PASSWORD": "db"})
+        with pytest.raises(RunError, match="sealed with another key") as caught:
+            vault.environment("w", spec)
+        assert caught.value.failure is FailureReason.RUNTIME_ERROR
+        with pytest.raises(RunError, match="has not been delivered"):
+            vault.environment("v", spec)
+        await apply(it, agent)
+        await asyncio.sleep(120)
+        assert it.machine.alive("w")
