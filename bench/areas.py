@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from bench.figures import Figure
 from bench.peers import Peer
 
-AREAS = ("control",)
+AREAS = ("control", "fleet")
+
+#: Told what a number cannot say, in a sentence; it stands below the figures.
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class Area:
     about: str
     figures: tuple[Figure, ...]
     #: Measures everything once, given the number of the run from 0: name of the figure → value.
-    measure: Callable[[int], Mapping[str, float]]
+    measure: Callable[[int, Note], Mapping[str, float]]
     #: Packages whose versions may matter to the figures.
     packages: tuple[str, ...] = ()
     peers: tuple[Peer, ...] = ()

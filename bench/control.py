@@ -18,9 +18,9 @@ from pathlib import Path
 import psutil
 
 from bench import scheduler
-from bench.areas import Area
+from bench.areas import Area, Note
 from bench.figures import Against, Bar, Figure, at_most, percentile
-from bench.load import PATIENCE, Load, Sightings, sightings
+from bench.load import PATIENCE, CpuWatch, Load, Sightings, sightings
 from bench.peers import Peer
 from shoal.cli.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
@@ -133,8 +133,8 @@ FIGURES = (
     Figure(
         "agent_memory",
         "MB",
-        f"Resident memory (RSS) of an idle agent and its keeper, added up, {FULL.idle:g} s after the start; the "
-        "larger of two agents; MB of 2^20 bytes. Pages that the two processes share are counted twice.",
+        f"Resident memory (RSS) of an idle agent with certificates and its keeper, added up, {FULL.idle:g} s after the "
+        "start; the larger of two agents; MB of 2^20 bytes. Pages that the two processes share are counted twice.",
         bar=at_most(80),
     ),
     Figure(
@@ -163,7 +163,7 @@ FIGURES = (
 )
 
 
-def measure(run: int) -> Mapping[str, float]:
+def measure(run: int, _note: Note) -> Mapping[str, float]:
     """Everything once."""
     return {
         **_measure_scheduler(),
@@ -232,9 +232,9 @@ async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]
             await control.apply(_document(name, cpu=50, memory=32, env={"REVISION": revision}))
 
         load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
-        watch = _CpuWatch(process)
+        watch = CpuWatch(process)
         await load.run(functools.partial(apply, revision="1"))
-        found["control_cpu"] = watch.percent()
+        found["control_cpu"] = 100 * watch.share()
         found |= _percentiles("apply_to_agent", load.latencies("apply"))
 
         load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
@@ -287,22 +287,6 @@ async def _silence(node: HollowNode, seen: Sightings) -> float:
         sent: float = await last_beat
     lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == node.node_id)
     return lost[0] - sent
-
-
-class _CpuWatch:
-    """How much of a core a process uses from now on."""
-
-    def __init__(self, process: psutil.Process) -> None:
-        self._process = process
-        self._begun = asyncio.get_running_loop().time()
-        self._used = self._seconds()
-
-    def _seconds(self) -> float:
-        times = self._process.cpu_times()
-        return float(times.user + times.system)
-
-    def percent(self) -> float:
-        return 100 * (self._seconds() - self._used) / (asyncio.get_running_loop().time() - self._begun)
 
 
 # ---------------------------------------------------------------------------------------------------------

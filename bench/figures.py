@@ -71,6 +71,8 @@ class Figure:
     against: Against | None = None
     #: Measured in the first run alone, because it takes long and hardly varies.
     once: bool = False
+    #: Needs something that may be missing on this machine. It is left out then, with a note.
+    optional: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +101,8 @@ def judge(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> tup
     """Put the values of all runs together. A figure without its values, or a value without a figure, is our mistake."""
     _check(figures, runs)
     values = {figure.name: [run[figure.name] for run in runs if figure.name in run] for figure in figures}
-    medians = {name: statistics.median(each) for name, each in values.items()}
-    return tuple(_judge_one(figure, values[figure.name], medians) for figure in figures)
+    medians = {name: statistics.median(each) for name, each in values.items() if each}
+    return tuple(_judge_one(figure, values[figure.name], medians) for figure in figures if figure.name in medians)
 
 
 def _judge_one(figure: Figure, values: Sequence[float], medians: Mapping[str, float]) -> Measured:
@@ -125,8 +127,9 @@ def _check(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> No
     names = {figure.name for figure in figures}
     for number, run in enumerate(runs):
         expected = {figure.name for figure in figures if number == 0 or not figure.once}
-        if run.keys() != expected:
-            odd = ", ".join(sorted(run.keys() ^ expected))
+        optional = {figure.name for figure in figures if figure.optional}
+        if not expected - optional <= run.keys() <= expected:
+            odd = ", ".join(sorted((run.keys() ^ expected) - (optional & expected)))
             raise InternalError(f"run {number + 1} has too few or too many figures: {odd}")
         endless = [name for name, value in run.items() if not math.isfinite(value)]
         if endless:

@@ -1,8 +1,8 @@
 """Steady load, and the moments at which its effects are seen.
 
 `Load` is an open loop: when each operation is due is fixed in advance, and latency is counted from then, so that an
-operation that had to wait behind a slow one shows the wait. `Sightings` follows the control plane's events. Called by
-the areas.
+operation that had to wait behind a slow one shows the wait. `Sightings` follows the control plane's events. `CpuWatch`
+tells what a process uses meanwhile. Called by the areas.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+
+import psutil
 
 from shoal.client import ControlPlane
 from shoal.core.errors import DeadlineError
@@ -99,6 +101,23 @@ class Sightings:
                 listener(event)
             async with self._more:
                 self._more.notify_all()
+
+
+class CpuWatch:
+    """How much of a core a process uses from now on."""
+
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+        self._begun = asyncio.get_running_loop().time()
+        self._used = self._seconds()
+
+    def _seconds(self) -> float:
+        times = self._process.cpu_times()
+        return float(times.user + times.system)
+
+    def share(self) -> float:
+        """CPU time by time."""
+        return (self._seconds() - self._used) / (asyncio.get_running_loop().time() - self._begun)
 
 
 @contextlib.asynccontextmanager

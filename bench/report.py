@@ -70,6 +70,11 @@ def _section(area: Area, results: Results) -> Iterator[str]:
         if declared is not None:
             yield f"- `{declared.name}`: {' '.join(_words(declared))}"
     yield ""
+    if results.notes:
+        yield "What the numbers do not say:"
+        yield ""
+        yield from (f"- {note}" for note in results.notes)
+        yield ""
 
 
 def _words(figure: Figure) -> Iterator[str]:

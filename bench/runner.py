@@ -37,6 +37,8 @@ class Results:
     figures: tuple[Measured, ...]
     #: The values of the single runs behind each figure.
     values: Mapping[str, Sequence[float]]
+    #: What the numbers cannot say.
+    notes: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
@@ -54,6 +56,7 @@ class Results:
             "peers": {name: list(requirements) for name, requirements in self.peers.items()},
             "figures": [figure.to_json() for figure in self.figures],
             "values": {name: list(values) for name, values in self.values.items()},
+            "notes": list(self.notes),
         }
 
 
@@ -64,9 +67,16 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
         say(f"{area.name}: preparing the peer {peer.name}")
         peer.prepare()
     measured: list[Mapping[str, float]] = []
+    notes: list[str] = []
+
+    def note(words: str) -> None:
+        if words not in notes:
+            notes.append(words)
+            say(f"{area.name}: {words}")
+
     for number in range(runs):
         say(f"{area.name}: run {number + 1} of {runs}")
-        measured.append(area.measure(number))
+        measured.append(area.measure(number, note))
     figures = judge(area.figures, measured)
     return Results(
         area=area.name,
@@ -76,7 +86,8 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
         packages=package_versions(area.packages),
         peers={peer.name: peer.requirements for peer in area.peers},
         figures=figures,
-        values={each.name: [rounded(run[each.name]) for run in measured if each.name in run] for each in area.figures},
+        values={each.name: [rounded(run[each.name]) for run in measured if each.name in run] for each in figures},
+        notes=tuple(notes),
     )
 
 
@@ -92,7 +103,8 @@ def read(path: Path) -> Results:
     """Read them again."""
     found = json.loads(path.read_text(encoding="utf-8"))
     figures = tuple(Measured(**figure) for figure in found.pop("figures"))
-    return Results(figures=figures, **found)
+    notes = tuple(found.pop("notes", ()))
+    return Results(figures=figures, notes=notes, **found)
 
 
 HEADINGS = ("figure", "median", "spread", "bar", "", "peer", "ratio")

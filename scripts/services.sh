@@ -17,6 +17,12 @@ if ! command -v sqlite3 >/dev/null; then
     missing+=(sqlite3)
 fi
 
+# Networks that can be cut (tests/services/network.py). Only root can make them.
+if [ "$(id -u)" = 0 ]; then
+    command -v ip >/dev/null || missing+=(iproute2)
+    command -v iptables >/dev/null || missing+=(iptables)
+fi
+
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
 fi

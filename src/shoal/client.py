@@ -17,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, TypeVar
 
@@ -29,6 +30,7 @@ from shoal.core.clock import Clock, SystemClock
 from shoal.core.durations import format_duration
 from shoal.core.errors import (
     DeadlineError,
+    DeniedError,
     ExhaustedError,
     InvalidError,
     NotFoundError,
@@ -49,6 +51,7 @@ from shoal.model.trust import JoinTokenView, SecretView
 from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacement, WorkloadView
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
+from shoal.wire.access import Access
 from shoal.wire.addresses import parse_address
 from shoal.wire.methods import AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -58,6 +61,12 @@ from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
+
+PagedT = TypeVar("PagedT", pb.ListNodesRequest, pb.ListWorkloadsRequest, pb.ListGroupsRequest)
+PageT = TypeVar("PageT", pb.ListNodesResponse, pb.ListWorkloadsResponse, pb.ListGroupsResponse)
+
+PAGE_SIZE = 1000
+"""How many entries of a list are asked for at once."""
 
 LOOK_EVERY = 2.0
 """Seconds after which a wait looks again although no event came: an event can be lost, a look cannot."""
@@ -173,6 +182,27 @@ class ControlPlane:
         self._current = self.addresses[0]
         self._answered = False
 
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
+        """A client as the environment says, which is how an agent tells a workload that has an identity.
+
+        Reads SHOAL_CONTROL, and SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE. Raises `InvalidError`.
+        """
+        from shoal.wire.channel import GrpcTransport
+
+        given = os.environ if environment is None else environment
+        insecure = given.get("SHOAL_INSECURE", "").lower() in {"1", "true", "yes", "on"}
+        ca, cert, key = (given.get(f"SHOAL_{name}", "") for name in ("CA", "CERT", "KEY"))
+        access = Access(ca, cert, key, insecure)
+        addresses = [each.strip() for each in given.get("SHOAL_CONTROL", "").split(",") if each.strip()]
+        problems = list(access.problems("SHOAL_", otherwise="give the files of a certificate"))
+        problems = [replace(each, field=each.field.upper()) for each in problems]
+        if not addresses:
+            problems.insert(0, problem("SHOAL_CONTROL", None, "is required: where is the control plane?"))
+        if problems:
+            raise InvalidError(problems)
+        return cls(addresses, GrpcTransport(security=access.security()))
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -227,10 +257,10 @@ class ControlPlane:
     async def list_workloads(
         self, *, node_id: str = "", status: str = "", group_id: str = ""
     ) -> tuple[WorkloadView, ...]:
-        """The workloads, narrowed by what is given."""
+        """The workloads, narrowed by what is given. Long lists are read page by page."""
         request = pb.ListWorkloadsRequest(node_id=node_id, status=status, group_id=group_id)
-        answer = await self._call(AgentControl.LIST_WORKLOADS, request)
-        return tuple(convert.workload_view_from_proto(view) for view in answer.workloads)
+        pages = self._pages(AgentControl.LIST_WORKLOADS, request)
+        return tuple([convert.workload_view_from_proto(view) async for page in pages for view in page.workloads])
 
     async def get_workload(self, workload_id: str) -> WorkloadView:
         """One workload. Raises `NotFoundError`."""
@@ -269,8 +299,8 @@ class ControlPlane:
 
     async def list_groups(self) -> tuple[GroupView, ...]:
         """Every group."""
-        answer = await self._call(AgentControl.LIST_GROUPS, pb.ListGroupsRequest())
-        return tuple(convert.group_view_from_proto(view) for view in answer.groups)
+        pages = self._pages(AgentControl.LIST_GROUPS, pb.ListGroupsRequest())
+        return tuple([convert.group_view_from_proto(view) async for page in pages for view in page.groups])
 
     async def get_group(self, group_id: str) -> GroupView:
         """One group. Raises `NotFoundError`."""
@@ -282,8 +312,8 @@ class ControlPlane:
 
     async def list_nodes(self, *, status: str = "") -> tuple[NodeView, ...]:
         """The nodes, or those in one state."""
-        answer = await self._call(AgentControl.LIST_NODES, pb.ListNodesRequest(status=status))
-        return tuple(convert.node_view_from_proto(view) for view in answer.nodes)
+        pages = self._pages(AgentControl.LIST_NODES, pb.ListNodesRequest(status=status))
+        return tuple([convert.node_view_from_proto(view) async for page in pages for view in page.nodes])
 
     async def get_node(self, node_id: str) -> NodeView:
         """One node. Raises `NotFoundError`."""
@@ -510,7 +540,8 @@ class ControlPlane:
                     if once:
                         # Whether a call that failed had an effect cannot be known: find one that lives, then call it.
                         summary = pb.GetClusterSummaryRequest()
-                        await channel.call(AgentControl.GET_CLUSTER_SUMMARY, summary, timeout=self._timeout)
+                        with contextlib.suppress(DeniedError):  # whoever refuses it lives
+                            await channel.call(AgentControl.GET_CLUSTER_SUMMARY, summary, timeout=self._timeout)
                     made = True
                     answer = await channel.call(method, request, timeout=self._timeout)
                 except NotLeaderError as refusal:
@@ -523,6 +554,17 @@ class ControlPlane:
                     self._current, self._answered = address, True
                     return answer
             await self._wait_to_try_again(route, began, patience)
+
+    async def _pages(self, method: Method[PagedT, PageT], request: PagedT) -> AsyncIterator[PageT]:
+        """Every page of a list. A control plane that knows of no pages gives all at once."""
+        request.page_size = PAGE_SIZE
+        while True:
+            page = await self._call(method, request)
+            yield page
+            # Tokens grow; one that does not would lead round in a circle.
+            if page.next_page_token <= request.page_token:
+                return
+            request.page_token = page.next_page_token
 
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
         began = self._clock.monotonic()

@@ -43,7 +43,7 @@ from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import logs, procfs, protocol, records
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.testing.messages import messages
-from shoal.wire import authority, certificates, convert, credentials, serving, status
+from shoal.wire import authority, certificates, convert, credentials, der, serving, status
 from shoal.wire.addresses import parse_address
 from shoal.wire.calls import status_from_proto
 from shoal.wire.convert import agent_specs, fields, nodes, processes, statuses, usages, views
@@ -247,7 +247,8 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.wire.certificates.read_certificates": ParserCase(certificates.read_certificates, _pem("cert")),
     "shoal.wire.certificates.read_key": ParserCase(certificates.read_key, _pem("key")),
-    "shoal.wire.certificates.read_peer": ParserCase(certificates.read_peer, _pem("cert"), (UnauthenticatedError,)),
+    "shoal.wire.der.read_chain": ParserCase(der.read_chain, _pem("cert")),
+    "shoal.wire.der.read_peer": ParserCase(der.read_peer, _pem("cert"), (UnauthenticatedError,)),
     "shoal.wire.credentials.load_authority": ParserCase(
         _with_folder(_fill_authority, credentials.load_authority),
         st.tuples(_pem("ca"), _pem("ca_key")),
@@ -336,7 +337,7 @@ PARSERS: dict[str, ParserCase] = {
         convert.run_status_from_control, control.WorkloadStatus
     ),
     "shoal.wire.convert.statuses.run_statuses_from_heartbeat": _message(
-        lambda beat: list(convert.run_statuses_from_heartbeat(beat)), control.HeartbeatRequest, errors=()
+        lambda beat: convert.run_statuses_from_heartbeat(beat, {}), control.HeartbeatRequest, errors=()
     ),
     "shoal.wire.convert.statuses.state_from_text": ParserCase(convert.state_from_text, texts, ()),
     "shoal.wire.convert.usages.usage_from_agent": _message(
@@ -447,6 +448,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.control.store.sql.read_events": "runs queries; rows are read by shoal.control.store.rows",
     "shoal.core.files.read_bytes": "bytes as they are",
     "shoal.core.filesystems.read_object": "bytes as they are",
+    "shoal.core.private_files.read_regular": "bytes as they are",
     "shoal.core.private_files.read_private": "bytes as they are",
     "shoal.runtimes.keeper.children.read_report": "from a pipe to our own child, before it becomes the workload",
     "shoal.runtimes.keeper.procfs.read_environ": "bytes as they are",

@@ -235,6 +235,7 @@ class TrustWorld:
         self._nodes.add(HollowNode("n1"))
         await asyncio.sleep(1)
         member = control_pb2.GroupMember(workload_id="web", spec=process_spec())
+        member.spec.process.identity = True
         group = control_pb2.ApplyGroupRequest(group_id="crew", members=[member])
         await self._operator.call(AgentControl.APPLY_GROUP, group)
         await asyncio.sleep(5)

@@ -59,7 +59,7 @@ def postgres_server() -> Iterator[PostgresServer]:
     if given:
         yield PostgresServer(url=given.rstrip("/"))
         return
-    programs = _find_programs()
+    programs = find_programs()
     if programs is None:
         do_without()
     with _running(programs) as server:
@@ -88,7 +88,7 @@ def do_without() -> NoReturn:
     pytest.skip(words)
 
 
-def _find_programs() -> Path | None:
+def find_programs() -> Path | None:
     """The directory with initdb and postgres, newest version first."""
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")

@@ -459,3 +459,57 @@ async def test_one_that_hangs_is_passed_over(looptime):
             assert looptime == 10
             await control.list_nodes()
             assert looptime == 10
+
+
+async def test_lists_are_read_page_by_page(setup):
+    setup.script.workloads.clear()
+    for number in range(5):
+        setup.script.workloads[f"w{number}"] = workload(f"w{number}")
+    asked = []
+
+    async def list_workloads(request, _call):
+        asked.append((request.page_size, request.page_token))
+        names = [name for name in sorted(setup.script.workloads) if name > request.page_token]
+        answer = pb.ListWorkloadsResponse(next_page_token=names[1] if len(names) > 2 else "")
+        answer.workloads.extend(pb.WorkloadView(workload_id=name, status="Running") for name in names[:2])
+        return answer
+
+    setup.script.list_workloads = list_workloads
+    await setup.serve("paged:8085")
+    async with setup.client("paged:8085") as control:
+        assert [view.workload_id for view in await control.list_workloads()] == ["w0", "w1", "w2", "w3", "w4"]
+    assert asked == [(1000, ""), (1000, "w1"), (1000, "w3")]
+
+
+async def test_a_token_that_leads_nowhere_is_not_followed_for_ever(setup):
+    async def list_nodes(request, _call):
+        return pb.ListNodesResponse(nodes=[pb.NodeView(node_id="n1", status="Ready")], next_page_token="n1")
+
+    setup.script.list_nodes = list_nodes
+    await setup.serve("paged:8085")
+    async with setup.client("paged:8085") as control:
+        assert len(await control.list_nodes()) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------
+# From the environment
+
+
+def test_a_client_needs_nothing_but_the_environment_of_a_workload():
+    made = ControlPlane.from_environment({"SHOAL_CONTROL": "a:8085, b:8085", "SHOAL_INSECURE": "1"})
+    assert made.addresses == ("a:8085", "b:8085")
+
+
+@pytest.mark.parametrize(
+    ("environment", "field"),
+    [
+        ({}, "SHOAL_CONTROL"),
+        ({"SHOAL_CONTROL": "a:8085"}, "SHOAL_CA"),
+        ({"SHOAL_CONTROL": "a:8085", "SHOAL_CA": "x", "SHOAL_CERT": "y"}, "SHOAL_KEY"),
+        ({"SHOAL_CONTROL": "a:8085", "SHOAL_INSECURE": "1", "SHOAL_CA": "x"}, "SHOAL_INSECURE"),
+    ],
+)
+def test_what_the_environment_lacks_is_named(environment, field):
+    with pytest.raises(InvalidError) as caught:
+        ControlPlane.from_environment(environment)
+    assert field in [each.field for each in caught.value.problems]

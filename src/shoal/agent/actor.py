@@ -58,6 +58,7 @@ from shoal.agent.ports import PortBook
 from shoal.agent.state import handle
 from shoal.agent.vault import Vault
 from shoal.agent.views import status_of, verdict_of
+from shoal.agent.workload_certificates import WorkloadCertificates
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnsupportedError
@@ -91,6 +92,8 @@ class Surroundings:
     #: How many runs each runtime may start at the same time; one that hangs does not hold up the others.
     starts: Mapping[WorkloadType, asyncio.Semaphore]
     vault: Vault
+    #: None: this agent has no certificate itself, and so cannot get any for others.
+    certificates: WorkloadCertificates | None
     #: What each run is told about itself and its node.
     identity: Callable[[WorkloadState, str], Mapping[str, str]]
     #: Called when a status has changed.
@@ -112,6 +115,7 @@ class WorkloadActor:
         self._draining = False
         self._watcher: asyncio.Task[Any] | None = None
         self._trouble = ""
+        self._warning = ""
 
     @property
     def workload_id(self) -> WorkloadId:
@@ -125,7 +129,14 @@ class WorkloadActor:
     def status(self) -> RunStatus:
         """What is reported of it."""
         status = status_of(self.state)
-        return replace(status, message=f"{status.message}; {self._trouble}") if self._trouble else status
+        words = "; ".join(each for each in (status.message, self._trouble, self._warning) if each)
+        return replace(status, message=words) if words != status.message else status
+
+    def warn(self, message: str) -> None:
+        """Say something in its status until told otherwise, with no words, or until its run is over."""
+        if message != self._warning:
+            self._warning = message
+            self._around.changed()
 
     def begin(self, strays: tuple[RunInfo, ...] = ()) -> None:
         """Start acting. `strays` are runs of this workload that are not its present one: they are ended first."""
@@ -304,11 +315,14 @@ class WorkloadActor:
     async def _start(self, run_id: str, decided: WorkloadState) -> None:
         """Start what was decided to be started, though the state may move on meanwhile."""
         event: RunInfo | Event
-        async with self._around.starts[decided.intent.type]:
-            try:
-                event = await self._persist(lambda: self._start_once(run_id, decided), run_id)
-            except RunError as error:
-                event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
+        self._warning = ""
+        try:
+            # Before it takes its turn: one that waits for the control plane holds up nobody else.
+            proof = await self._prove(decided)
+            async with self._around.starts[decided.intent.type]:
+                event = await self._persist(lambda: self._start_once(run_id, decided, proof), run_id)
+        except RunError as error:
+            event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
         if isinstance(event, RunInfo):
             self.post(RunStarted(run_id, event.started_at, event.pid, event.ports))
             if event.phase is RunPhase.ENDED:
@@ -316,7 +330,19 @@ class WorkloadActor:
         else:
             self.post(event)
 
-    async def _start_once(self, run_id: str, decided: WorkloadState) -> RunInfo | Event:
+    async def _prove(self, decided: WorkloadState) -> Mapping[str, str]:
+        """Get a run what proves who it is, if it asks for that."""
+        process = decided.spec.process if decided.spec is not None else None
+        if process is None:
+            return {}
+        if self._around.certificates is not None:
+            return await self._around.certificates.prepare(self.workload_id, process)
+        if process.identity:
+            words = "waits for its certificate: this agent has none itself, so it gets none for others"
+            raise RunError(words, failure=FailureReason.RUNTIME_ERROR, transient=True)
+        return {}
+
+    async def _start_once(self, run_id: str, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
         spec = decided.spec
         if spec is None or spec.process is None:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
@@ -332,7 +358,7 @@ class WorkloadActor:
             spec=spec.process,
             limits=spec.request,
             ports=ports,
-            identity=self._around.identity(decided, run_id),
+            identity={**self._around.identity(decided, run_id), **proof},
             secrets=self._around.vault.environment(self.workload_id, spec.process),
             deadline=deadline,
         )
@@ -358,6 +384,8 @@ class WorkloadActor:
     async def _forget(self) -> None:
         await self._end_strays()
         await self._persist(lambda: self._runtime.forget_workload(self.workload_id), None)
+        if self._around.certificates is not None:
+            await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)
         self.post(Forgotten())
 

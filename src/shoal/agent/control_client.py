@@ -23,6 +23,7 @@ from shoal.wire.addresses import parse_address
 from shoal.wire.methods import AgentControl, Credentials
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.serving import RpcObserver
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Service, Transport
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class ControlClient:
         addresses: where control planes are; at least one.
         service: what serves the calls that come through a stream. Without it no stream is opened.
         stream_only: never fall back to unary calls, for an agent that can be called in no other way.
+        observer: told of every call that is served through a stream.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ControlClient:
         *,
         service: Service | None = None,
         stream_only: bool = False,
+        observer: RpcObserver | None = None,
     ) -> None:
         if not addresses:
             raise InvalidError([problem("control", None, "must name at least one address")])
@@ -59,6 +62,7 @@ class ControlClient:
         self._addresses = tuple(addresses)
         self._service = service
         self._stream_only = stream_only
+        self._observer = observer
         self._index = 0
         #: Where a control plane said that the leader is, if that is not in the list.
         self._elsewhere = ""
@@ -73,6 +77,11 @@ class ControlClient:
     def address(self) -> str:
         """The address in use."""
         return self._elsewhere or self._addresses[self._index]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another address to try."""
+        return len(self._addresses) > 1 or bool(self._elsewhere)
 
     @property
     def has_stream(self) -> bool:
@@ -170,7 +179,9 @@ class ControlClient:
         """Say something through the stream, opened if need be; where there are no streams, by a call."""
         if not self._unary and self._service is not None:
             if self._stream is None or self._stream.is_over:
-                stream = self._stream = ControlStream(self._connected(), self._service, on_end=self.on_stream_broken)
+                stream = self._stream = ControlStream(
+                    self._connected(), self._service, on_end=self.on_stream_broken, observer=self._observer
+                )
             else:
                 stream = self._stream
             try:
@@ -195,7 +206,16 @@ class ControlClient:
     async def renew_certificate(self, csr: bytes) -> enrollment.RenewCertificateResponse:
         """Ask for a new certificate for this agent's own identity."""
         request = enrollment.RenewCertificateRequest(csr=csr)
-        return await self._call(Credentials.RENEW_CERTIFICATE, request, DEFAULT_TIMEOUT)
+        return await self._at_leader(lambda: self._call(Credentials.RENEW_CERTIFICATE, request, DEFAULT_TIMEOUT))
+
+    async def issue_workload_certificate(
+        self, workload_id: str, csr: bytes
+    ) -> enrollment.IssueWorkloadCertificateResponse:
+        """Ask for a certificate for a workload of this node."""
+        request = enrollment.IssueWorkloadCertificateRequest(workload_id=workload_id, csr=csr)
+        return await self._at_leader(
+            lambda: self._call(Credentials.ISSUE_WORKLOAD_CERTIFICATE, request, DEFAULT_TIMEOUT)
+        )
 
     async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
         return await self._connected().call(method, request, timeout=timeout)

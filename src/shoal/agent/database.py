@@ -16,7 +16,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from shoal.core.errors import ExhaustedError, InternalError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
 
 T = TypeVar("T")
 
@@ -206,8 +206,11 @@ def _translated(work: Callable[[], T], path: Path) -> T:
         if code == _FULL:
             raise ExhaustedError(f"no room left to write {path}", hint="free some disk space") from error
         if code in _DAMAGED:
-            raise InternalError(
-                f"{path} is damaged: {error}", hint="move it away; what still runs is then reported as orphaned"
+            raise DamagedError(
+                f"{path} is damaged: {error}",
+                hint="move it away; the node begins empty then, and what still runs there is reported as orphaned "
+                "(docs/backup-and-restore.md)",
+                path=str(path),
             ) from error
         raise UnavailableError(f"{path} cannot be used: {error}") from error
     except OSError as error:

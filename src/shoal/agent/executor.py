@@ -23,7 +23,17 @@ from shoal.agent.action_log import Action, ActionQuery, ActionStatus
 from shoal.agent.actor import PATIENCE, Surroundings, WorkloadActor, ended
 from shoal.agent.contact import Contact
 from shoal.agent.database import AgentDatabase
-from shoal.agent.facts import RUNNING_STAGES, ContactLost, FoundRun, Intent, Moment, RunRules, WorkloadState, new_run_id
+from shoal.agent.facts import (
+    RUNNING_STAGES,
+    ContactLost,
+    FoundRun,
+    Intent,
+    Moment,
+    RunRules,
+    Stage,
+    WorkloadState,
+    new_run_id,
+)
 from shoal.agent.intake import Answer, Intake
 from shoal.agent.intents import StoredWorkload
 from shoal.agent.metrics import AgentMetrics
@@ -33,13 +43,14 @@ from shoal.agent.roster import Roster
 from shoal.agent.slots import slot_share
 from shoal.agent.state import reopen
 from shoal.agent.vault import Vault
+from shoal.agent.workload_certificates import WorkloadCertificates
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError, UnsupportedError
 from shoal.core.ids import WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.model.resources import Resources
-from shoal.model.workloads import AgentSpec, Usage, WorkloadType
+from shoal.model.workloads import AgentSpec, ProcessSpec, Usage, WorkloadType
 from shoal.runtimes.base import LogPiece, RunInfo, RunPhase, Runtime, SupportsDeadlines, SupportsLogs, SupportsUsage
 from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
@@ -50,6 +61,8 @@ MAX_STARTS = 8
 #: A runtime that does not say how it is in this time is not well.
 HEALTH_TIMEOUT = 2.0
 USAGE_TIMEOUT = 1.0
+
+_ALIVE = frozenset({Stage.PROBING, Stage.READY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +92,7 @@ class Executor:
         changed: Callable[[], None],
         ports: PortBook | None = None,
         metrics: AgentMetrics | None = None,
+        certificates: WorkloadCertificates | None = None,
     ) -> None:
         self.node = node
         self.roster = Roster()
@@ -89,6 +103,7 @@ class Executor:
         self._scope = TaskScope(f"agent {node.node_id}")
         self._ports = ports or PortBook(entropy)
         self._vault = Vault(database)
+        self._certificates = certificates
         self._surroundings = Surroundings(
             node_id=node.node_id,
             runtimes=runtimes,
@@ -100,6 +115,7 @@ class Executor:
             scope=self._scope,
             starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in runtimes},
             vault=self._vault,
+            certificates=certificates,
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,
@@ -114,6 +130,8 @@ class Executor:
         """Take up again what an earlier agent left. The database is open already."""
         await self._vault.open()
         stored = await self._database.read(intents.load_workloads)
+        if self._certificates is not None:
+            await self._certificates.open(each.intent.workload_id for each in stored)
         actions = await self._database.read(action_log.open_actions)
         runs: dict[WorkloadId, list[RunInfo]] = {}
         for runtime in self._runtimes.values():
@@ -128,6 +146,9 @@ class Executor:
             self.roster.orphans[info.run_id] = info
         for kind, runtime in self._runtimes.items():
             self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
+        if self._certificates is not None:
+            keeping = self._certificates.keep_fresh(self._proving, self._warn)
+            self._scope.start(keeping, name="certificates of workloads")
 
     async def close(self) -> None:
         """Let go of everything; what runs goes on."""
@@ -223,6 +244,22 @@ class Executor:
         actor = self.roster.actors.get(info.workload_id)
         if actor is not None and info.phase is RunPhase.ENDED:
             actor.post(ended(info))
+
+    def _proving(self) -> dict[WorkloadId, ProcessSpec]:
+        """The workloads that run and have a certificate of their own."""
+        return {
+            workload_id: spec.process
+            for workload_id, actor in self.roster.actors.items()
+            if actor.state.stage in _ALIVE
+            and (spec := actor.state.spec) is not None
+            and spec.process is not None
+            and spec.process.identity
+        }
+
+    def _warn(self, workload_id: WorkloadId, message: str) -> None:
+        actor = self.roster.actors.get(workload_id)
+        if actor is not None:
+            actor.warn(message)
 
     def lose_contact(self, silence: float) -> None:
         """There was no contact for so long: what must not go on without it is stopped."""

@@ -21,7 +21,7 @@ from shoal.agent.actor import PATIENCE, Surroundings, WorkloadActor
 from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
 from shoal.agent.orders import ApplyOrder, Decision, DeleteOrder, claim_of, judge_apply, judge_delete, rules_of
 from shoal.agent.roster import Roster
-from shoal.agent.slots import find_refusal
+from shoal.agent.slots import find_no_room, find_refusal
 from shoal.agent.state import begin_life
 from shoal.core.errors import ShoalError, UnavailableError, UnsupportedError
 from shoal.core.faults import reach
@@ -106,6 +106,8 @@ class Intake:
             decision = judge_apply(order, state, highest=highest, now=self._around.clock.wall())
             if decision.intent is not None and decision.intent.wanted and decision.stored and not decision.skipped:
                 self._admit(order)
+            if actor is None:
+                self._admit_one_more(order)
             # Before the order itself: a start that it causes finds them, also after a crash in between.
             await self._around.vault.keep(order.workload_id, order.spec.process, order.secrets)
             if decision.intent is None or not decision.stored:
@@ -121,6 +123,9 @@ class Intake:
         runtime, kind = self._around.runtimes.get(order.type), order.type.value
         if runtime is None:
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
+        process = order.spec.process
+        if process is not None and process.identity and self._around.certificates is None:
+            raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
         if rules_of(order.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
             raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)
 
@@ -129,6 +134,11 @@ class Intake:
         refusal = find_refusal(
             self._capacity, roster.claims(), order.workload_id, claim_of(order.spec), draining=roster.draining
         )
+        if refusal is not None:
+            raise refusal.error(order.workload_id)
+
+    def _admit_one_more(self, order: ApplyOrder) -> None:
+        refusal = find_no_room(len(self._roster.actors))
         if refusal is not None:
             raise refusal.error(order.workload_id)
 

@@ -7,7 +7,9 @@ agent's own count, those are stopped.
 
 What goes wrong changes nothing for what runs: errors are waited out with jittered backoff, over all addresses in turn.
 When the stream breaks, a beat goes out soon on a new one: the control plane trusts this node with nothing until then.
-An acknowledgement in the name of a leadership that is over counts for nothing.
+An acknowledgement in the name of a leadership that is over counts for nothing. One by a control plane that cannot tell
+whether it still leads is contact, but moves no deadline, and the next beat tries another address: a new leader may have
+begun to count meanwhile, and this node has to be heard of there.
 
 An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
 
@@ -35,7 +37,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
-from shoal.model.nodes import NodeSpec, NodeUsage
+from shoal.model.nodes import BeatMark, NodeSpec, NodeUsage
 from shoal.model.workloads import DesiredState, Usage
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -53,6 +55,8 @@ MAX_CALL_SECONDS = 10.0
 MIN_CALL_SECONDS = 1.0
 #: When a control plane goes away, all of its agents notice at once; they come back spread over so many seconds.
 RECONNECT_SPREAD = 0.5
+#: A control plane that speaks for a term that is over is told of in the log at most so often.
+STALE_TERM_SECONDS = 60.0
 
 RETRY = Backoff(first=0.5, cap=15.0)
 
@@ -153,8 +157,12 @@ class Registration:
         #: Calls in a row that brought no acknowledgement.
         self._failures = 0
         self._stream_broke = False
-        #: Who acknowledged the last beat.
+        #: Who acknowledged the last beat, certain to lead; empty when that is not so.
         self._in_contact_with = ""
+        #: When the last beat was sent that was acknowledged at all.
+        self._acknowledged_at = -math.inf
+        self._unconfirmed = False
+        self._stale_told_at = -math.inf
         contact.ask_through(self._ownership)
         client.on_stream_broken = self._on_stream_broken
 
@@ -162,6 +170,10 @@ class Registration:
     def address(self) -> str:
         """The control plane in use."""
         return self._client.address
+
+    def next_beat(self) -> BeatMark:
+        """The first beat that is made from now on; without a session while there is none."""
+        return BeatMark(self._session, self._sequence + 1)
 
     # -----------------------------------------------------------------------------------------------------
     # Loops
@@ -215,7 +227,7 @@ class Registration:
             await self._contact.wait_for_lease()
             while (left := self._contact.time_left()) > 0:
                 await self._clock.sleep(left)
-            log.warning("no contact with the control plane for a lease")
+            log.warning("no contact for a lease with a control plane that is certain to lead")
             self._reports.lose_contact(self._contact.silence())
 
     async def _beat_on(self) -> None:
@@ -229,6 +241,9 @@ class Registration:
             await self._wait_for_beat(next_at, sent_at, hurry=self._failures == 0)
             if self._lease_is_over():
                 raise UnavailableError("the lease has run out")
+            if self._unconfirmed and self._client.has_others:
+                self._unconfirmed = False
+                await self._client.use_next()
             sent_at = self._clock.monotonic()
             await self._try_to_beat(sent_at)
 
@@ -248,7 +263,7 @@ class Registration:
             await self._client.use_next()
 
     def _lease_is_over(self) -> bool:
-        since = self._registered_at if self._contact.sent_at is None else self._contact.sent_at
+        since = self._registered_at if self._acknowledged_at == -math.inf else self._acknowledged_at
         return self._clock.monotonic() - since >= self.rhythm.lease
 
     async def _wait_for_beat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
@@ -315,16 +330,30 @@ class Registration:
         await self._hear_term(answer.term)
         interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
-        self._metrics.beat("acknowledged")
         self._failures = 0
+        self._acknowledged_at = sent_at
         self._set_state(RegistrationState.REGISTERED, "")
-        await self._take_in(answer, sent_at)
+        self._note_certainty(unconfirmed=answer.unconfirmed)
+        self._metrics.beat("unconfirmed" if answer.unconfirmed else "acknowledged")
+        if not answer.unconfirmed:
+            await self._take_in(answer, sent_at)
+
+    def _note_certainty(self, *, unconfirmed: bool) -> None:
+        if unconfirmed:
+            if self._in_contact_with:
+                log.warning("the control plane at %s cannot tell whether it still leads", self.address)
+            self._in_contact_with = ""
+        self._unconfirmed = unconfirmed
 
     async def _hear_term(self, term: int) -> None:
         try:
             await self._terms.hear(term)
         except StaleTermError:
-            log.warning("the control plane at %s speaks for term %d, which is over", self.address, term)
+            now = self._clock.monotonic()
+            level = logging.WARNING if now - self._stale_told_at >= STALE_TERM_SECONDS else logging.DEBUG
+            if level == logging.WARNING:
+                self._stale_told_at = now
+            log.log(level, "the control plane at %s speaks for term %d, which is over", self.address, term)
             raise
         except ShoalError as error:
             log.warning("term %d could not be written down: %s", term, error.message)

@@ -15,9 +15,8 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError
 from shoal.core.private_files import read_private
 from shoal.core.retry import Backoff
-from shoal.wire.authority import Pair, make_signing_request
-from shoal.wire.certificates import describe, identity_of, matches, read_certificates
 from shoal.wire.credentials import CredentialPaths, write_credentials
+from shoal.wire.der import belongs, read_chain
 
 log = logging.getLogger(__name__)
 
@@ -61,17 +60,19 @@ class Renewal:
 
     async def renew(self) -> None:
         """Get a new key certified and put both in the place of the old ones."""
-        leaf = read_certificates(read_private(self._paths.cert))[0]
-        identity = identity_of(leaf)
+        # Only now: an agent makes a key every few weeks, and does not pay for it in between.
+        from shoal.wire.authority import Pair, make_signing_request
+
+        identity = read_chain(read_private(self._paths.cert))[0].identity()
         own = make_signing_request(identity)
         answer = await self._client.renew_certificate(own.csr)
-        fresh = read_certificates(answer.certificate)[0]
-        if identity_of(fresh) != identity or not matches(fresh, own.key):
+        fresh = read_chain(answer.certificate)[0]
+        if fresh.identity() != identity or not belongs(answer.certificate, own.key):
             raise ShoalError("the control plane has issued a certificate for somebody else")
         write_credentials(self._paths.cert.parent, ca=answer.ca, pair=Pair(answer.certificate, own.key))
-        log.info("the certificate was renewed; it is good until %s", fresh.not_valid_after_utc.isoformat())
+        log.info("the certificate was renewed; it is good until %s", fresh.not_after.isoformat())
 
     def _due_in(self, share: float) -> float:
-        facts = describe(read_certificates(read_private(self._paths.cert))[0])
-        life = facts.not_after - facts.not_before
-        return (facts.not_before + life * share - self._clock.wall()).total_seconds()
+        leaf = read_chain(read_private(self._paths.cert))[0]
+        life = leaf.not_after - leaf.not_before
+        return (leaf.not_before + life * share - self._clock.wall()).total_seconds()

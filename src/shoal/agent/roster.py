@@ -13,6 +13,7 @@ from shoal.agent.actor import WorkloadActor
 from shoal.agent.facts import RUNNING_STAGES, Outcome, WorkloadReport, WorkloadState
 from shoal.agent.orders import claim_of
 from shoal.agent.slots import Claim, reserved
+from shoal.agent.views import brief, text_room
 from shoal.core.errors import NotFoundError
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
@@ -78,8 +79,10 @@ class Roster:
         return taken
 
     def reports(self) -> tuple[WorkloadReport, ...]:
-        """Everything there is to report, in order of the ids."""
-        return tuple(_report(self.actors[workload_id]) for workload_id in sorted(self.actors))
+        """Everything there is to report, in order of the ids; the more there is, the shorter are its texts."""
+        room = text_room(len(self.actors))
+        reports = (_report(self.actors[workload_id]) for workload_id in sorted(self.actors))
+        return tuple(replace(report, status=brief(report.status, room)) for report in reports)
 
     def report(self, workload_id: WorkloadId) -> WorkloadReport:
         """One workload. Raises `NotFoundError`."""

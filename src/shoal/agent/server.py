@@ -28,6 +28,7 @@ from shoal.agent.registration import Registration, RegistrationState
 from shoal.agent.service import AgentHandlers
 from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
 from shoal.agent.terms import Terms
+from shoal.agent.workload_certificates import WorkloadCertificates
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ShoalError
@@ -36,7 +37,7 @@ from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.identity import Identity, Role
-from shoal.model.nodes import Feature, NodeSpec
+from shoal.model.nodes import BeatMark, Feature, NodeSpec
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
@@ -96,6 +97,8 @@ class Agent:
         self._changed = Signal()
         self._contact = Contact(self.clock)
         self._client: ControlClient | None = None
+        self._threads = database_threads
+        self._certificates: WorkloadCertificates | None = None
         self._executor: Executor | None = None
         self._watch: NodeWatch | None = None
         self._registration: Registration | None = None
@@ -180,6 +183,7 @@ class Agent:
         settings = self.settings
         await self._database.open()
         node = await self._identify()
+        self._certificates = self._make_certificates()
         self._executor = Executor(
             node=node,
             database=self._database,
@@ -190,6 +194,7 @@ class Agent:
             changed=self._changed.set,
             ports=self._ports,
             metrics=self.metrics,
+            certificates=self._certificates,
         )
         self._watch = NodeWatch(
             executor=self._executor,
@@ -212,7 +217,12 @@ class Agent:
         highest = await self._database.read(partial(intents.get_meta, key="term"))
         self._terms = Terms(int(highest or "0"), self._remember_term)
         handlers = AgentHandlers(
-            executor, health=watch.report, version=self.version, metrics=self.metrics, terms=self._terms
+            executor,
+            health=watch.report,
+            version=self.version,
+            metrics=self.metrics,
+            terms=self._terms,
+            next_beat=self._next_beat,
         )
         self._service = Service(methods_of(AgentService), handlers)
         if not self.settings.no_listen:
@@ -223,6 +233,9 @@ class Agent:
                 self.settings.http_address, metrics=self._render_metrics, health=self.health, ready=self.is_ready
             )
 
+    def _next_beat(self) -> BeatMark:
+        return self._registration.next_beat() if self._registration is not None else BeatMark("", 0)
+
     async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))
         assert self._terms is not None  # noqa: S101 it serves already
@@ -231,6 +244,7 @@ class Agent:
             self.settings.control_addresses,
             service=self._service,
             stream_only=self.settings.no_listen,
+            observer=self.metrics,
         )
         self._registration = Registration(
             client=self._client,
@@ -259,6 +273,20 @@ class Agent:
         paths = CredentialPaths.within(self.settings.credentials_dir)
         renewal = Renewal(paths, client, clock=self.clock, entropy=self.entropy)
         self._scope.start(renewal.run(), name="renewal")
+
+    def _make_certificates(self) -> WorkloadCertificates | None:
+        """What gets certificates for workloads; None for an agent that has none itself, or nobody to ask."""
+        identity, addresses = self._transport.identity, self.settings.control_addresses
+        if identity is None or not addresses:
+            return None
+        return WorkloadCertificates(
+            self.settings.directory,
+            agent=identity,
+            connect=lambda: ControlClient(self._transport, addresses),
+            clock=self.clock,
+            entropy=self.entropy,
+            threads=self._threads,
+        )
 
     async def _close(self) -> None:
         if self._server is not None:
@@ -310,7 +338,7 @@ class Agent:
             agent_version=self.version,
             host_id=node.host_id,
             cluster_id=self.settings.cluster_id,
-            features=FEATURES,
+            features=FEATURES | {Feature.IDENTITY.value} if self._certificates is not None else FEATURES,
         )
         check(spec)
         return spec

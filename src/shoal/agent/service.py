@@ -23,6 +23,7 @@ from shoal.agent.orders import ApplyOrder, DeleteOrder
 from shoal.agent.terms import Terms
 from shoal.core.errors import InvalidError, MisroutedError, NotFoundError, Problem, ShoalError, problem
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
+from shoal.model.nodes import BeatMark
 from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER
@@ -46,8 +47,10 @@ class AgentHandlers:
         version: str,
         metrics: AgentMetrics,
         terms: Terms,
+        next_beat: Callable[[], BeatMark] | None = None,
     ) -> None:
         self._executor = executor
+        self._next_beat = next_beat or (lambda: BeatMark("", 0))
         self._terms = terms
         self._health = health
         self._version = version
@@ -76,7 +79,10 @@ class AgentHandlers:
         answer = await self._counted(
             "delete", self._executor.delete(DeleteOrder(WorkloadId(request.id), request.generation))
         )
-        return pb.DeleteWorkloadResponse(success=True, message=answer.message)
+        beat = self._next_beat()
+        return pb.DeleteWorkloadResponse(
+            success=True, message=answer.message, session=beat.session, next_beat=beat.sequence
+        )
 
     async def get_workload_status(
         self, request: pb.GetWorkloadStatusRequest, call: Call

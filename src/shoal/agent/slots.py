@@ -16,6 +16,9 @@ from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason
 
+#: How many workloads an agent takes, whether they run or not: each heartbeat lists them all, in one message.
+MAX_WORKLOADS = 4096
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -33,6 +36,7 @@ class RefusalCode(enum.StrEnum):
     PORT = "port"  # a fixed port is another workload's
     SLOT_MEMORY = "slot_memory"  # the memory asked for is more than the slots asked for stand for
     RESOURCES = "resources"  # not enough is left
+    WORKLOADS = "workloads"  # the agent has as many as it can report
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,19 @@ class Refusal:
             have=self.have,
             workload_id=workload_id,
         )
+
+
+def find_no_room(known: int) -> Refusal | None:
+    """Why no workload can be added to so many known ones; None when one can."""
+    if known < MAX_WORKLOADS:
+        return None
+    return Refusal(
+        RefusalCode.WORKLOADS,
+        f"the agent has {known:,} workloads, and takes no more than {MAX_WORKLOADS:,}; those that have ended count "
+        "until they are deleted",
+        need="workloads=1",
+        have="workloads=0",
+    )
 
 
 def reserved(claims: Mapping[WorkloadId, Claim]) -> Resources:

@@ -16,6 +16,7 @@ from shoal.core.tasks import TaskScope
 from shoal.wire.calls import CallServer, Outbox, status_from_proto
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.serving import RpcObserver
 from shoal.wire.status import Code, Status, explain
 from shoal.wire.transport import Channel, Service
 
@@ -31,13 +32,21 @@ class ControlStream:
         channel: the way to the control plane.
         service: what serves its calls.
         on_end: called when it ends by itself while nobody waits for an answer, who would learn of it anyway.
+        observer: told of every call that is served.
     """
 
-    def __init__(self, channel: Channel, service: Service, *, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        service: Service,
+        *,
+        on_end: Callable[[], None],
+        observer: RpcObserver | None = None,
+    ) -> None:
         self._channel = channel
         self._on_end = on_end
         self._outbox = Outbox()
-        self._calls = CallServer(service, self._outbox, peer=channel.address)
+        self._calls = CallServer(service, self._outbox, peer=channel.address, observer=observer)
         self._scope = TaskScope("control stream")
         self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._last_id = 0

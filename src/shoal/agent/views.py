@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.agent.facts import Outcome, Stage, WorkloadState
 from shoal.model.workloads import FailureReason, RunState, RunStatus
+
+#: What the texts of all workloads of an agent may take in one message. With it, and with as many workloads as an agent
+#: takes, a heartbeat stays below what a message may have, whatever they print and however they are called.
+TEXT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,32 @@ def status_of(state: WorkloadState) -> RunStatus:
         next_restart_at=progress.next_start_at if state.stage is Stage.WAITING else None,
         spec_sha256=intent.spec_sha256,
     )
+
+
+def text_room(count: int) -> int:
+    """How many bytes of text each of so many statuses may have: a power of two, so that it seldom changes."""
+    return 1 << max(1, TEXT_BYTES // max(1, count)).bit_length() - 1
+
+
+def brief(status: RunStatus, room: int) -> RunStatus:
+    """The same status with texts of at most `room` bytes: half of it for the end of what was printed.
+
+    The message has a quarter, because it is said twice.
+    """
+    message, last_output = _beginning(status.message, room // 4), _end(status.last_output, room // 2)
+    if message == status.message and last_output == status.last_output:
+        return status
+    return replace(status, message=message, last_output=last_output)
+
+
+def _beginning(text: str, most: int) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= most else f"{data[: most - 3].decode(errors='ignore')}…"
+
+
+def _end(text: str, most: int) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= most else data[len(data) - most :].decode(errors="ignore")
 
 
 _REPORTED: Mapping[Stage, RunState] = {

@@ -1,19 +1,13 @@
-"""`shoal agent`: the node agent as a process. Joins settings, transport and server."""
+"""`shoal agent`: the command line of the node agent. What it does is in `shoal.cli.agent_process`."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from shoal.cli import daemon, output
-from shoal.cli.daemon import LogFormat, LogLevel, ReadyFile, Text
-from shoal.cli.options import SERVERS
-
-if TYPE_CHECKING:
-    from shoal.agent.server import Agent, AgentSettings
+from shoal.cli import daemon, serve
+from shoal.cli.options import SERVERS, LogFormat, LogLevel, ReadyFile, Text
 
 
 def register(app: typer.Typer) -> None:
@@ -95,10 +89,8 @@ def agent(
     from --config, else from the defaults shown in brackets. SIGTERM ends it gracefully and leaves its workloads running
     under their keeper; the next agent with the same data directory takes them up again.
     """
-    from shoal.agent.server import CONFIG_ENV, ENV_NAMES, AgentSettings
-
-    settings = daemon.load(
-        AgentSettings,
+    given = daemon.CommandLine(
+        role="agent",
         flags={
             "control": control,
             "node_id": node_id,
@@ -130,53 +122,8 @@ def agent(
             "stop_grace": stop_grace,
             "log_level": log_level,
         },
-        env_names=ENV_NAMES,
-        flag_names={"labels": "--label"},
-        config=config or os.environ.get(CONFIG_ENV) or None,
-        log_level=lambda loaded: loaded.log_level or None,
+        config=config,
         log_format=log_format,
+        ready_file=ready_file,
     )
-    daemon.warn_if_insecure(settings.insecure, settings.grpc_address)
-    daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file), service="shoal-agent")
-
-
-async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str | None) -> None:
-    from shoal.agent.metrics import AgentMetrics
-    from shoal.agent.server import run_agent
-    from shoal.core.faults import arm_from_environment
-    from shoal.core.telemetry import MetricRegistry
-    from shoal.wire.channel import GrpcTransport
-
-    def ready(node: Agent) -> None:
-        daemon.write_ready_file(
-            ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
-        )
-        http = f", http {node.http_address}" if node.http_address else ""
-        grpc = f"grpc {node.address}" if node.address else "listens nowhere"
-        output.words(f"agent {node.node_id} ready: {grpc}{http}")
-
-    arm_from_environment()
-    if settings.join and not await _join(settings, stop):
-        return
-    metrics = AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
-    transport = GrpcTransport(security=settings.access.security(), observer=metrics)
-    await run_agent(settings, transport=transport, stop=stop, metrics=metrics, on_ready=ready)
-
-
-async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
-    """Get a certificate. Returns whether there is one; else the process is to end."""
-    import socket
-
-    from shoal.agent.joining import join
-    from shoal.agent.probes import default_node_id
-
-    joining = asyncio.ensure_future(join(settings, node_id=lambda: default_node_id(socket.gethostname())))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if joining.done():
-            joining.result()
-        return joining.done()
-    finally:
-        joining.cancel()
-        stopping.cancel()
+    serve.go_on(given)

@@ -166,8 +166,13 @@ class OwnedFolder:
         """
         if self._lock is not None:
             return
-        self._path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self._path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(self._path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._path} cannot be used: {error.strerror}", hint="use another directory with --data-dir"
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli import daemon, output
-from shoal.cli.daemon import Config, LogFormat, LogLevel, ReadyFile, Text
-from shoal.cli.options import SERVERS
+from shoal.cli.options import SERVERS, Config, LogFormat, LogLevel, ReadyFile, Text
 
 if TYPE_CHECKING:
     from shoal.control.server import ControlPlane
@@ -41,6 +41,9 @@ ENV_NAMES = {
     "drain_parallel": ("SHOAL_DRAIN_PARALLEL",),
     "max_events": ("SHOAL_MAX_EVENTS",),
 }
+
+COLLECT = (50_000, 20, 100)
+"""How many new objects, and how many smaller collections, there are between two collections."""
 
 
 def register(app: typer.Typer) -> None:
@@ -142,8 +145,12 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
         daemon.write_ready_file(ready_file, facts)
         joining = f", join {plane.join_address}" if plane.join_address else ""
         output.words(f"control plane ready: grpc {plane.address}, http {plane.http_address}{joining}")
+        gc.freeze()
 
     arm_from_environment()
+    # Nearly everything here is freed without the collector, and what stays is the whole fleet, for long. To look
+    # through it again and again costs time that placements need, and makes every heartbeat wait meanwhile.
+    gc.set_threshold(*COLLECT)
     metrics = ControlMetrics()
     door = GrpcTransport(security=settings.access.server_security(), observer=metrics) if settings.ca_key else None
     await run_control(

@@ -1,4 +1,8 @@
-"""What the long-running commands share: signals, the ready file, the exit.
+"""What the long-running commands share: settings, signals, the ready file, and a process of their own.
+
+To read a command line takes 12 MB that a server would hold for ever. So once that is done the process begins anew, with
+what was read in its hands and nothing else (`become`); it stays the same process to whoever started it. What it does
+then is in `shoal.cli.serve`. Nothing here or there imports typer.
 
 Called by `shoal.cli.control`, `shoal.cli.agent` and `shoal.cli.up`.
 """
@@ -11,10 +15,10 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Annotated, TypeVar
-
-import typer
+from dataclasses import asdict, dataclass
+from typing import NoReturn, TypeVar
 
 from shoal.cli import session
 from shoal.core.errors import InvalidError, Problem
@@ -24,22 +28,45 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-Config = Annotated[
-    str | None, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")
-]
-ReadyFile = Annotated[
-    str | None,
-    typer.Option("--ready-file", metavar="PATH", help="Write the addresses there as JSON once it serves"),
-]
-LogLevel = Annotated[
-    str | None,
-    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error [info, env: LOG_LEVEL]"),
-]
-LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="FORMAT", help="text or json [text, env: LOG_FORMAT]")
-]
-Text = str | None
-"""A flag as it was typed: settings read it by their own types, so that everything wrong is reported at once."""
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was typed, as it is handed on: text and flags, checked by nobody yet."""
+
+    #: Which server is to run.
+    role: str
+    flags: Mapping[str, object | None]
+    config: str | None = None
+    log_format: str | None = None
+    ready_file: str | None = None
+    #: The words themselves, for those who look at a list of processes; they are not read again.
+    typed: Sequence[str] = ()
+    #: An earlier life of this process has got the certificate that the command line is about.
+    joined: bool = False
+
+
+def become(given: CommandLine) -> NoReturn:
+    """Begin anew as the same process: same id, same files, and nothing loaded but what the server needs."""
+    descriptor = os.memfd_create("command line", 0)  # survives what follows, and is seen by nobody else
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(json.dumps(asdict(given)).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = [*_interpreter_options(), "-m", "shoal.cli.serve", str(descriptor), *given.typed]
+    os.execv(sys.executable, [sys.executable, *own])  # noqa: S606 - our own interpreter, without a shell
+
+
+def received(descriptor: int) -> CommandLine:
+    """What an earlier life of this process has handed on."""
+    with open(descriptor, "rb") as file:
+        return CommandLine(**json.loads(file.read()))
+
+
+def _interpreter_options() -> list[str]:
+    """The options of Python itself, such as -X and -W."""
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
+    return options[:-1] if options[-1:] in (["-m"], ["-c"]) else options
 
 
 def load(

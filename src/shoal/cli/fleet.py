@@ -17,10 +17,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shoal.cli.children import LOOK_EVERY, STARTS_WITHIN, Child, ChildExit, OwnedFolder, free_port, is_free, trim_log
 from shoal.cli.fleet_certificates import FleetCertificates
@@ -40,6 +40,7 @@ CONTROL = "control"
 STOPS_WITHIN = 75.0
 """Seconds an agent may take to end: a little more than it gives its workloads."""
 
+_PORT_TRIES = 3
 _TRIM_EVERY = 10.0
 _OWN_VARIABLES = ("SHOAL_", "PERSYS_", "GRPC_PORT", "METRICS_PORT")
 
@@ -191,7 +192,7 @@ class LocalFleet:
     async def start(self) -> None:
         """Start everything and wait until every node is Ready."""
         await self.start_control()
-        await asyncio.gather(*(self.start_agent(name) for name in self.names))
+        await together(self.start_agent(name) for name in self.names)
         await self.wait_ready()
 
     async def stop(self) -> None:
@@ -211,9 +212,13 @@ class LocalFleet:
             return
         for name in self.names:
             self._dismiss(name)
-            await self._sweep(name)
-        for name in list(self._children):
-            await self._end(name, signal.SIGKILL)
+        try:
+            for name in self.names:
+                await self._sweep(name)
+        finally:
+            # Also when a workload cannot be ended: whoever could start another one must not be left.
+            for name in list(self._children):
+                await self._end(name, signal.SIGKILL)
         for name in self.names:
             await self._sweep(name)
         await self._let_go()
@@ -247,12 +252,27 @@ class LocalFleet:
     async def start_control(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the control plane, at the same addresses as before if it ran already."""
         await self._folder.take(asked=CONTROL)
-        # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours
-        # and nobody left behind by an earlier owner holds the usual ones.
-        self._ports = [
-            port or (usual if usual and is_free(usual) else free_port(self._entropy))
-            for port, usual in zip(self._ports, self._usual_ports, strict=True)
-        ]
+        given = tuple(self._ports)
+        for tries_left in reversed(range(_PORT_TRIES)):
+            # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours
+            # and nobody left behind by an earlier owner holds the usual ones.
+            self._ports = [
+                port or (usual if usual and is_free(usual) else free_port(self._entropy))
+                for port, usual in zip(given, self._usual_ports, strict=True)
+            ]
+            try:
+                await self._start_control(env)
+            except UnavailableError:
+                # Another fleet that starts at the same time may have been faster.
+                snatched = any(
+                    not port and not is_free(chosen) for port, chosen in zip(given, self._ports, strict=True)
+                )
+                if not snatched or not tries_left:
+                    raise
+            else:
+                return
+
+    async def _start_control(self, env: Mapping[str, str] | None) -> None:
         if self._certificates is not None:
             write_profile(self.base_dir, self._profile(self._certificates))
         arguments = [
@@ -333,13 +353,20 @@ class LocalFleet:
     async def _start(self, name: str, arguments: Sequence[str], env: Mapping[str, str] | None) -> None:
         if self.is_running(name):
             raise PreconditionError(f"{name} runs already", name=name)
-        child = await Child.start(name, arguments, self.directory_of(name), self._environment(env))
-        self._children[name] = child
-        self._note_children()
+        try:
+            child = await Child.start(name, arguments, self.directory_of(name), self._environment(env))
+            self._children[name] = child
+            self._note_children()
+        except OSError as error:
+            raise UnavailableError(f"{name} cannot be started: {error}") from error
         if self._scope is None:
             self._scope = TaskScope("fleet")
             self._scope.start(self._trim_logs(), name="logs")
-        await child.wait_serving(self._clock)
+        try:
+            await child.wait_serving(self._clock)
+        except DeadlineError:
+            await self._end(name, signal.SIGKILL)  # else it would be in the way of the next one
+            raise
         # Only now: that one did not even begin to serve is for whoever started it to hear.
         self._scope.start(self._watch(child), name=name)
 
@@ -348,8 +375,10 @@ class LocalFleet:
         if child is None:
             return
         await child.end(number, within=within)
-        del self._children[name]
-        self._note_children()
+        self._children.pop(name, None)
+        # A disk that is full must not keep the others from being ended, and who has ended is told by the pid as well.
+        with contextlib.suppress(OSError):
+            self._note_children()
 
     async def _watch(self, child: Child) -> None:
         ended = await child.wait_exit()
@@ -408,3 +437,13 @@ class LocalFleet:
             await self._scope.close()
             self._scope = None
         self._folder.release()
+
+
+async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do several things side by side. When one fails the others are given up, and have ended, before this raises."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for each in work:
+                group.create_task(each)
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None

@@ -6,7 +6,6 @@ and mistakes are answered at once. Called by the console script and by `python -
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -33,10 +32,7 @@ from shoal.cli import (
     workloads,
 )
 from shoal.cli.options import FLEET, SERVERS, START
-from shoal.core.errors import InternalError, ShoalError
-
-INTERRUPTED = 130
-"""What a shell reports of a program that Ctrl-C ended."""
+from shoal.core.errors import ShoalError
 
 app = typer.Typer(
     name="shoal",
@@ -99,7 +95,7 @@ schema.register(app)
 
 def main() -> None:
     """The program."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], around=session.Surroundings(owns_process=True)))
 
 
 def run(arguments: Sequence[str], *, around: session.Surroundings | None = None) -> int:
@@ -111,7 +107,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
         output.fail(error)
         return session.exit_code_of(error)
     except KeyboardInterrupt:
-        return INTERRUPTED
+        return session.INTERRUPTED
     except Exception as error:  # noqa: BLE001  whatever else it is, the person gets one line
         return _fail_otherwise(error)
     finally:
@@ -121,13 +117,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
 
 def _fail_otherwise(error: Exception) -> int:
     if not hasattr(error, "format_message"):
-        if os.environ.get("SHOAL_DEBUG"):
-            raise error
-        bug = InternalError(
-            f"a bug: {type(error).__name__}: {error}", hint="SHOAL_DEBUG=1 shows where; please report it"
-        )
-        output.fail(bug)
-        return 1
+        return output.fail_by_bug(error)
     # Typer's own: a flag, a value or a command that does not exist.
     sentence = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)

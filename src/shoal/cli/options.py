@@ -36,6 +36,17 @@ def duration(text: str | timedelta) -> timedelta:
         raise typer.BadParameter(f"{error} (got {text!r})") from None
 
 
+class _ShownDuration(timedelta):
+    """A default that the help shows as people would write it."""
+
+    def __str__(self) -> str:
+        return durations.format_duration(self)
+
+
+def _shown(default: Any) -> Any:
+    return _ShownDuration(seconds=default.total_seconds()) if isinstance(default, timedelta) else default
+
+
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON to stdout instead of a table")]
 Detach = Annotated[bool, typer.Option("--detach", metavar="", help="Do not wait: return as soon as the wish is stored")]
 Timeout = Annotated[
@@ -58,6 +69,23 @@ WorkloadNames = Annotated[
 GroupName = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group's id", autocompletion=completion.complete_groups)
 ]
+
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")
+]
+ReadyFile = Annotated[
+    str | None,
+    typer.Option("--ready-file", metavar="PATH", help="Write the addresses there as JSON once it serves"),
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error [info, env: LOG_LEVEL]"),
+]
+LogFormat = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="text or json [text, env: LOG_FORMAT]")
+]
+Text = str | None
+"""A flag as it was typed: settings read it by their own types, so that everything wrong is reported at once."""
 
 _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "addresses": (
@@ -112,7 +140,11 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
         # The client itself is named only for the type checker: importing it here would load the whole wire.
         hints = typing.get_type_hints(function, localns={"ControlPlane": object}, include_extras=True)
         own = [
-            parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            parameter.replace(
+                annotation=hints[parameter.name],
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                default=_shown(parameter.default),
+            )
             for parameter in list(inspect.signature(function).parameters.values())[1:]
         ]
         shared = [

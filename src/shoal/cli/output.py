@@ -16,11 +16,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.cli.tables import GAP, Column, clean, cut, fit, pad
 from shoal.core.durations import format_duration
-from shoal.core.errors import InvalidError, ShoalError
+from shoal.core.errors import InternalError, InvalidError, ShoalError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,6 +172,15 @@ def to_width(text: str) -> str:
 def warn(text: str) -> None:
     """Something to mind."""
     _labelled("warning", text, "bold yellow")
+
+
+def fail_by_bug(error: Exception) -> int:
+    """Say that something broke that should not. Returns the exit code; with SHOAL_DEBUG the error goes on its way."""
+    if os.environ.get("SHOAL_DEBUG"):
+        raise error
+    bug = InternalError(f"a bug: {type(error).__name__}: {error}", hint="SHOAL_DEBUG=1 shows where; please report it")
+    fail(bug)
+    return 1
 
 
 def fail(error: ShoalError) -> None:
@@ -341,10 +351,16 @@ def _labelled(label: str, text: str, style: str) -> None:
 
 def _emit(stream: IO[str], line: Sequence[Cell]) -> None:
     """Print one line. Rich is loaded for terminals only: a server's log needs none of it, nor its memory."""
-    if stream.isatty():
-        _console(stream).print(_styled(line), soft_wrap=True, highlight=False)
-    else:
-        print("".join(cell.text for cell in line), file=stream, flush=True)
+    try:
+        if stream.isatty():
+            _console(stream).print(_styled(line), soft_wrap=True, highlight=False)
+        else:
+            print("".join(cell.text for cell in line), file=stream, flush=True)
+    except OSError:
+        if stream is not sys.stderr:
+            raise
+        # The terminal was closed, or whoever read along has gone. Words are for people; what they are about goes on.
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  it stays open until the process ends
 
 
 def _styled(line: Sequence[Cell]) -> Text:

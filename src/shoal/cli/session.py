@@ -27,6 +27,9 @@ T = TypeVar("T")
 DEFAULT_CONTROL = "127.0.0.1:8085"
 DEFAULT_PORT = 8085
 
+INTERRUPTED = 130
+"""What a shell reports of a program that Ctrl-C ended."""
+
 _PORT = re.compile(r":[0-9]+$")
 
 
@@ -55,9 +58,16 @@ class Surroundings:
     make_transport: Callable[[Access], Transport] = _grpc
     make_clock: Callable[[], Clock] = _system_clock
     run: Callable[[Coroutine[Any, Any, Any]], Any] = _run
+    #: Whether this process does nothing else, so that a server may begin anew in it.
+    owns_process: bool = False
 
 
 surroundings: contextvars.ContextVar[Surroundings] = contextvars.ContextVar("surroundings")
+
+
+def owns_process() -> bool:
+    """Whether this process does nothing but what was typed."""
+    return surroundings.get(Surroundings()).owns_process
 
 
 @dataclass(frozen=True, slots=True)

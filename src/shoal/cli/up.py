@@ -12,7 +12,7 @@ import math
 import os
 import re
 import shlex
-from collections import deque
+from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 USUAL_PORTS = (8085, 8084, 8086)
 MOST_DEATHS = 5
-DEATHS_WITHIN = 60.0
-"""A process that dies so often within so many seconds will not be saved by another start."""
+HEALTHY_AFTER = 60.0
+"""A process that dies so often in a row, without having served for so many seconds once, will not be saved by another
+start."""
 
 _LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\s+(?P<rest>.*)")
 _AT_ONCE = 64 * 1024
@@ -114,9 +115,18 @@ async def _run(fleet: LocalFleet) -> int:
         finally:
             if fleet.is_started:
                 output.words("stopping; Ctrl-C again does not wait for workloads to end")
-                if not await _unless(hurry, fleet.stop()):
-                    await fleet.kill()
+                await _stop(fleet, hurry)
                 output.words("stopped")
+
+
+async def _stop(fleet: LocalFleet, hurry: asyncio.Event) -> None:
+    """Stop everything in order; by force when that is not waited for, or does not work."""
+    try:
+        if await _unless(hurry, fleet.stop()):
+            return
+    except (ShoalError, OSError) as error:
+        output.words(f"{error}; the rest is ended by force", style="yellow")
+    await fleet.kill()
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
@@ -139,6 +149,8 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 
 
 async def _start(fleet: LocalFleet) -> None:
+    from shoal.cli.fleet import together
+
     rows = {name: ProgressRow(name, "Starting") for name in ("control", *fleet.names)}
     with output.progress() as display:
 
@@ -153,7 +165,7 @@ async def _start(fleet: LocalFleet) -> None:
         show("control", "Starting")
         await fleet.start_control()
         show("control", "Ready", f"at {fleet.control_address}", done=True)
-        await asyncio.gather(*(start_agent(name) for name in fleet.names))
+        await together(start_agent(name) for name in fleet.names)
         await fleet.wait_ready()
         for name in fleet.names:
             show(name, "Ready", done=True)
@@ -172,7 +184,7 @@ async def _watch(fleet: LocalFleet, stop: asyncio.Event) -> int:
             return 0
         last = lost.result()
     output.fail_with(
-        f"{last.sentence}: {MOST_DEATHS} deaths within {DEATHS_WITHIN:.0f} s, so everything is stopped",
+        f"{last.sentence}: {MOST_DEATHS} deaths in a row, so everything is stopped",
         hint=f"its log is {fleet.log_of(last.name)}; start again with `shoal up`",
     )
     return 1
@@ -188,18 +200,21 @@ async def _tend(fleet: LocalFleet) -> _Death:
     """Start again whoever dies. Returns the last death of one that dies too often."""
     clock = session.clock()
     seen: asyncio.Queue[_Death] = asyncio.Queue()
-    times: dict[str, deque[float]] = {}
+    serving_since = dict.fromkeys(("control", *fleet.names), clock.monotonic())
+    in_a_row: Counter[str] = Counter()
     async with task_scope("up") as scope:
         scope.start(_see_deaths(fleet, seen), name="deaths")
         while True:
             death = await seen.get()
-            mine = times.setdefault(death.name, deque(maxlen=MOST_DEATHS))
-            mine.append(clock.monotonic())
-            if len(mine) == MOST_DEATHS and mine[-1] - mine[0] <= DEATHS_WITHIN:
+            since = serving_since.pop(death.name, math.inf)
+            if clock.monotonic() - since >= HEALTHY_AFTER:
+                in_a_row[death.name] = 0
+            in_a_row[death.name] += 1
+            if in_a_row[death.name] == MOST_DEATHS:
                 return death
             output.words(f"{death.sentence}; it is started again", style="yellow")
             # Beside the others: one that takes long to start must not keep the rest from being tended.
-            scope.start(_start_again(fleet, death.name, seen), name=death.name)
+            scope.start(_start_again(fleet, death.name, seen, serving_since), name=death.name)
 
 
 async def _see_deaths(fleet: LocalFleet, seen: asyncio.Queue[_Death]) -> None:
@@ -208,13 +223,16 @@ async def _see_deaths(fleet: LocalFleet, seen: asyncio.Queue[_Death]) -> None:
         seen.put_nowait(_Death(ended.name, str(ended)))
 
 
-async def _start_again(fleet: LocalFleet, name: str, seen: asyncio.Queue[_Death]) -> None:
+async def _start_again(
+    fleet: LocalFleet, name: str, seen: asyncio.Queue[_Death], serving_since: dict[str, float]
+) -> None:
     await session.clock().sleep(_REST)
     try:
         await fleet.start_again(name)
     except ShoalError as error:
         seen.put_nowait(_Death(name, error.message))
     else:
+        serving_since[name] = session.clock().monotonic()
         output.words(f"{name} is back")
 
 

@@ -16,7 +16,7 @@ from shoal.core import tracing
 from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.identity import Peer, Role
-from shoal.model.nodes import Feature, NodeRecord
+from shoal.model.nodes import BeatMark, Feature, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
@@ -98,8 +98,11 @@ class Agents:
             raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
         return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
 
-    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> None:
-        """Tell an agent to remove its copy, if it is of this generation or an older one."""
+    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> BeatMark | None:
+        """Tell an agent to remove its copy, if it is of this generation or an older one.
+
+        Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing.
+        """
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
         async with self._order("order.delete", node, workload_id) as channel:
             answer = await channel.call(
@@ -107,6 +110,7 @@ class Agents:
             )
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
+        return BeatMark(answer.session, answer.next_beat) if answer.session else None
 
     async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
         """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""

@@ -55,6 +55,7 @@ class Demand:
     needs_stop_alone: bool
     needs_named_ports: bool
     needs_secrets: bool
+    needs_identity: bool
     request: Resources
     ports: frozenset[tuple[int, str]]
     #: Without `local`, which every node has.
@@ -74,6 +75,7 @@ class Demand:
             needs_stop_alone=spec.failover.policy == "stop",
             needs_named_ports=spec.process is not None and bool(spec.process.ports),
             needs_secrets=spec.process is not None and bool(spec.process.env_from_secrets),
+            needs_identity=spec.process is not None and spec.process.identity,
             request=spec.request,
             ports=spec.host_ports,
             storage_drivers=spec.storage_drivers - {"local"},

@@ -2,8 +2,8 @@
 
 `enqueue` is called for every write, heartbeat and timer that may change what is to be done about a workload. Its
 steps run one after another, so orders about one workload never overtake each other, and those of different workloads
-run side by side, so one slow agent holds up nobody else. What an agent was told lives in memory only: after a restart
-it is read off the reports, and an order that was sent before is recognised by the agent by its generation.
+run side by side, so one slow agent holds up nobody else. When to look is kept by `work_queue`, what agents were told by
+`orders`, what they report goes through `sightings`, and what is left of a workload elsewhere is removed by `copies`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from shoal.control import changes, moves, retries
 from shoal.control.agents import Agents
+from shoal.control.copies import Copies
 from shoal.control.fleet import Fleet, Ledger, workload_event
+from shoal.control.orders import OrderBook
 from shoal.control.placer import Placer, Unplaced
 from shoal.control.reconciler import (
     FOREIGN_POLL_SECONDS,
@@ -41,39 +42,31 @@ from shoal.control.reconciler import (
     is_current,
     reconcile,
 )
-from shoal.control.reports import ReportVerdict, is_superseded, judge_report
 from shoal.control.secrets import SecretBook
+from shoal.control.sightings import Sightings
 from shoal.control.store.base import Batch
+from shoal.control.work_queue import WorkQueue
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import NotFoundError, NotLeaderError, ShoalError, StaleGenerationError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
-from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
-from shoal.model.events import Event
-from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.nodes import BeatMark, NodeRecord, NodeState
 from shoal.model.workloads import (
     DesiredState,
-    Observation,
     Rejection,
     RunState,
-    RunStatus,
     WorkloadRecord,
 )
 
 log = logging.getLogger(__name__)
 
-ORDER_BACKOFF = Backoff(first=0.2, cap=5.0)
 BUG_RETRY_SECONDS = 15.0
 #: Work that a Ready node has not answered for after so many tries is placed elsewhere, if it never ran there.
 GIVE_UP_FAILURES = 6
 #: An agent that claims to have seen a generation further ahead than this is not believed.
 MAX_OVERTAKE = 1_000_000
-#: The same order is not repeated sooner than this.
-SAME_ORDER_SECONDS = 1.0
-#: A node that refused a workload is not asked again for this long, unless nothing else fits.
-REFUSAL_SECONDS = 30.0
 #: An unplaceable workload is tried again after this long even if nothing was seen to change.
 PENDING_RETRY_SECONDS = 15.0
 #: However much changes, everything that waits for room is tried at most this often.
@@ -132,17 +125,14 @@ class Dispatch:
         self._agents = agents
         self._clock = clock
         self._entropy = entropy
-        self._scope = scope
         self._on_step = on_step or (lambda _action, _success: None)
-        self._driving: set[WorkloadId] = set()
-        self._again: set[WorkloadId] = set()
-        self._timers: dict[WorkloadId, asyncio.TimerHandle] = {}
-        self._orders: dict[WorkloadId, Order] = {}
-        self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
-        self._arriving: dict[WorkloadId, Observation] = {}
-        #: Copies that a node was told to remove and has agreed to: it will take no older order about them any more.
-        self._fenced: set[tuple[WorkloadId, NodeId]] = set()
-        self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
+        self._queue = WorkQueue(scope, self._drive)
+        self.enqueue = self._queue.enqueue
+        self.enqueue_all = self._queue.enqueue_all
+        self._orders = OrderBook(clock=clock, entropy=entropy)
+        self.copies = Copies(ledger, agents, enqueue=self.enqueue)
+        self._sightings = Sightings(ledger, clock=clock, on_news=self._on_news, on_superseded=self.copies.superseded)
+        self.observe = self._sightings.take_in
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
@@ -158,25 +148,7 @@ class Dispatch:
     def retry_now(self, workload_ids: list[WorkloadId]) -> None:
         """Tell agents at once what could not be told before: what was missing is there."""
         for workload_id in workload_ids:
-            order = self._orders.get(workload_id)
-            if order is not None and not order.accepted:
-                self._orders[workload_id] = dataclasses.replace(order, not_before=0.0)
-            self.enqueue(workload_id)
-
-    def enqueue(self, workload_id: WorkloadId) -> None:
-        """Look at a workload soon."""
-        timer = self._timers.pop(workload_id, None)
-        if timer is not None:
-            timer.cancel()
-        if workload_id in self._driving:
-            self._again.add(workload_id)
-            return
-        self._driving.add(workload_id)
-        self._scope.start(self._drive(workload_id), name=f"workload/{workload_id}")
-
-    def enqueue_all(self, workload_ids: Iterable[WorkloadId]) -> None:
-        """Look at many."""
-        for workload_id in workload_ids:
+            self._orders.hurry(workload_id)
             self.enqueue(workload_id)
 
     def capacity_changed(self) -> None:
@@ -185,12 +157,7 @@ class Dispatch:
             loop = asyncio.get_running_loop()
             self._capacity_timer = loop.call_later(CAPACITY_SETTLE_SECONDS, self._try_pending)
 
-    def superseded(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
-        """A node holds a copy that lost its ownership: remove that copy there."""
-        self._superseded[workload_id][node_id] = generation
-        self.enqueue(workload_id)
-
-    def listed(self, node: NodeRecord, present: frozenset[WorkloadId]) -> None:
+    def listed(self, node: NodeRecord, present: frozenset[WorkloadId], beat: BeatMark) -> None:
         """A full list of what a node has arrived: draw conclusions about what it does not have."""
         for workload_id in self._fleet.owned_by(node.node_id) - present:
             record = self._fleet.workloads[workload_id]
@@ -200,19 +167,16 @@ class Dispatch:
                 # Its answer was lost, or an earlier process told it; it was seen there all the same. Two lists
                 # without it, and it is told again.
                 order = Order(OrderKind.APPLY, node.node_id, record.generation, accepted=True)
-            if order is not None and order.node_id == node.node_id and order.accepted:
+            if order and order.node_id == node.node_id and order.accepted and not beat.is_before(order.first_beat):
                 gone = order.kind is OrderKind.DELETE and bool(node.spec.features)
-                self._orders[workload_id] = dataclasses.replace(
-                    order, absent_beats=order.absent_beats + 1, gone=order.gone or gone
-                )
+                seen = dataclasses.replace(order, absent_beats=order.absent_beats + 1, gone=order.gone or gone)
+                self._orders.put(workload_id, seen)
             self.enqueue(workload_id)
 
     def contact_renewed(self, node_id: NodeId) -> None:
         """A node registered anew or came back: what it was told before may be lost, so it is told again at once."""
         for workload_id in self._fleet.owned_by(node_id):
-            order = self._orders.get(workload_id)
-            if order is not None and not order.accepted:
-                self._orders[workload_id] = dataclasses.replace(order, not_before=0.0)
+            self._orders.hurry(workload_id)
             self.enqueue(workload_id)
         self.capacity_changed()
 
@@ -222,8 +186,7 @@ class Dispatch:
 
     def reset_backoff(self, workload_id: WorkloadId) -> None:
         """A person asked for it: no waiting."""
-        self._orders.pop(workload_id, None)
-        self._refusals.pop(workload_id, None)
+        self._orders.forget(workload_id)
         self._place_not_before.pop(workload_id, None)
         self.enqueue(workload_id)
 
@@ -233,64 +196,30 @@ class Dispatch:
         told = order is not None and order.accepted and order.generation == record.generation
         return told or is_current(self._facts(record))
 
-    async def observe(self, node_id: NodeId, statuses: Iterable[RunStatus]) -> Mapping[WorkloadId, ReportVerdict]:
-        """Take in reports of a node: store what is news, and look at what it concerns."""
-        verdicts: dict[WorkloadId, ReportVerdict] = {}
-        news: list[Observation] = []
-        at = self._clock.wall()
-        for status in statuses:
-            record = self._fleet.workloads.get(status.workload_id)
-            # What is on its way into the store is known too: an answer and a beat may bring the same news at once.
-            known = self._arriving.get(status.workload_id) or self._fleet.observations.get(status.workload_id)
-            verdict = verdicts[status.workload_id] = judge_report(record, known, node_id, status)
-            if verdict is ReportVerdict.NEWS:
-                news.append(Observation(node_id, status, at))
-            elif verdict is ReportVerdict.KNOWN and status.usage is not None:
-                self._fleet.measured(status.workload_id, status.usage)
-            elif verdict is ReportVerdict.SUPERSEDED:
-                self.superseded(status.workload_id, node_id, status.generation)
-        if news:
-            await self._store_news(news)
-            self.enqueue_all(each.status.workload_id for each in news)
-            self.capacity_changed()
-        return verdicts
-
-    async def _store_news(self, news: list[Observation]) -> None:
-        events = tuple(event for each in news if (event := self._state_event(each)) is not None)
-        arriving = {each.status.workload_id: each for each in news}
-        self._arriving.update(arriving)
-        try:
-            await self._ledger.commit(Batch(observations=tuple(news), events=events))
-        finally:
-            for workload_id, each in arriving.items():
-                if self._arriving.get(workload_id) is each:
-                    del self._arriving[workload_id]
+    def _on_news(self, workload_ids: list[WorkloadId]) -> None:
+        self.enqueue_all(workload_ids)
+        self.capacity_changed()
 
     # -----------------------------------------------------------------------------------------------------
     # Driving one workload
 
     async def _drive(self, workload_id: WorkloadId) -> None:
         try:
-            await self._remove_superseded(workload_id)
+            await self.copies.remove(workload_id)
             await self._converge(workload_id)
         except NotLeaderError:
             pass  # this reign is over
         except ShoalError as error:
             # The store is away, or two writers met too often: nothing is lost, the wish is durable. Look again.
             log.warning("workload %s: %s", workload_id, error)
-            self._look_again_in(workload_id, 1.0)
+            self._queue.look_again_in(workload_id, 1.0)
         except Exception:
             # A bug, or an answer nobody thought of: it must not take the other workloads down with it.
             log.exception("workload %s could not be driven on", workload_id)
             self.trouble[workload_id] = (
                 "an internal error; it is tried again, and the log of the control plane says more"
             )
-            self._look_again_in(workload_id, BUG_RETRY_SECONDS)
-        finally:
-            self._driving.discard(workload_id)
-            if workload_id in self._again:
-                self._again.discard(workload_id)
-                self.enqueue(workload_id)
+            self._queue.look_again_in(workload_id, BUG_RETRY_SECONDS)
 
     async def _converge(self, workload_id: WorkloadId) -> None:
         while True:
@@ -298,10 +227,10 @@ class Dispatch:
             if record is None:
                 self._drop(workload_id)
                 return
-            self._again.discard(workload_id)
+            self._queue.begin_look(workload_id)
             step = reconcile(self._facts(record))
             if isinstance(step, Wait):
-                self._look_again_in(workload_id, step.seconds)
+                self._queue.look_again_in(workload_id, step.seconds)
                 return
             if not await self._carry_out(record, step):
                 return
@@ -325,7 +254,7 @@ class Dispatch:
                 await self._forget(record, step.reason)
                 return False
             case _:
-                return record.workload_id in self._again
+                return self._queue.has_news(record.workload_id)
 
     def _facts(self, record: WorkloadRecord) -> Facts:
         owner = None
@@ -362,7 +291,7 @@ class Dispatch:
 
     async def _place(self, record: WorkloadRecord, step: Place) -> bool:
         away_from = record.node_id if step.away_from_owner else None
-        refused = self._standing_refusals(record.workload_id)
+        refused = self._orders.standing_refusals(record.workload_id)
         unplaced = await self._placer.place(
             record.workload_id, reason=step.reason, away_from=away_from, refused_by=refused
         )
@@ -370,7 +299,7 @@ class Dispatch:
         if unplaced is None:
             self._pending_no_more(record.workload_id)
             self._leave_behind(record)
-            await self._remove_superseded(record.workload_id)
+            await self.copies.remove(record.workload_id)
             return True
         await self._note_unplaced(record, unplaced)
         return False
@@ -382,14 +311,14 @@ class Dispatch:
             return
         node = self._fleet.nodes.get(before.node_id)
         if node is not None and node.state is not NodeState.NOT_READY:
-            self._superseded[before.workload_id][before.node_id] = before.placed_generation
+            self.copies.note(before.workload_id, before.node_id, before.placed_generation)
 
     async def _note_unplaced(self, record: WorkloadRecord, unplaced: Unplaced) -> None:
         workload_id = record.workload_id
         is_news = workload_id not in self.rejections
         self.rejections[workload_id] = unplaced.rejections
         self._place_not_before[workload_id] = self._clock.monotonic() + PENDING_RETRY_SECONDS
-        self._look_again_in(workload_id, PENDING_RETRY_SECONDS)
+        self._queue.look_again_in(workload_id, PENDING_RETRY_SECONDS)
         if record.group_id is not None and await self.groups.member_unplaceable(record, unplaced.rejections):
             return
         if is_news:
@@ -408,7 +337,7 @@ class Dispatch:
 
     async def _send_apply(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
-        order = self._begin(record, OrderKind.APPLY)
+        order = self._orders.begin(record, OrderKind.APPLY)
         try:
             values = await self.secrets.resolve(record)
         except ShoalError as error:  # no fault of the node: it keeps its place, and is told when they are there
@@ -422,19 +351,15 @@ class Dispatch:
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendApply", False)
-            return await self._overtake(record, node, error)
+            return await self._overtake(record, node, order, error)
         except ShoalError as error:
             self._on_step("SendApply", False)
             if error.retryable and not self._gives_up_on(record, order):
                 self._retry_later(order, record.workload_id, error)
                 return True
-            return await self._refused(record, node, error)
+            return await self._refused(record, node, order, error)
         self._on_step("SendApply", True)
-        # Should its agent drop it again at once, it is not told again in a tight circle.
-        self._orders[record.workload_id] = dataclasses.replace(
-            order, accepted=True, failures=0, not_before=self._clock.monotonic() + SAME_ORDER_SECONDS
-        )
-        self._refusals.pop(record.workload_id, None)
+        self._orders.applied(record.workload_id, order)
         self.trouble.pop(record.workload_id, None)
         if status is not None:
             await self.observe(node.node_id, [status])
@@ -453,70 +378,56 @@ class Dispatch:
 
     async def _send_delete(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
-        order = self._begin(record, OrderKind.DELETE)
+        order = self._orders.begin(record, OrderKind.DELETE)
         try:
             faults.reach("control.send.before")
-            await self._agents.delete(node, record.workload_id, record.generation)
+            first_beat = await self._agents.delete(node, record.workload_id, record.generation)
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendDelete", False)
-            return await self._overtake(record, node, error)
+            return await self._overtake(record, node, order, error)
         except NotFoundError:
-            self._orders[record.workload_id] = dataclasses.replace(order, accepted=True, gone=True)
+            self._orders.put(record.workload_id, dataclasses.replace(order, accepted=True, gone=True))
             return True
         except ShoalError as error:
             self._on_step("SendDelete", False)
             self._retry_later(order, record.workload_id, error)
             return True
         self._on_step("SendDelete", True)
-        self._orders[record.workload_id] = dataclasses.replace(order, accepted=True, failures=0)
+        told = dataclasses.replace(order, accepted=True, failures=0, first_beat=first_beat)
+        self._orders.put(record.workload_id, told)
         return True
 
-    def _begin(self, record: WorkloadRecord, kind: OrderKind) -> Order:
-        known = self._orders.get(record.workload_id)
-        node_id = _owner_of(record)
-        same = (
-            known is not None
-            and known.kind is kind
-            and known.generation == record.generation
-            and known.node_id == node_id
-        )
-        order = Order(kind, node_id, record.generation, failures=known.failures if same and known else 0)
-        self._orders[record.workload_id] = order
-        return order
-
     def _retry_later(self, order: Order, workload_id: WorkloadId, error: ShoalError) -> None:
-        failures = order.failures + 1
-        delay = ORDER_BACKOFF.delay(failures, self._entropy)
         self.trouble[workload_id] = f"node {order.node_id}: {error.message}"
-        self._orders[workload_id] = dataclasses.replace(
-            order, failures=failures, not_before=self._clock.monotonic() + delay
-        )
+        self._orders.failed(workload_id, order)
 
-    async def _overtake(self, record: WorkloadRecord, node: NodeRecord, error: StaleGenerationError) -> bool:
+    async def _overtake(
+        self, record: WorkloadRecord, node: NodeRecord, order: Order, error: StaleGenerationError
+    ) -> bool:
         """The agent has seen a higher generation, as after a restore of an older database: go above it."""
         claimed = error.facts.get("highest", "")
         highest = int(claimed) if claimed.isdecimal() and len(claimed) < 20 else -1
         if not record.generation <= highest <= min(record.generation + MAX_OVERTAKE, MAX_GENERATION - 1):
             self.trouble[record.workload_id] = f"node {node.node_id} claims to have seen generation {claimed!r}"
             log.warning("workload %s: %s", record.workload_id, self.trouble[record.workload_id])
-            return await self._refused(record, node, error)
+            return await self._refused(record, node, order, error)
 
         await self._change(record.workload_id, lambda it: changes.generation_raised(it, highest, at=self._clock.wall()))
         return True
 
-    async def _refused(self, record: WorkloadRecord, node: NodeRecord, error: ShoalError) -> bool:
+    async def _refused(self, record: WorkloadRecord, node: NodeRecord, order: Order, error: ShoalError) -> bool:
         """An agent will not take it: try the others, and without one of them let it wait or undo its group's change."""
         workload_id = record.workload_id
         self.trouble[workload_id] = f"node {node.node_id}: {error.message}"
         if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record) or _is_behind(node, error):
-            self._retry_later(self._orders[workload_id], workload_id, error)
+            self._retry_later(order, workload_id, error)
             return True
-        self._refusals[workload_id][node.node_id] = (error.message, self._clock.monotonic() + REFUSAL_SECONDS)
+        self._orders.refused(workload_id, node.node_id, error.message)
         unplaced = await self._placer.place(
             workload_id,
             reason=f"node {node.node_id} refused it: {error.message}",
-            refused_by=self._standing_refusals(workload_id),
+            refused_by=self._orders.standing_refusals(workload_id),
         )
         if unplaced is None:
             self._pending_no_more(workload_id)
@@ -547,13 +458,13 @@ class Dispatch:
         try:
             if order is not None and order.kind is OrderKind.DELETE:
                 if await self._agents.deletion_is_done(node, workload_id):
-                    self._orders[workload_id] = dataclasses.replace(order, gone=True)
+                    self._orders.put(workload_id, dataclasses.replace(order, gone=True))
                     return True
             else:
                 await self.observe(node.node_id, [await self._agents.status(node, workload_id)])
         except ShoalError as error:
             log.debug("workload %s on foreign node %s: %s", workload_id, node.node_id, error)
-        self._look_again_in(workload_id, FOREIGN_POLL_SECONDS)
+        self._queue.look_again_in(workload_id, FOREIGN_POLL_SECONDS)
         return False
 
     async def _leave_node(self, record: WorkloadRecord) -> bool:
@@ -563,30 +474,6 @@ class Dispatch:
         self.capacity_changed()
         return True
 
-    async def copies_absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
-        """A node that may hold older copies of these reports without them.
-
-        That alone is no proof: an order that was sent before the move may still be on its way there. So the node is
-        told to remove what it has first, which it remembers; what it reports without after that is gone for good.
-        """
-        confirmed = []
-        for workload_id in workload_ids:
-            record = self._fleet.workloads.get(workload_id)
-            if (workload_id, node_id) in self._fenced:
-                confirmed.append(workload_id)
-            elif record is not None:
-                deleted = record.desired is DesiredState.DELETED
-                self.superseded(workload_id, node_id, record.generation if deleted else record.placed_generation - 1)
-        if confirmed:
-            await self.copies_gone(node_id, confirmed)
-
-    async def copies_gone(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
-        """A node no longer holds older copies of these."""
-        ids = tuple(workload_ids)
-        if await self._ledger.change(lambda: changes.copies_gone(self._fleet, node_id, ids)) is not None:
-            self.enqueue_all(ids)
-        self._fenced.difference_update((each, node_id) for each in ids)
-
     async def _forget(self, record: WorkloadRecord, reason: str) -> None:
         at = self._clock.wall()
         forgotten = await self._change(record.workload_id, lambda it: changes.forgotten(self._fleet, it, reason, at=at))
@@ -594,35 +481,12 @@ class Dispatch:
             self._drop(record.workload_id)
             self.capacity_changed()
 
-    async def _remove_superseded(self, workload_id: WorkloadId) -> None:
-        copies = self._superseded.pop(workload_id, None) or {}
-        for node_id, generation in copies.items():
-            record = self._fleet.workloads.get(workload_id)
-            node = self._fleet.nodes.get(node_id)
-            if record is None or node is None or record.node_id == node_id:
-                continue
-            if not is_superseded(record, node_id, generation):
-                continue
-            try:
-                # A foreign agent answers before it acts, and may go on reporting what it has removed. To tell it again
-                # would only add to the list that proves the removal, so that is looked at first.
-                told = (workload_id, node_id) in self._fenced
-                if told and not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
-                    await self.copies_gone(node_id, [workload_id])
-                    continue
-                await self._agents.delete(node, workload_id, generation)
-                self._fenced.add((workload_id, node_id))
-            except ShoalError as error:  # the next heartbeat reports the copy again
-                log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
-                continue
-            log.info("removed the copy of %s with generation %d on node %s", workload_id, generation, node_id)
-
     async def _note(self, record: WorkloadRecord, step: Step) -> bool:
         """Steps that only change what is remembered."""
         match step:
             case FinishMove():
                 await self.finish_move(record.workload_id, step.reason)
-                await self._remove_superseded(record.workload_id)
+                await self.copies.remove(record.workload_id)
             case TakeMoveBack():
                 await self._take_move_back(record, step.reason)
             case _:
@@ -641,7 +505,7 @@ class Dispatch:
             workload_id,
             reason=reason,
             away_from=record.node_id,
-            refused_by=self._standing_refusals(workload_id),
+            refused_by=self._orders.standing_refusals(workload_id),
             hold=True,
         )
         if unplaced is None:
@@ -661,7 +525,7 @@ class Dispatch:
         if record is None or not await self._change(workload_id, lambda it: changes.move_finished(it, reason, at=at)):
             return
         if record.move is not None and record.move.away_from in record.left_on:
-            self.superseded(workload_id, record.move.away_from, record.generation - 1)
+            self.copies.superseded(workload_id, record.move.away_from, record.generation - 1)
         self.capacity_changed()
 
     async def _take_move_back(self, record: WorkloadRecord, reason: str) -> None:
@@ -688,8 +552,7 @@ class Dispatch:
             self._on_step("Retry", True)
         if isinstance(step, NoteFailure) and not retries.is_charged(step.failure) and record.node_id is not None:
             # It is the node's fault rather than the workload's: another one is better, if there is one.
-            until = self._clock.monotonic() + REFUSAL_SECONDS
-            self._refusals[record.workload_id][record.node_id] = (f"it failed there: {step.failure.value}", until)
+            self._orders.refused(record.workload_id, record.node_id, f"it failed there: {step.failure.value}")
 
     # -----------------------------------------------------------------------------------------------------
     # Small parts
@@ -711,48 +574,6 @@ class Dispatch:
 
         return await self._ledger.change(decide) is not None
 
-    def _state_event(self, observation: Observation) -> Event | None:
-        record = self._fleet.workloads[observation.status.workload_id]
-        workload_id = observation.status.workload_id
-        known = self._arriving.get(workload_id) or self._fleet.observations.get(workload_id)
-        status = observation.status
-        unchanged = (
-            known is not None
-            and known.node_id == observation.node_id
-            and known.status.state is status.state
-            and known.status.generation == status.generation
-            and known.status.completed == status.completed
-            and known.status.restarts == status.restarts
-        )
-        if unchanged:
-            return None
-        kind = "WorkloadCompleted" if status.completed else f"Workload{status.state.value}"
-        return workload_event(record, kind, status.message, at=observation.observed_at, source="agent")
-
-    def _standing_refusals(self, workload_id: WorkloadId) -> dict[NodeId, str]:
-        now = self._clock.monotonic()
-        standing = {
-            node_id: (words, until)
-            for node_id, (words, until) in self._refusals.get(workload_id, {}).items()
-            if until > now
-        }
-        if standing:
-            self._refusals[workload_id] = standing
-        else:
-            self._refusals.pop(workload_id, None)
-        return {node_id: words for node_id, (words, _until) in standing.items()}
-
-    def _look_again_in(self, workload_id: WorkloadId, seconds: float) -> None:
-        timer = self._timers.pop(workload_id, None)
-        if timer is not None:
-            timer.cancel()
-        loop = asyncio.get_running_loop()
-        self._timers[workload_id] = loop.call_later(seconds, self._timer_fired, workload_id)
-
-    def _timer_fired(self, workload_id: WorkloadId) -> None:
-        self._timers.pop(workload_id, None)
-        self.enqueue(workload_id)
-
     def _try_pending(self) -> None:
         self._capacity_timer = None
         waiting = list(self._place_not_before)
@@ -760,17 +581,15 @@ class Dispatch:
         self.enqueue_all(waiting)
 
     def _drop(self, workload_id: WorkloadId) -> None:
-        for kept in (self._orders, self._refusals, self._place_not_before, self.rejections, self.trouble):
+        for kept in (self._place_not_before, self.rejections, self.trouble):
             kept.pop(workload_id, None)
-        timer = self._timers.pop(workload_id, None)
-        if timer is not None:
-            timer.cancel()
+        self._orders.forget(workload_id)
+        self.copies.forget(workload_id)
+        self._queue.forget(workload_id)
 
     def close(self) -> None:
         """Stop every timer; the tasks end with their scope."""
-        for timer in self._timers.values():
-            timer.cancel()
-        self._timers.clear()
+        self._queue.close()
         if self._capacity_timer is not None:
             self._capacity_timer.cancel()
 

@@ -204,6 +204,12 @@ class Enrolment:
                 f"workload {workload_id!r} is in no group, so there is nothing that it could be allowed to do",
                 workload_id=workload_id,
             )
+        if record.spec.process is None or not record.spec.process.identity:
+            raise PreconditionError(
+                f"workload {workload_id!r} has not asked for a certificate",
+                hint="its spec asks by `identity: true`",
+                workload_id=workload_id,
+            )
         identity = workload_identity(self._cluster, job=record.group_id, node=agent.name)
         return self._issue(authority, bundle, key, identity, now=self._clock.wall(), lifetime=None)
 

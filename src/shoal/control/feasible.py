@@ -35,6 +35,7 @@ class RejectionCode(enum.StrEnum):
     GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
     SECRETS = "secrets"  # its agent does not keep secrets
+    IDENTITY = "identity"  # its agent gets no certificates for workloads
     NAMED_PORTS = "named_ports"  # its agent cannot choose ports
     LABEL = "label"  # a constraint on its labels is not met
     STORAGE_DRIVER = "storage_driver"  # it lacks a storage driver
@@ -97,6 +98,13 @@ def secrets(node: NodeFacts, demand: Demand) -> Rejection | None:
     if not demand.needs_secrets or node.spec.has(Feature.SECRETS):
         return None
     return _reject(node, RejectionCode.SECRETS, "the agent does not keep secrets")
+
+
+def identity(node: NodeFacts, demand: Demand) -> Rejection | None:
+    """A certificate of its own needs an agent that gets it one."""
+    if not demand.needs_identity or node.spec.has(Feature.IDENTITY):
+        return None
+    return _reject(node, RejectionCode.IDENTITY, "the agent gets no certificates for its workloads")
 
 
 def named_ports(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -169,6 +177,7 @@ FILTERS: tuple[Filter, ...] = (
     stop_alone,
     named_ports,
     secrets,
+    identity,
     labels,
     storage_driver,
     ports,
@@ -188,6 +197,8 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
         idle.add(named_ports)
     if not demand.needs_secrets:
         idle.add(secrets)
+    if not demand.needs_identity:
+        idle.add(identity)
     if not demand.constraints:
         idle.add(labels)
     if not demand.storage_drivers:

@@ -306,7 +306,12 @@ class Ledger:
         if batch.is_empty():
             return
         await self._settle_doubt()
-        await asyncio.shield(self._commit(batch))
+        committing = asyncio.ensure_future(self._commit(batch))
+        try:
+            await asyncio.shield(committing)
+        except asyncio.CancelledError:
+            committing.add_done_callback(_retrieve)
+            raise
 
     async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
         """Decide on the present state and commit; decide again when somebody else was faster.
@@ -347,6 +352,12 @@ class Ledger:
         self._on_commit(batch)
         for listener in self._listeners:
             listener(events)
+
+
+def _retrieve(committing: asyncio.Future[None]) -> None:
+    """Its caller has gone away: nobody else asks what became of it."""
+    if not committing.cancelled():
+        committing.exception()
 
 
 def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str = "") -> Event:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shoal.control.dispatch import Dispatch, describe_rejections
+from shoal.control.entitlements import check_entitled
 from shoal.control.facts import PlacementDecision, PlacementPlan
 from shoal.control.fleet import Ledger, group_event, workload_event
 from shoal.control.placer import Placer, first_unplaced, placed_on, placement_event, request_for
@@ -24,6 +25,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
 from shoal.core.ids import GroupId, WorkloadId
 from shoal.model.events import Event
+from shoal.model.identity import Identity
 from shoal.model.workloads import (
     DesiredState,
     GroupMemberBefore,
@@ -73,9 +75,14 @@ class Groups:
         self._decode_spec = decode_spec
 
     async def apply(
-        self, group_id: GroupId, wishes: tuple[Wish, ...], *, expected_generation: int | None = None
+        self,
+        group_id: GroupId,
+        wishes: tuple[Wish, ...],
+        *,
+        expected_generation: int | None = None,
+        by: Identity | None = None,
     ) -> GroupApplied:
-        """Make the group what `wishes` say, all or none over the difference."""
+        """Make the group what `wishes` say, all or none over the difference. A workload may not wish for just any."""
         _check_wishes(wishes)
         result: GroupApplied | None = None
         changed: tuple[WorkloadId, ...] = ()
@@ -83,6 +90,7 @@ class Groups:
         def decide() -> Batch | None:
             nonlocal result, changed
             known = self._fleet.groups.get(group_id)
+            check_entitled(by, group_id, known, self._members(known), wishes, expected_generation=expected_generation)
             _check_generation(group_id, known, expected_generation)
             change = self._difference(group_id, known, wishes)
             if known is not None and not change.records and not change.removed:
@@ -123,7 +131,7 @@ class Groups:
             _check_generation(group_id, record, expected_generation)
             if record.desired is DesiredState.DELETED:
                 return None
-            members = [self._fleet.workloads[each] for each in record.members if each in self._fleet.workloads]
+            members = self._members(record)
             removals = [deletion(each, clock=self._clock, cause=f"group {group_id} is deleted") for each in members]
             gone = dataclasses.replace(
                 record,
@@ -147,6 +155,10 @@ class Groups:
         self._dispatch.enqueue_all(record.members)
         current = self._fleet.groups.get(group_id)
         return current.generation if current is not None else record.generation + 1
+
+    def _members(self, group: GroupRecord | None) -> list[WorkloadRecord]:
+        members = group.members if group is not None else ()
+        return [self._fleet.workloads[each] for each in members if each in self._fleet.workloads]
 
     # -----------------------------------------------------------------------------------------------------
     # Change

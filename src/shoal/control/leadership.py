@@ -4,17 +4,23 @@ Every control plane campaigns again and again. The store answers who leads by it
 everybody else waits for its time to run out. The term that was won is checked by every write, so a leader that was
 stopped and wakes after its time writes nothing. With a database of its own a control plane wins at once and stays.
 
+A leader that is cut off from the store may have been followed by another without knowing. It counts its own time from
+when it asked for it, which is before the store began to count, and a tenth less: once that is over it does not vouch
+for anything any more (`is_confirmed`), and nobody else has begun before.
+
 Called by `shoal.control.server`, which begins and ends reigns by what is told here.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from shoal.control.store.base import Leader, Store
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
+from shoal.model.nodes import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
 
@@ -43,18 +49,27 @@ class Campaign:
         self._on_change = on_change
         self._lease_seconds = lease_seconds
         self.leader = Leader(0, "", "", 0.0)
+        self._confirmed_until = -math.inf
 
     @property
     def leads(self) -> bool:
         """Whether this control plane leads, as far as it knows."""
         return self.leader.holder == self._holder
 
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether nobody else can have begun to lead yet."""
+        return self._clock.monotonic() < self._confirmed_until
+
     async def once(self) -> None:
         """Campaign once, and tell of a change. Raises what the store raises."""
+        asked_at = self._clock.monotonic()
         leader = await self._store.campaign(self._holder, self._address(), seconds=self._lease_seconds)
+        leads = leader.holder == self._holder
+        self._confirmed_until = asked_at + leader.expires_in * (1.0 - LEASE_MARGIN) if leads else -math.inf
         if (leader.holder, leader.term) != (self.leader.holder, self.leader.term):
             # First done, then believed: what fails half-way is done again after the next campaign.
-            await self._on_change(leader, leader.holder == self._holder)
+            await self._on_change(leader, leads)
         self.leader = leader
 
     async def run(self) -> None:

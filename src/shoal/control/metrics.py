@@ -21,8 +21,6 @@ from shoal.model.workloads import DesiredState
 if TYPE_CHECKING:
     from prometheus_client import Gauge
 
-    from shoal.control.nodes import Nodes
-
 #: Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
 WORKLOAD_STATUSES = (
     "Pending", "Scheduled", "Updating", "Running", "Stopping", "Stopped", "Completed", "Failed", "Unknown", "Deleting",
@@ -41,9 +39,10 @@ class ControlMetrics:
         self._steps = registry.counter(
             "shoal_control_steps_total", "Steps that were carried out towards wishes.", ("action", "result")
         )
-        self._beats = registry.gauge("shoal_control_beats_received", "Heartbeats received since the start.")
-        self._ignored = registry.gauge(
-            "shoal_control_reports_ignored", "Reports on workloads from nodes that do not own them, since the start."
+        self._beats = registry.counter("shoal_control_beats_received_total", "Heartbeats received.")
+        self._ignored = registry.counter(
+            "shoal_control_reports_ignored_total",
+            "Reports on workloads that were left out: from nodes that do not own them, or not to be read.",
         )
         self._calls = registry.counter("shoal_control_rpc_total", "RPCs served.", ("method", "code"))
         self._seconds = registry.histogram("shoal_control_rpc_seconds", "How long RPCs took.", ("method",))
@@ -60,6 +59,14 @@ class ControlMetrics:
         """Count a step."""
         self._steps.labels(action, "ok" if success else "failed").inc()
         self._foreign.steps.labels(action, "true" if success else "false").inc()
+
+    def beat(self) -> None:
+        """Count a heartbeat."""
+        self._beats.inc()
+
+    def ignored(self, count: int) -> None:
+        """Count reports that were left out."""
+        self._ignored.inc(count)
 
     def observe(self, method: str, code: str, seconds: float) -> None:
         """Count a served RPC."""
@@ -82,7 +89,7 @@ class ControlMetrics:
                 self._writes.labels(kind).inc(count)
                 self._foreign.writes.labels(kind).inc(count)
 
-    def refresh(self, fleet: Fleet, nodes: Nodes) -> None:
+    def refresh(self, fleet: Fleet) -> None:
         """Count anew what goes up and down, so that nothing keeps a value that is over."""
         states = {state.value: 0 for state in NodeState} | Tally(node.state.value for node in fleet.nodes.values())
         statuses, desired = _count_workloads(fleet)
@@ -95,8 +102,6 @@ class ControlMetrics:
         ):
             _show(gauge, counts)
         self._groups.set(len(fleet.groups))
-        self._beats.set(nodes.beats_received)
-        self._ignored.set(nodes.reports_ignored)
 
     def render(self) -> bytes:
         """As Prometheus reads it."""

@@ -7,11 +7,12 @@ while, every node gets a full lease before anything is said about loss. Called b
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.control import leases
@@ -40,16 +41,23 @@ from shoal.core.errors import (
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.events import Event
-from shoal.model.nodes import Feature, NodeRecord, NodeSpec, NodeState, NodeUsage, NodeWish
+from shoal.model.nodes import BeatMark, Feature, NodeRecord, NodeSpec, NodeState, NodeUsage, NodeWish
 from shoal.model.workloads import RunStatus
+from shoal.wire.convert import Measurements
 
 log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 #: A pause of this process longer than this share of a lease counts as its own absence, not the nodes'.
 OWN_ABSENCE_SHARE = 0.25
+#: How long those are waited for who come together, as a share of a tick.
+SETTLE_SHARE = 0.2
 MAX_ORPHANS = 1000
 SKEW_WARNING_MS = 2000
+#: A beat is acknowledged after so long, or a tenth of a lease, whether what it says is stored by then or not.
+ACKNOWLEDGE_SECONDS = 1.0
+#: So shortly before something is to be said about a node, it is judged as if that had to be said now.
+_SOON = 0.001
 
 
 @dataclass(slots=True)
@@ -64,6 +72,12 @@ class Contact:
     last_beat: datetime | None = None
     beat_stored: datetime | None = None
     orphans: tuple[WorkloadId, ...] = ()
+    #: What its last beat said: the statuses by their bytes, so that only what is new is read, and what is used.
+    statuses: Mapping[bytes, RunStatus] = field(default_factory=dict)
+    measured: Measurements | None = None
+    #: What takes in its beats, and the newest of them that it has not begun with.
+    intake: asyncio.Task[None] | None = None
+    waiting: Beat | None = None
     #: Another agent held the id before this one; it may run at-most-one work until then, on the steady clock.
     predecessor_until: float = 0.0
 
@@ -84,9 +98,11 @@ class Beat:
     node_id: NodeId
     session: str
     sequence: int
-    statuses: tuple[RunStatus, ...]
+    #: By their bytes.
+    statuses: Mapping[bytes, RunStatus]
     usage: NodeUsage | None
     sent_at: datetime | None
+    measured: Measurements | None = None
 
 
 class Nodes:
@@ -102,7 +118,11 @@ class Nodes:
         settings: LeaseSettings,
         cluster_id: str,
         failover: FailoverSettings | None = None,
+        on_beat: Callable[[], None] | None = None,
+        on_ignored: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_beat = on_beat or (lambda: None)
+        self._on_ignored = on_ignored or (lambda _count: None)
         self._ledger = ledger
         self._fleet = ledger.fleet
         self._dispatch = dispatch
@@ -119,7 +139,22 @@ class Nodes:
         self.brake = ""
         self._wake = Signal()
         self.reports_ignored = 0
-        self.beats_received = 0
+
+    async def store_promise(self) -> None:
+        """Write down a lease that is longer than what nodes were promised before, before the first beat is answered.
+
+        Whoever leads next, perhaps with a shorter setting, has to wait as long as agents may count on this one.
+        """
+
+        def decide() -> Batch | None:
+            longer = [
+                dataclasses.replace(node, lease_seconds=self._lease_seconds)
+                for node in self._fleet.nodes.values()
+                if node.lease_seconds < self._lease_seconds
+            ]
+            return Batch(nodes=tuple(longer)) if longer else None
+
+        await self._ledger.change(decide)
 
     def start(self) -> None:
         """Give every known node a full lease from now."""
@@ -154,6 +189,11 @@ class Nodes:
     def wake(self) -> None:
         """Judge every lease soon."""
         self._wake.set()
+
+    def ignored(self, count: int) -> None:
+        """So many reports were left out: they are from a node that does not own the work, or cannot be read."""
+        self.reports_ignored += count
+        self._on_ignored(count)
 
     def forget_contact(self, node_id: NodeId) -> None:
         """An operator says that a node is dead, or removed it: nothing it said before counts."""
@@ -217,6 +257,12 @@ class Nodes:
             return f"capabilities.memory_total_mb must be above 0 (got {spec.capacity.memory_mb})"
         return ""
 
+    def _promised(self, node_id: NodeId) -> float:
+        """How long an agent may count on a beat: a lease from before may be longer, and its end not yet come."""
+        known = self._contacts.get(node_id)
+        lease = leases.renew(known.lease if known else None, receipt=self._clock.monotonic(), settings=self.settings)
+        return lease.seconds
+
     def _registration(self, spec: NodeSpec, instance: str) -> Batch:
         at = self._clock.wall()
         known = self._fleet.nodes.get(NodeId(spec.node_id))
@@ -233,7 +279,7 @@ class Nodes:
             state_at=at,
             registered_at=known.registered_at if known else at,
             last_beat=at,
-            lease_seconds=self._lease_seconds,
+            lease_seconds=self._promised(NodeId(spec.node_id)),
             wish=known.wish if known else NodeWish.NONE,
             wish_at=known.wish_at if known else None,
             drain_deadline=known.drain_deadline if known else None,
@@ -254,7 +300,7 @@ class Nodes:
 
         Raises NotFoundError for an unknown node and SessionSupersededError for an old session.
         """
-        self.beats_received += 1
+        self._on_beat()
         node = self._fleet.nodes.get(beat.node_id)
         contact = self._contacts.get(beat.node_id)
         if node is None or contact is None:
@@ -270,33 +316,55 @@ class Nodes:
         contact.lease = leases.renew(contact.lease, receipt=self._clock.monotonic(), settings=self.settings)
         contact.last_beat = self._clock.wall()
         contact.usage = beat.usage or contact.usage
+        contact.statuses, contact.measured = beat.statuses, beat.measured
         self._note_skew(beat.node_id, contact, beat.sent_at)
-        try:
-            if node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
-                await self._returned(beat.node_id)
-            await self._take_statuses(beat, contact)
-        except UnavailableError as error:
-            # The store is away: contact counts all the same, and the next beat brings the same statuses again.
-            log.warning("heartbeat of %s was acknowledged and could not be stored: %s", beat.node_id, error)
+        contact.waiting = beat
+        if contact.intake is None or contact.intake.done():
+            contact.intake = asyncio.ensure_future(self._take_in(contact))
+            contact.intake.add_done_callback(_retrieve)
+        # A store that hangs must not keep a node from being in contact: its agent would give up before the store does.
+        done, _ = await asyncio.wait({contact.intake}, timeout=min(ACKNOWLEDGE_SECONDS, self._lease_seconds / 10))
+        for each in done:
+            each.result()
         current = self._fleet.nodes.get(beat.node_id)
         return current is not None and current.wish.state is not None
 
+    async def _take_in(self, contact: Contact) -> None:
+        """Take in what a beat says, and go on with the newest that came meanwhile: each is a full snapshot."""
+        while (beat := contact.waiting) is not None:
+            contact.waiting = None
+            try:
+                node = self._fleet.nodes.get(beat.node_id)
+                if node is not None and node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
+                    await self._returned(beat.node_id)
+                await self._take_statuses(beat, contact)
+            except UnavailableError as error:
+                # The store is away: contact counts all the same, and the next beat brings the same statuses again.
+                log.warning("heartbeat of %s was acknowledged and could not be stored: %s", beat.node_id, error)
+
+    def close(self) -> None:
+        """Take in nothing more."""
+        for contact in self._contacts.values():
+            if contact.intake is not None:
+                contact.intake.cancel()
+
     async def _take_statuses(self, beat: Beat, contact: Contact) -> None:
-        verdicts = await self._dispatch.observe(beat.node_id, beat.statuses)
+        verdicts = await self._dispatch.observe(beat.node_id, beat.statuses.values())
         orphans = tuple(sorted(w for w, verdict in verdicts.items() if verdict is ReportVerdict.ORPHAN))
         not_owned = {ReportVerdict.ORPHAN, ReportVerdict.SUPERSEDED, ReportVerdict.FOREIGN_OWNER}
-        self.reports_ignored += sum(1 for verdict in verdicts.values() if verdict in not_owned)
+        self.ignored(sum(1 for verdict in verdicts.values() if verdict in not_owned))
         if orphans != contact.orphans:
             fresh = set(orphans) - set(contact.orphans)
             contact.orphans = orphans[:MAX_ORPHANS]
             await self._tell_of_orphans(beat.node_id, sorted(fresh))
         node = self._fleet.nodes.get(beat.node_id)
         if node is not None:
-            present = frozenset(status.workload_id for status in beat.statuses)
-            self._dispatch.listed(node, present)
+            present = frozenset(status.workload_id for status in beat.statuses.values())
+            mark = BeatMark(beat.session, beat.sequence)
+            self._dispatch.listed(node, present, mark)
             gone = self._fleet.left_on(beat.node_id) - present
             if gone:
-                await self._dispatch.copies_absent(beat.node_id, gone)
+                await self._dispatch.copies.absent(beat.node_id, gone, mark)
 
     async def _tell_of_orphans(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
         at = self._clock.wall()
@@ -331,7 +399,9 @@ class Nodes:
         last_look = self._clock.monotonic()
         wait = self._tick
         while True:
-            await self._wake.wait(timeout=wait)
+            if await self._wake.wait(timeout=wait):
+                # When a fleet comes back, each node that registers wakes this: all are judged, so not for each of them.
+                await self._clock.sleep(self._tick * SETTLE_SHARE)
             now = self._clock.monotonic()
             if now - last_look > max(2.0 * self._tick, self._lease_seconds * OWN_ABSENCE_SHARE):
                 self._forgive_own_absence(now - last_look)
@@ -362,6 +432,10 @@ class Nodes:
             node = self._fleet.nodes.get(node_id)
             if node is None:
                 continue
+            left = self._seconds_left(contact, node, now)
+            if left > _SOON:
+                soonest, alive = min(soonest, left), alive + 1
+                continue
             verdict = leases.judge(
                 last_receipt=contact.lease.last_receipt,
                 lease=contact.lease.seconds,
@@ -383,6 +457,12 @@ class Nodes:
                 suspect += verdict.state is NodeState.SUSPECT
                 alive += verdict.state is not NodeState.SUSPECT
         return min(soonest, await self._judge_evictions(now, alive=alive, suspect=suspect))
+
+    def _seconds_left(self, contact: Contact, node: NodeRecord, now: float) -> float:
+        """For how long nothing needs to be said about a node that is well. Nearly all are, each time one looks."""
+        if node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
+            return 0.0
+        return contact.lease.last_receipt + self.settings.suspect_after(contact.lease.seconds) - now
 
     # -----------------------------------------------------------------------------------------------------
     # Giving lost nodes up
@@ -516,7 +596,7 @@ class Nodes:
 
         owned = self._fleet.owned_by(node_id)
         await self._ledger.change(decide)
-        await self._dispatch.copies_gone(node_id, self._fleet.left_on(node_id))
+        await self._dispatch.copies.gone(node_id, self._fleet.left_on(node_id))
         self.forget_contact(node_id)
         self._dispatch.enqueue_all(owned)
 
@@ -534,3 +614,9 @@ class Nodes:
 def _state_in_contact(node: NodeRecord | None) -> NodeState:
     """The state of a node that is heard of: Ready, unless an operator wants it empty."""
     return (node.wish.state if node is not None else None) or NodeState.READY
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Nobody may be left to hear what became of it."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("a heartbeat could not be taken in: %s", task.exception())

@@ -30,6 +30,11 @@ from shoal.model.events import Event
 from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
 
 MAX_BATCH = 1000
+#: Each batch weighs every node anew. For a while after one as large as this it is better to wait a moment and let more
+#: come together. A single wish is not kept waiting.
+BUSY_BATCH = 8
+BUSY_SECONDS = 1.0
+GATHER_SECONDS = 0.08
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,14 @@ class Placer:
 
     async def run(self) -> None:
         """Place what waits, for ever. Owned by the control plane's task scope."""
+        busy_until = 0.0
         while True:
             await self._wake.wait()
             while self._waiting:
+                if len(self._waiting) < MAX_BATCH and self._clock.monotonic() < busy_until:
+                    await self._clock.sleep(GATHER_SECONDS)
+                if len(self._waiting) >= BUSY_BATCH:
+                    busy_until = self._clock.monotonic() + BUSY_SECONDS
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):

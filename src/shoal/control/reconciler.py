@@ -29,7 +29,7 @@ from datetime import datetime
 from shoal.control import moves, retries
 from shoal.control.failover import seconds_until_move
 from shoal.core.ids import NodeId
-from shoal.model.nodes import Feature, NodeRecord, NodeState
+from shoal.model.nodes import BeatMark, Feature, NodeRecord, NodeState
 from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, WorkloadRecord
 
 #: A foreign agent answers before it has acted: how often its answer is asked for, and how many heartbeats without
@@ -60,6 +60,8 @@ class Order:
     absent_beats: int = 0
     #: The agent confirmed that the workload is gone.
     gone: bool = False
+    #: The first heartbeat that was made after the answer; None when the agent did not say.
+    first_beat: BeatMark | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ that `refresh` brings up to date: that is what a control plane does that does no
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from shoal.control.adoption import Adoption
@@ -50,13 +51,14 @@ class Reign:
         metrics: ControlMetrics,
         join: JoinDoor,
         term: int,
+        is_confirmed: Callable[[], bool],
     ) -> None:
         self.term = term
         self._store = store
         self.scope = TaskScope("reign")
         self.fleet = Fleet()
         self.ledger = Ledger(store, self.fleet, on_commit=metrics.stored)
-        self.streams = Streams(self.fleet, scope=self.scope)
+        self.streams = Streams(self.fleet, scope=self.scope, observer=metrics)
         self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
         self.dispatch = Dispatch(
@@ -76,6 +78,8 @@ class Reign:
             settings=settings.leases,
             failover=settings.failover,
             cluster_id=settings.cluster_id,
+            on_beat=metrics.beat,
+            on_ignored=metrics.ignored,
         )
         self.wishes = NodeWishes(self.ledger, self.nodes, self.dispatch, clock=clock)
         self.drains = Drains(
@@ -114,6 +118,8 @@ class Reign:
             streams=self.streams,
             clock=clock,
             term=term,
+            is_confirmed=is_confirmed,
+            issues_certificates=bool(settings.ca_key),
         )
         enrolment = Enrolment(
             self.ledger,
@@ -138,6 +144,7 @@ class Reign:
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
         await self.ledger.load()
+        await self.nodes.store_promise()
         self.nodes.start()
         self.streams.open()
         self.scope.start(self.placer.run(), name="placer")
@@ -156,5 +163,6 @@ class Reign:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
         self.dispatch.close()
+        self.nodes.close()
         await self.scope.close()
         await self.agents.close()

@@ -19,6 +19,7 @@ from shoal.control.enrolment_service import CredentialService, EnrollmentService
 from shoal.control.gate import Gate
 from shoal.control.leadership import Campaign
 from shoal.control.metrics import ControlMetrics
+from shoal.control.names import HeldName
 from shoal.control.reign import Reign
 from shoal.control.secret_service import SecretService
 from shoal.control.settings import ControlSettings
@@ -27,7 +28,6 @@ from shoal.control.store.select import open_store
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError
-from shoal.core.files import write_atomic
 from shoal.core.shape import check
 from shoal.core.tasks import TaskScope
 from shoal.model.identity import Identity, Role
@@ -85,9 +85,10 @@ class ControlPlane:
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
         )
         self.reign = self._new_reign(term=0)
+        self._name = HeldName(Path(settings.data_dir), self._entropy)
         self._campaign = Campaign(
             self.store,
-            holder=_remembered_name(Path(settings.data_dir), self._entropy),
+            holder=self._name.text,
             address=self._advertised,
             clock=self.clock,
             on_change=self._leader_changed,
@@ -123,6 +124,8 @@ class ControlPlane:
 
     async def start(self, *, http: bool = True) -> None:
         """Open the store, serve, and lead or follow."""
+        if self.settings.database:  # without, the store has a lock of its own
+            self._name.hold()
         await self.store.open()
         self._reign_failed = asyncio.get_running_loop().create_future()
         services = [
@@ -176,6 +179,7 @@ class ControlPlane:
         await self.reign.end()
         await self._campaign.resign()
         await self.store.close()
+        self._name.release()
 
     # -----------------------------------------------------------------------------------------------------
     # Leading and following
@@ -190,6 +194,7 @@ class ControlPlane:
             metrics=self._metrics,
             join=self._join,
             term=term,
+            is_confirmed=lambda: self._campaign.is_confirmed,
         )
 
     def _advertised(self) -> str:
@@ -278,7 +283,7 @@ class ControlPlane:
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
-        self._metrics.refresh(self.reign.fleet, self.reign.nodes)
+        self._metrics.refresh(self.reign.fleet)
         return self._metrics.render()
 
 
@@ -306,20 +311,6 @@ async def run_control(
         failing.cancel()
     finally:
         await plane.stop()
-
-
-def _remembered_name(data_dir: Path, entropy: Entropy) -> str:
-    """This control plane's name among others, the same after a restart: it need not wait for its own old lease."""
-    path = data_dir / "name"
-    try:
-        name = path.read_text().strip()
-    except OSError:
-        name = ""
-    if not name:
-        name = entropy.token()
-        data_dir.mkdir(parents=True, exist_ok=True)
-        write_atomic(str(path), name.encode())
-    return name
 
 
 def _with_cluster(settings: ControlSettings, identity: Identity | None) -> ControlSettings:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from datetime import timedelta
 
 from shoal.control.adoption import Adoption
 from shoal.control.agents import Agents
+from shoal.control.entitlements import check_identities, identity_problem
 from shoal.control.facts import PlacementDecision
 from shoal.control.fleet import Fleet
 from shoal.control.groups import Groups
 from shoal.control.nodes import Beat, Nodes
+from shoal.control.pages import check_page, first_page, fitting
 from shoal.control.placer import Placer, request_for
 from shoal.control.scheduler import place, place_together
 from shoal.control.store.base import EventQuery, Store
@@ -72,6 +74,8 @@ class ControlService:
         streams: Streams,
         clock: Clock,
         term: int,
+        is_confirmed: Callable[[], bool],
+        issues_certificates: bool,
     ) -> None:
         self._fleet = fleet
         self._nodes = nodes
@@ -87,6 +91,8 @@ class ControlService:
         self._streams = streams
         self._clock = clock
         self._term = term
+        self._is_confirmed = is_confirmed
+        self._issues_certificates = issues_certificates
 
     # -----------------------------------------------------------------------------------------------------
     # Agents
@@ -121,6 +127,7 @@ class ControlService:
             statuses=self._statuses(request),
             usage=self._usage(request),
             sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
+            measured=convert.Measurements(request),
         )
         draining = await self._nodes.heartbeat(beat)
         settings = self._nodes.settings
@@ -130,6 +137,7 @@ class ControlService:
             lease_ms=round(settings.lease.total_seconds() * 1000),
             heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
             term=self._term,
+            unconfirmed=not self._is_confirmed(),
         )
         answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
         return answer
@@ -141,7 +149,7 @@ class ControlService:
         try:
             return convert.node_usage_from_proto(request.usage)
         except InvalidError:
-            self._nodes.reports_ignored += 1
+            self._nodes.ignored(1)
             return None
 
     def control_stream(
@@ -150,10 +158,11 @@ class ControlService:
         """The same and more through one stream: what comes is answered as above, and calls to its agent go back."""
         return self._streams.serve(requests, call, self)
 
-    def _statuses(self, request: pb.HeartbeatRequest) -> tuple[RunStatus, ...]:
+    def _statuses(self, request: pb.HeartbeatRequest) -> Mapping[bytes, RunStatus]:
         """The statuses of a beat. One that cannot be read is counted and left out: the others still count."""
-        statuses = tuple(convert.run_statuses_from_heartbeat(request))
-        self._nodes.reports_ignored += len(request.workload_statuses) - len(statuses)
+        contact = self._nodes.contact(NodeId(request.node_id))
+        statuses = convert.run_statuses_from_heartbeat(request, contact.statuses if contact is not None else {})
+        self._nodes.ignored(len(request.workload_statuses) - len(statuses))
         return statuses
 
     # -----------------------------------------------------------------------------------------------------
@@ -163,6 +172,9 @@ class ControlService:
         """Make a wish durable. A bad one is answered, not raised: the contract's clients read the response."""
         try:
             wish = _wish(request.workload_id, request.spec, request.revision_id, request.desired_state)
+            trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
+            if trouble is not None:
+                raise InvalidError([trouble])
             applied = await self._workloads.apply(wish, expected_revision=request.expected_revision)
         except InvalidError as error:
             return pb.ApplyWorkloadResponse(
@@ -238,12 +250,15 @@ class ControlService:
     # -----------------------------------------------------------------------------------------------------
     # Groups
 
-    async def apply_group(self, request: pb.ApplyGroupRequest, _call: Call) -> pb.ApplyGroupResponse:
+    async def apply_group(self, request: pb.ApplyGroupRequest, call: Call) -> pb.ApplyGroupResponse:
         """Make a group what is asked, all or none."""
         _check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
         wishes = _wishes(request.members)
-        applied = await self._groups.apply(GroupId(request.group_id), wishes, expected_generation=expected)
+        check_identities(wishes, issues=self._issues_certificates)
+        applied = await self._groups.apply(
+            GroupId(request.group_id), wishes, expected_generation=expected, by=call.identity
+        )
         view = self._views.group(applied.record)
         return pb.ApplyGroupResponse(
             generation=applied.record.generation,
@@ -264,17 +279,26 @@ class ControlService:
         view = self._views.group(self._fleet.group(request.group_id))
         return pb.GetGroupResponse(group=convert.group_view_to_proto(view))
 
-    async def list_groups(self, _request: pb.ListGroupsRequest, _call: Call) -> pb.ListGroupsResponse:
-        """Every group."""
-        return pb.ListGroupsResponse(groups=[convert.group_view_to_proto(view) for view in self._views.groups()])
+    async def list_groups(self, request: pb.ListGroupsRequest, _call: Call) -> pb.ListGroupsResponse:
+        """Every group, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        views = self._views.groups(after=request.page_token)
+        page, token = first_page(
+            ((view.group_id, convert.group_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListGroupsResponse(groups=page, next_page_token=token)
 
     # -----------------------------------------------------------------------------------------------------
     # Reads
 
     async def list_nodes(self, request: pb.ListNodesRequest, _call: Call) -> pb.ListNodesResponse:
-        """Every node."""
-        views = self._views.nodes(status=request.status)
-        return pb.ListNodesResponse(nodes=[convert.node_view_to_proto(view) for view in views])
+        """Every node, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        views = self._views.nodes(status=request.status, after=request.page_token)
+        page, token = first_page(
+            ((view.node_id, convert.node_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListNodesResponse(nodes=page, next_page_token=token)
 
     async def get_node(self, request: pb.GetNodeRequest, _call: Call) -> pb.GetNodeResponse:
         """One node."""
@@ -282,9 +306,15 @@ class ControlService:
         return pb.GetNodeResponse(node=convert.node_view_to_proto(self._views.node(self._fleet.node(request.node_id))))
 
     async def list_workloads(self, request: pb.ListWorkloadsRequest, _call: Call) -> pb.ListWorkloadsResponse:
-        """Every workload."""
-        views = self._views.workloads(node_id=request.node_id, status=request.status, group_id=request.group_id)
-        return pb.ListWorkloadsResponse(workloads=[convert.workload_view_to_proto(view) for view in views])
+        """Every workload, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        views = self._views.workloads(
+            node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
+        )
+        page, token = first_page(
+            ((view.workload_id, convert.workload_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListWorkloadsResponse(workloads=page, next_page_token=token)
 
     async def get_workload(self, request: pb.GetWorkloadRequest, call: Call) -> pb.GetWorkloadResponse:
         """One workload. An agent is told of another's whose it is, and not what it does."""
@@ -378,9 +408,10 @@ class ControlService:
         """Part of the list of events."""
         query = _event_query(request.after, request.limit, request.subject_kind, request.subject_id)
         page = await self._store.events(dataclasses.replace(query, newest=request.newest))
-        return pb.ListEventsResponse(
-            events=[convert.event_to_proto(event) for event in page.events], next=page.next, oldest=page.oldest
-        )
+        events = [convert.event_to_proto(event) for event in page.events]
+        kept = fitting(events, from_end=request.newest)
+        cut_short = len(kept) < len(events) and not request.newest
+        return pb.ListEventsResponse(events=kept, next=kept[-1].cursor if cut_short else page.next, oldest=page.oldest)
 
     async def watch_events(self, request: pb.WatchEventsRequest, _call: Call) -> AsyncIterator[pb.Event]:
         """Events as they happen."""

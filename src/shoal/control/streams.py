@@ -3,7 +3,7 @@
 What the control plane has to say to an agent goes out through the agent's own stream. A stream that registers a node,
 or brings a beat of its session, is that node's from then on; the one before it is ended. When the stream of a node
 breaks, the node is Suspect at once, and Ready with its next beat. A message that is refused or cannot be read is
-answered with an `error`, and the stream goes on.
+answered with an `error`, and the stream goes on. Each message is counted and traced as its unary call would be.
 
 Made for each reign; `shoal.control.service` serves through it, `shoal.control.agents` calls through it.
 """
@@ -31,9 +31,11 @@ from shoal.core.ids import NodeId
 from shoal.core.tasks import TaskScope, task_scope
 from shoal.model.nodes import Feature, NodeRecord
 from shoal.wire.authorization import Policy
-from shoal.wire.calls import Outbox, StreamCalls, refusal
+from shoal.wire.calls import Outbox, StreamCalls, refusal, status_to_proto
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.serving import RpcObserver, one_message
+from shoal.wire.status import OK
 from shoal.wire.transport import Call, Channel, Method
 
 log = logging.getLogger(__name__)
@@ -105,8 +107,9 @@ class _Stream:
 class Streams:
     """Every open stream, and whose it is."""
 
-    def __init__(self, fleet: Fleet, *, scope: TaskScope) -> None:
+    def __init__(self, fleet: Fleet, *, scope: TaskScope, observer: RpcObserver | None = None) -> None:
         self._fleet = fleet
+        self._observer = observer
         self._scope = scope
         self._open: set[_Stream] = set()
         self._by_node: dict[NodeId, _Stream] = {}
@@ -187,32 +190,32 @@ class Streams:
     async def _answer(self, stream: _Stream, handlers: Handlers) -> None:
         """Answer one message after another: whoever sends no ids gets replies in order."""
         while (given := await stream.waiting.get()) is not None:
-            message_id = 0 if isinstance(given, ShoalError) else given.message_id
-            try:
-                if isinstance(given, ShoalError):
-                    raise given
-                reply = await self._handle(stream, given, handlers)
-                reply.in_reply_to = message_id
-            except ShoalError as error:
-                reply = refusal(error, message_id)
-            except Exception as error:  # a bug is answered and logged; the stream goes on
-                log.error("a message from %s failed", stream.call.peer, exc_info=error)
-                reply = refusal(error, message_id)
+            reply = refusal(given, 0) if isinstance(given, ShoalError) else await self._reply(stream, given, handlers)
             try:
                 await stream.outbox.put(reply)
             except ExhaustedError as error:
-                stream.outbox.push(refusal(error, message_id))
+                stream.outbox.push(refusal(error, reply.in_reply_to))
             except UnavailableError:
                 return
         stream.end(None)
 
-    async def _handle(self, stream: _Stream, message: pb.ControlMessage, handlers: Handlers) -> pb.ControlMessage:
+    async def _reply(self, stream: _Stream, message: pb.ControlMessage, handlers: Handlers) -> pb.ControlMessage:
         kind = message.WhichOneof("message") or ""
         method = _METHODS.get(kind)
         if method is None:
             rule = f"must be one of {', '.join(_METHODS)}"
-            raise InvalidError([problem("message", kind or None, rule)])
-        request = getattr(message, kind)
+            return refusal(InvalidError([problem("message", kind or None, rule)]), message.message_id)
+        reply = pb.ControlMessage()
+        with one_message(method, self._observer) as outcome:
+            reply = await self._handle(stream, kind, method, getattr(message, kind), handlers)
+        if outcome.status is not OK:
+            reply = pb.ControlMessage(error=status_to_proto(outcome.status))
+        reply.in_reply_to = message.message_id
+        return reply
+
+    async def _handle(
+        self, stream: _Stream, kind: str, method: Method[Any, Any], request: Any, handlers: Handlers
+    ) -> pb.ControlMessage:
         _authorise(method, stream.call, request)
         if kind == "heartbeat":
             # Before the beat is taken in: what follows from it may be an order that has to find its way.

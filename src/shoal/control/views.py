@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
 
 from shoal.control import retries
@@ -20,10 +21,14 @@ from shoal.model.workloads import (
     GroupRecord,
     Observation,
     RunState,
+    RunStatus,
+    Usage,
     WorkloadRecord,
 )
 
 SHOWN_SESSION = 6
+#: In a list of many workloads, the reasons of so many nodes are told; one workload alone has them all.
+LISTED_REJECTIONS = 20
 
 
 def workload_status(record: WorkloadRecord, observation: Observation | None, owner: NodeRecord | None) -> str:
@@ -50,9 +55,10 @@ def workload_status(record: WorkloadRecord, observation: Observation | None, own
 
 def _short(view: WorkloadView) -> WorkloadView:
     """For lists: without what only somebody who looks at one workload wants to read."""
-    if view.run is None or not view.run.last_output:
-        return view
-    return dataclasses.replace(view, run=dataclasses.replace(view.run, last_output=""))
+    run = view.run
+    if run is not None and run.last_output:
+        run = dataclasses.replace(run, last_output="")
+    return dataclasses.replace(view, run=run, rejections=view.rejections[:LISTED_REJECTIONS])
 
 
 def _failover_word(node: NodeRecord) -> str:
@@ -124,7 +130,7 @@ class Views:
             created_at=record.created_at,
             last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
             reason=reason,
-            usage=run.usage if run is not None else None,
+            usage=self._usage(record, run) if run is not None else None,
             run=run,
             rejections=rejections,
             spec=record.spec if with_spec else None,
@@ -132,6 +138,11 @@ class Views:
             moving_from=record.move.away_from if record.move is not None else "",
             left_on=record.left_on,
         )
+
+    def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
+        contact = self._nodes.contact(record.node_id) if record.node_id is not None else None
+        measured = contact.measured.of(record.workload_id) if contact is not None and contact.measured else None
+        return measured or run.usage
 
     def _reason(
         self, record: WorkloadRecord, status: str, observation: Observation | None, owner: NodeRecord | None
@@ -173,11 +184,12 @@ class Views:
             return f"{words}; nothing is moved: {self._nodes.brake or 'other lost nodes come first'}"
         return words
 
-    def workloads(self, *, node_id: str = "", status: str = "", group_id: str = "") -> list[WorkloadView]:
-        """Every workload that matches, by id."""
+    def workloads(
+        self, *, node_id: str = "", status: str = "", group_id: str = "", after: str = ""
+    ) -> Iterator[WorkloadView]:
+        """Every workload that matches, in order of the ids, from the one after `after` on."""
         wanted = status.lower()
-        views = []
-        for workload_id in sorted(self._fleet.workloads):
+        for workload_id in sorted(each for each in self._fleet.workloads if each > after):
             record = self._fleet.workloads[workload_id]
             if self._fleet.is_buried(record) or (node_id and record.node_id != node_id):
                 continue
@@ -185,8 +197,7 @@ class Views:
                 continue
             view = _short(self.workload(record, with_spec=False))
             if not wanted or view.status.lower() == wanted:
-                views.append(view)
-        return views
+                yield view
 
     def node(self, record: NodeRecord) -> NodeView:
         """One node."""
@@ -226,11 +237,13 @@ class Views:
             failover=_failover_word(record),
         )
 
-    def nodes(self, *, status: str = "") -> list[NodeView]:
-        """Every node that matches, by id."""
+    def nodes(self, *, status: str = "", after: str = "") -> Iterator[NodeView]:
+        """Every node that matches, in order of the ids, from the one after `after` on."""
         wanted = status.lower()
-        views = (self.node(self._fleet.nodes[node_id]) for node_id in sorted(self._fleet.nodes))
-        return [view for view in views if not wanted or view.status.lower() == wanted]
+        for node_id in sorted(each for each in self._fleet.nodes if each > after):
+            view = self.node(self._fleet.nodes[node_id])
+            if not wanted or view.status.lower() == wanted:
+                yield view
 
     def group(self, record: GroupRecord) -> GroupView:
         """One group with its members."""
@@ -240,9 +253,10 @@ class Views:
         status = group_status(record, [member.status for member in members])
         return GroupView(record.group_id, record.generation, status, record.message, members)
 
-    def groups(self) -> list[GroupView]:
-        """Every group, by id."""
-        return [self.group(self._fleet.groups[group_id]) for group_id in sorted(self._fleet.groups)]
+    def groups(self, *, after: str = "") -> Iterator[GroupView]:
+        """Every group, in order of the ids, from the one after `after` on."""
+        for group_id in sorted(each for each in self._fleet.groups if each > after):
+            yield self.group(self._fleet.groups[group_id])
 
     def summary(self) -> ClusterSummary:
         """The fleet in numbers. Every workload is counted exactly once."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from shoal.control.dispatch import Dispatch
 from shoal.control.fleet import Ledger, workload_event
 from shoal.control.store.base import Batch
+from shoal.control.views import workload_status
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
@@ -186,16 +187,22 @@ class Workloads:
         return self._fleet.workload(workload_id)
 
     async def retry(self, workload_id: WorkloadId) -> bool:
-        """Run it again now: whatever waits, waits no longer, and one that has failed or ended gets a new generation."""
+        """Run it again now: whatever waits, waits no longer. One that runs is left alone, so it can be asked twice.
+
+        This asks for no other workload than there is. So a member may be tried again without its group: the group, its
+        generation and the other members are as before.
+        """
 
         def decide() -> Batch | None:
             record = self._fleet.workload(workload_id)
             if record.desired is not DesiredState.RUNNING:
                 raise PreconditionError(
                     f"workload {workload_id!r} is wished to be {record.desired.value}",
-                    hint="start it first",
+                    hint=_way_to_start(record),
                     workload_id=workload_id,
                 )
+            if self._runs(record):
+                return None
             changed = dataclasses.replace(
                 record,
                 generation=record.generation + 1,
@@ -208,9 +215,15 @@ class Workloads:
             )
             return Batch(workloads=(changed,), events=(event,))
 
-        await self._ledger.change(decide)
-        self._dispatch.reset_backoff(workload_id)
+        if await self._ledger.change(decide) is not None:
+            self._dispatch.reset_backoff(workload_id)
         return True
+
+    def _runs(self, record: WorkloadRecord) -> bool:
+        """Whether its newest generation is known to run, on a node that is heard of."""
+        observation = self._fleet.observations.get(record.workload_id)
+        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        return workload_status(record, observation, owner) == "Running"
 
     def _check_free(self, workload_id: WorkloadId) -> None:
         """A member of a group changes only with its group."""
@@ -222,6 +235,10 @@ class Workloads:
                 workload_id=workload_id,
                 group_id=record.group_id,
             )
+
+
+def _way_to_start(record: WorkloadRecord) -> str:
+    return "start it first" if record.group_id is None else f"start it with its group {record.group_id!r}"
 
 
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:

@@ -14,6 +14,7 @@
     ├── UnauthenticatedError       who calls is not known: no certificate, or one that says nothing here
     ├── DeniedError                the caller's role does not allow it
     ├── UnavailableError           the other side cannot be reached now; try again
+    │   └── DamagedError           a file that this process lives by cannot be read any more
     ├── DeadlineError              it took longer than allowed
     ├── UnsupportedError           this build or this peer cannot do it
     └── InternalError              a bug of ours
@@ -183,6 +184,12 @@ class UnavailableError(ShoalError):
     """The other side cannot be reached, or cannot serve now."""
 
     retryable = True
+
+
+class DamagedError(UnavailableError):
+    """What was written to disk cannot be read any more. Nothing gets better by itself."""
+
+    retryable = False
 
 
 class DeadlineError(ShoalError):

@@ -1,14 +1,18 @@
 """Files that nobody else may read: keys, and what is encrypted with them. On this machine's disk, never elsewhere.
 
 A file is 0600 from its first byte on, appears whole or not at all, and is durable when the call returns; directories
-are 0700. Errors are `ShoalError`s with the path in them. Called by `shoal.wire.credentials`.
+are 0700. Both belong to us, or to whom they are handed over: whoever owns a directory can put anything into it, so what
+is in one of another's is read with `read_regular`. Errors are `ShoalError`s with the path in them. Called by
+`shoal.wire.credentials` and the agent.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, PreconditionError, problem
@@ -18,14 +22,27 @@ DIRECTORY_MODE = 0o700
 MAX_BYTES = 1024 * 1024
 
 
-def make_private_directory(path: Path) -> None:
-    """Make a directory for us alone, and those above it. One that is there is left as it is."""
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whom files are for, if not for us."""
+
+    uid: int
+    gid: int
+
+
+def make_private_directory(path: Path, *, owner: Owner | None = None) -> None:
+    """Make a directory for us alone, and those above it. One that is there is left as it is, but for its owner.
+
+    With an `owner`, the directory above must be ours: else somebody could put another in its place.
+    """
     with _typed(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+        if owner is not None:
+            os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
 
 
-def write_private(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes, *, owner: Owner | None = None) -> None:
     """Make `content` the file at `path`, in one step."""
     part = path.with_name(f".{path.name}.part")
     with _typed(path):
@@ -35,6 +52,8 @@ def write_private(path: Path, content: bytes) -> None:
         try:
             with open(descriptor, "wb") as file:  # noqa: PTH123 - an open descriptor has no path
                 os.fchmod(descriptor, FILE_MODE)
+                if owner is not None:
+                    os.fchown(descriptor, owner.uid, owner.gid)
                 file.write(content)
                 file.flush()
                 os.fsync(descriptor)
@@ -60,6 +79,16 @@ def read_private(path: Path) -> bytes:
     if len(content) > MAX_BYTES:
         raise ExhaustedError(f"{path} is larger than {MAX_BYTES:,} bytes", path=path)
     return content
+
+
+def read_regular(path: Path) -> bytes:
+    """As `read_private`, in a directory of somebody else's: a link is not followed, and nothing is waited for."""
+    with _typed(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - an open descriptor has no path
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PreconditionError(f"{path} is not a file", path=path)
+            return file.read(MAX_BYTES)
 
 
 def _sync_directory(path: Path) -> None:

@@ -187,7 +187,7 @@ def check(value: Any, *, at: str = "") -> None:
 def find_problems(value: Any, *, at: str = "") -> list[Problem]:
     """Every broken rule of a dataclass value, deep."""
     problems: list[Problem] = []
-    _check_into(value, type(value), at, problems)
+    _check_into(value, _form_of(type(value)), at, problems)
     return _bounded(problems)
 
 
@@ -239,7 +239,7 @@ def _read(kind: Any, given: Any, at: str, problems: list[Problem]) -> Any:
             return None
         return _read(Annotated[_inner(kind), *rules] if rules else _inner(kind), given, at, problems)
     if isinstance(given, kind if isinstance(kind, type) else ()) and dataclasses.is_dataclass(given):
-        _check_into(given, kind, at, problems)
+        _check_into(given, _form_of(kind), at, problems)
         return given
     before = len(problems)
     value = _read_plain(kind, rules, given, at, problems)
@@ -285,7 +285,7 @@ def _read_mapping(kind: Any, rules: tuple[Rule, ...], given: Any, at: str, probl
             problems.append(problem(at, key, "keys must be text; put them in quotes"))
             continue
         path = _path(at, key)
-        _check_into(key, key_kind, path, problems)
+        _check_into(key, _form_of(key_kind), path, problems)
         result[key] = _read(value_kind, each, path, problems)
     return result
 
@@ -382,27 +382,67 @@ def _bounded(problems: list[Problem]) -> list[Problem]:
 # Checking
 
 
-def _check_into(value: Any, kind: Any, at: str, problems: list[Problem]) -> None:
-    kind, rules = _strip(kind)
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What there is to check in a value of one kind: its rules, and what is inside."""
+
+    rules: tuple[Rule, ...]
+    option: _Form | None = None
+    entry: _Form | None = None
+    pair: tuple[_Form, _Form] | None = None
+    #: Nothing is inside: a text, a number, a word of an enumeration.
+    is_plain: bool = False
+
+
+def _check_into(value: Any, form: _Form, at: str, problems: list[Problem]) -> None:
     if value is None:
         return
-    _apply(rules, value, at, problems)
-    origin = typing.get_origin(kind)
-    if _is_union(kind):
-        _check_into(value, _inner(kind), at, problems)
-    elif origin in (tuple, list, frozenset, set):
+    _apply(form.rules, value, at, problems)
+    if form.is_plain:
+        return
+    if form.option is not None:
+        _check_into(value, form.option, at, problems)
+    elif form.entry is not None:
         for index, each in enumerate(value):
-            _check_into(each, typing.get_args(kind)[0], f"{at}[{index}]", problems)
-    elif origin in (dict, Mapping):
-        key_kind, value_kind = typing.get_args(kind)
+            _check_into(each, form.entry, f"{at}[{index}]", problems)
+    elif form.pair is not None:
         for key, each in value.items():
             path = _path(at, key)
-            _check_into(key, key_kind, path, problems)
-            _check_into(each, value_kind, path, problems)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for name, inner in field_kinds(type(value)).items():
-            _check_into(getattr(value, name), inner, _path(at, name), problems)
+            _check_into(key, form.pair[0], path, problems)
+            _check_into(each, form.pair[1], path, problems)
+    elif dataclasses.is_dataclass(value):
+        made: type = type(value)
+        for name, inner in _checked_fields(made):
+            _check_into(getattr(value, name), inner, f"{at}.{name}" if at else name, problems)
         problems.extend(_extra_problems(value, at))
+
+
+def _form_of(kind: Any) -> _Form:
+    kind, rules = _strip(kind)
+    origin = typing.get_origin(kind)
+    if _is_union(kind):
+        return _Form(rules, option=_form_of(_inner(kind)))
+    if origin in (tuple, list, frozenset, set):
+        return _Form(rules, entry=_form_of(typing.get_args(kind)[0]))
+    if origin in (dict, Mapping):
+        key, value = typing.get_args(kind)
+        return _Form(rules, pair=(_form_of(key), _form_of(value)))
+    return _Form(rules, is_plain=isinstance(kind, type) and not dataclasses.is_dataclass(kind))
+
+
+@functools.cache
+def _checked_fields(cls: type) -> tuple[tuple[str, _Form], ...]:
+    """The fields in which a rule can be broken. Worked out once: every spec that comes in is checked."""
+    forms = ((name, _form_of(kind)) for name, kind in field_kinds(cls).items())
+    return tuple((name, form) for name, form in forms if not _is_free(form))
+
+
+def _is_free(form: _Form) -> bool:
+    """Whether whatever it holds is good."""
+    inside = (form.option, form.entry, *(form.pair or ()))
+    return not form.rules and (
+        form.is_plain or (any(inside) and all(each is None or _is_free(each) for each in inside))
+    )
 
 
 def _apply(rules: tuple[Rule, ...], value: Any, at: str, problems: list[Problem]) -> None:

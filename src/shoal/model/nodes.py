@@ -60,7 +60,20 @@ class Feature(enum.StrEnum):
     PORTS = "ports"  # chooses named ports
     STREAM = "stream"  # opens a ControlStream and takes calls through it; such an agent may have no endpoint
     SECRETS = "secrets"  # takes the values of secrets beside the spec, and keeps them encrypted
+    IDENTITY = "identity"  # gets certificates for its workloads, and keeps them fresh
     STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
+
+
+@dataclass(frozen=True, slots=True)
+class BeatMark:
+    """One heartbeat among those of a node: which session, which number."""
+
+    session: str
+    sequence: int
+
+    def is_before(self, first: BeatMark | None) -> bool:
+        """Whether it was made before the beat that counts first. Beats of another session were all made after it."""
+        return first is not None and self.session == first.session and self.sequence < first.sequence
 
 
 @dataclass(frozen=True, slots=True)

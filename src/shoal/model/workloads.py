@@ -184,6 +184,8 @@ class ProcessSpec:
     clear_env: bool = False
     #: Further variables, by the names of the secrets that hold their values.
     env_from_secrets: Annotated[Mapping[EnvName, Identifier], MaxLength(64)] = field(default_factory=dict)
+    #: Hand it a certificate of its own, of role workload, for its group. Members of groups only.
+    identity: bool = False
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""

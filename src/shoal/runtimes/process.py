@@ -61,8 +61,8 @@ _START_TIMEOUT = 15.0
 _STOP_MARGIN = 10.0
 _HEALTH_TIMEOUT = 2.0
 _FOLLOW_INTERVAL = 0.2
-#: Belongs to the agent alone, whatever else of its environment a workload inherits.
-_NOT_INHERITED = ("SHOAL_FAULTS",)
+#: The agent's own settings, such as where its key is, whatever else of its environment a workload inherits.
+_NOT_INHERITED = ("SHOAL_", "PERSYS_")
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
 
 
@@ -328,11 +328,9 @@ def port_variable(name: str) -> str:
 
 
 def _inheritable(environ: Mapping[str, str], *, for_user: bool) -> dict[str, str]:
-    left_out = _NOT_INHERITED + (_OF_THE_USER if for_user else ())
+    left_out = _OF_THE_USER if for_user else ()
     return {
-        name: value
-        for name, value in environ.items()
-        if name not in left_out and not name.startswith("SHOAL_PORT_")  # an agent may itself be a workload
+        name: value for name, value in environ.items() if name not in left_out and not name.startswith(_NOT_INHERITED)
     }
 
 

@@ -38,6 +38,8 @@ class HollowRun:
     failure: str = ""
     exit_code: int = 0
     restarts: int = 0
+    #: The last status that was made of it, and what of: most beats say what the one before said.
+    shown: tuple[tuple[object, ...], control.WorkloadStatus] | None = None
 
 
 @dataclass(slots=True)
@@ -65,13 +67,16 @@ class HollowNode:
     never_ready: bool = False
     #: Take orders, and do not beat.
     mute: bool = False
+    #: Report with each beat what each run uses, as an agent does.
+    measures: bool = False
     runs: dict[str, HollowRun] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     actions: list[agent.AgentAction] = field(default_factory=list)
     session: str = ""
     sequence: int = 0
     registrations: int = 0
-    #: When the last beat that was acknowledged was sent, and the lease it brought: at-most-one work lives by them.
+    #: When the last beat was sent that a certain leader acknowledged, and the lease it brought: at-most-one work lives
+    #: by them.
     last_ack: float = -1e9
     lease: float = 0.0
     superseded: bool = False
@@ -111,7 +116,11 @@ class HollowNode:
 
 
 class HollowFleet:
-    """Many hollow nodes, one server, one channel to the control plane."""
+    """Many hollow nodes, one server, one channel to the control plane.
+
+    With `transport_of` each node has a connection of its own instead, as machines have, made by the transport that is
+    returned for its id: so it can show its own certificate.
+    """
 
     def __init__(
         self,
@@ -122,7 +131,9 @@ class HollowFleet:
         clock: Clock | None = None,
         on_order: Callable[[str, str, int], None] | None = None,
         streams: bool = False,
+        transport_of: Callable[[str], Transport] | None = None,
     ) -> None:
+        self._transport_of = transport_of
         self._use_streams = streams
         self._streams: dict[str, ControlStream] = {}
         #: Called with (apply or delete, workload id, generation) when an order arrives, before anything is decided.
@@ -136,6 +147,7 @@ class HollowFleet:
         self._loops: dict[str, asyncio.Task[None]] = {}
         self._server: Server | None = None
         self._channel: Channel | None = None
+        self._channels: dict[str, Channel] = {}
 
     async def start(self) -> None:
         """Serve, without any node yet."""
@@ -147,8 +159,9 @@ class HollowFleet:
         await self._scope.close()
         for stream in self._streams.values():
             await stream.close()
-        if self._channel is not None:
-            await self._channel.close()
+        for channel in (self._channel, *self._channels.values()):
+            if channel is not None:
+                await channel.close()
         if self._server is not None:
             await self._server.stop(0.0)
 
@@ -162,6 +175,9 @@ class HollowFleet:
         """The whole machine is gone: nothing beats, nothing answers, nothing is remembered by this object."""
         self._loops.pop(node_id).cancel()
         self.break_stream(node_id)
+        channel = self._channels.pop(node_id, None)
+        if channel is not None:
+            self._scope.start(channel.close(), name=f"hang up {node_id}")
         return self.nodes.pop(node_id)
 
     def break_stream(self, node_id: str) -> None:
@@ -206,14 +222,13 @@ class HollowFleet:
             interval = await self._register(node)
             if interval:
                 node.sequence = 1
-                await self._beat(node)
+                await self.beat(node)
             return interval or 1.0
         if node.mute:
             return 1.0
-        return await self._beat(node)
+        return await self.beat(node)
 
     async def _register(self, node: HollowNode) -> float:
-        assert self._channel is not None
         assert self._server is not None
         request = control.RegisterNodeRequest(
             node_id=node.node_id,
@@ -234,21 +249,22 @@ class HollowFleet:
         if stream is not None:
             answer = await stream.register(request, timeout=DEFAULT_TIMEOUT)
         else:
-            answer = await self._channel.call(AgentControl.REGISTER_NODE, request)
+            answer = await self._channel_of(node).call(AgentControl.REGISTER_NODE, request)
         if not answer.accepted:
             return 0.0
         node.registrations += 1
         node.session = answer.session
         return answer.heartbeat_interval_ms / 1000
 
-    async def _beat(self, node: HollowNode) -> float:
-        assert self._channel is not None
+    async def beat(self, node: HollowNode) -> float:
+        """One beat of a node that has registered. Returns the seconds until the next one is due."""
         request = control.HeartbeatRequest(
             node_id=node.node_id,
             session=node.session,
             sequence=node.sequence if node.session else 0,
             usage=control.NodeUsage(cpu_used_millicores=10, memory_used_mb=64),
             workload_statuses=[self._status(node, workload_id, run) for workload_id, run in node.runs.items()],
+            workload_usage=[_usage(workload_id, node.sequence) for workload_id in node.runs] if node.measures else (),
         )
         node.sequence += 1
         began = self._clock.monotonic()
@@ -256,24 +272,49 @@ class HollowFleet:
         if stream is not None:
             answer = await stream.heartbeat(request, timeout=DEFAULT_TIMEOUT)
         else:
-            answer = await self._channel.call(AgentControl.HEARTBEAT, request)
-        node.last_ack, node.lease = began, answer.lease_ms / 1000
-        node.draining = answer.drain_node
+            answer = await self._channel_of(node).call(AgentControl.HEARTBEAT, request)
+        if not answer.unconfirmed:
+            node.last_ack, node.lease = began, answer.lease_ms / 1000
+            node.draining = answer.drain_node
         if node.beaten is not None:
             node.beaten(self._clock.monotonic() - began)
         return answer.heartbeat_interval_ms / 1000
 
+    def _channel_of(self, node: HollowNode) -> Channel:
+        if self._transport_of is None:
+            assert self._channel is not None
+            return self._channel
+        channel = self._channels.get(node.node_id)
+        if channel is None:
+            channel = self._transport_of(node.node_id).connect(self._control_address)
+            self._channels[node.node_id] = channel
+        return channel
+
     def _stream(self, node: HollowNode) -> ControlStream | None:
-        if not self._use_streams or Feature.STREAM.value not in node.features or self._channel is None:
+        if not self._use_streams or Feature.STREAM.value not in node.features:
             return None
         stream = self._streams.get(node.node_id)
         if stream is None or stream.is_over:
             service = Service(methods_of(AgentService), self)
-            stream = ControlStream(self._channel, service, on_end=node.changed.set)
+            stream = ControlStream(self._channel_of(node), service, on_end=node.changed.set)
             self._streams[node.node_id] = stream
         return stream
 
     def _status(self, node: HollowNode, workload_id: str, run: HollowRun) -> control.WorkloadStatus:
+        made_of = (
+            workload_id,
+            run.request.generation,
+            run.state,
+            run.completed,
+            run.failure,
+            run.exit_code,
+            run.restarts,
+        )
+        if run.shown is None or run.shown[0] != made_of:
+            run.shown = made_of, self._make_status(node, workload_id, run)
+        return run.shown[1]
+
+    def _make_status(self, node: HollowNode, workload_id: str, run: HollowRun) -> control.WorkloadStatus:
         status = control.WorkloadStatus(workload_id=workload_id, state=run.state)
         if run.state == "Failed":
             status.failure_reason = control.FailureReason.Value(run.failure)
@@ -341,7 +382,9 @@ class HollowFleet:
             agent.AgentAction(workload_id=request.id, action_type="delete_workload", status="completed", created_at=now)
         )
         node.changed.set()
-        return agent.DeleteWorkloadResponse(success=True)
+        if not node.knows_generations:
+            return agent.DeleteWorkloadResponse(success=True)
+        return agent.DeleteWorkloadResponse(success=True, session=node.session, next_beat=node.sequence)
 
     async def get_workload_status(
         self, request: agent.GetWorkloadStatusRequest, call: Call
@@ -400,6 +443,18 @@ class HollowFleet:
         status.run.completed = run.completed
         status.run.ready = run.state == "Running"
         return status
+
+
+def _usage(workload_id: str, sequence: int) -> control.WorkloadUsageSnapshot:
+    """A measurement that is a little different each time, as real ones are."""
+    return control.WorkloadUsageSnapshot(
+        workload_id=workload_id,
+        type="process",
+        cpu_percent=sequence % 100,
+        memory_bytes=2**20 * (1 + sequence % 64),
+        net_rx_bytes=1000 * sequence,
+        source="hollow",
+    )
 
 
 def same_spec(one: agent.ApplyWorkloadRequest, other: agent.ApplyWorkloadRequest) -> bool:

@@ -1,13 +1,18 @@
 """A store for tests of the control plane in virtual time: the real SQLite store in memory, without threads.
 
 Waiting for a thread would let the virtual clock run. It survives the control plane that uses it, so a test can restart
-that, and it can be told to be away.
+that, and it can be told to be away. With a `Seat`, several control planes share one: each has a `SharedStore` of its
+own, which can be away alone, and who leads is decided by the virtual clock.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+
 from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot, Store
-from shoal.core.errors import UnavailableError
+from shoal.core.clock import Clock
+from shoal.core.errors import NotLeaderError, UnavailableError
 from shoal.model.events import Event
 from shoal.model.trust import JoinToken, SecretRecord
 
@@ -20,6 +25,9 @@ class KeptStore:
         self._opened = False
         #: Everything raises `UnavailableError` while this is set.
         self.away = False
+        #: Every commit waits while this is not set.
+        self.answers = asyncio.Event()
+        self.answers.set()
         #: The next commit happens, and nobody is told.
         self.lose_next_answer = False
 
@@ -37,6 +45,7 @@ class KeptStore:
 
     async def commit(self, batch: Batch) -> tuple[Event, ...]:
         """Apply a batch."""
+        await self.answers.wait()
         self._check()
         events = await self._inner.commit(batch)
         if self.lose_next_answer:
@@ -89,3 +98,58 @@ class KeptStore:
     def _check(self) -> None:
         if self.away:
             raise UnavailableError("the store is away")
+
+
+@dataclass(slots=True)
+class Seat:
+    """Who leads, for all who share a store."""
+
+    term: int = 0
+    holder: str = ""
+    address: str = ""
+    until: float = 0.0
+
+
+class SharedStore(KeptStore):
+    """One control plane's way to a store that others use, too."""
+
+    def __init__(self, inner: KeptStore, seat: Seat, clock: Clock) -> None:
+        super().__init__(inner)
+        self._seat = seat
+        self._clock = clock
+        self._reign: tuple[str, int] | None = None
+
+    async def commit(self, batch: Batch) -> tuple[Event, ...]:
+        """Apply a batch, unless the term that was won here is over."""
+        await self.ping()
+        return await super().commit(batch)
+
+    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+        """Renew, or take over what has ended; else say who leads."""
+        self._check()
+        seat, now = self._seat, self._clock.monotonic()
+        if seat.holder not in ("", holder) and now < seat.until:
+            return await self.leader()
+        if self._reign != (seat.holder, seat.term) or seat.holder != holder:
+            seat.term += 1
+        seat.holder, seat.address, seat.until = holder, address, now + seconds
+        self._reign = (holder, seat.term)
+        return Leader(seat.term, holder, address, seconds)
+
+    async def leader(self) -> Leader:
+        """Who leads."""
+        self._check()
+        seat, left = self._seat, self._seat.until - self._clock.monotonic()
+        return Leader(seat.term, seat.holder, seat.address, left) if left > 0 else Leader(seat.term, "", "", 0.0)
+
+    async def resign(self, holder: str) -> None:
+        """Stop leading."""
+        self._check()
+        if self._seat.holder == holder:
+            self._seat.holder, self._seat.until = "", 0.0
+
+    async def ping(self) -> None:
+        """Say whether it is there, and the term still on."""
+        self._check()
+        if self._reign is not None and self._reign != (self._seat.holder, self._seat.term):
+            raise NotLeaderError(self._seat.address)

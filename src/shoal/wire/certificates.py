@@ -1,14 +1,13 @@
 """Certificates as they are read: who somebody is, until when, and whether a key belongs.
 
 A certificate of ours carries one URI that says who the holder is (`shoal.model.identity`), a host name that says the
-same to TLS clients, and the hosts that others dial. Called by `shoal.wire.security` for the certificates of callers, by
-`shoal.wire.credentials` for our own, and by `shoal.cli.certs`. They are made in `shoal.wire.authority`.
+same to TLS clients, and the hosts that others dial. Called by `shoal.cli.certs` and whoever signs; they are made in
+`shoal.wire.authority`. Programs that only run read the little that they need with `shoal.wire.der`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -20,8 +19,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from shoal.core.errors import InvalidError, UnauthenticatedError, problem
 from shoal.core.ids import is_identifier
 from shoal.model.identity import DOMAIN, SCHEME, Identity, parse_identity
-
-_REMEMBERED_PEERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +70,6 @@ def identity_of(certificate: x509.Certificate) -> Identity:
         hint="use one that was made by `shoal certs issue` or by joining; it carries one shoal:// URI",
         uris=" ".join(uris),
     )
-
-
-@functools.lru_cache(maxsize=_REMEMBERED_PEERS)
-def read_peer(pem: bytes) -> tuple[Identity, datetime]:
-    """Who a caller is by its certificate, which TLS has verified, and until when. Raises `UnauthenticatedError`."""
-    try:
-        certificate = x509.load_pem_x509_certificate(pem)
-        return identity_of(certificate), certificate.not_valid_after_utc
-    except ValueError:
-        raise UnauthenticatedError("the caller's certificate cannot be read") from None
 
 
 def describe(certificate: x509.Certificate) -> CertificateFacts:

@@ -19,8 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from shoal.core.errors import (
     InvalidError,
@@ -31,10 +30,13 @@ from shoal.core.errors import (
     UnauthenticatedError,
     problem,
 )
-from shoal.core.private_files import make_private_directory, move_private, read_private, write_private
+from shoal.core.private_files import Owner, make_private_directory, move_private, read_private, write_private
 from shoal.model.identity import Identity
-from shoal.wire.authority import Authority, Pair, read_authority
-from shoal.wire.certificates import identity_of, matches, read_certificates
+from shoal.wire.der import Certificate, belongs, read_chain
+
+if TYPE_CHECKING:
+    # What signs is loaded by those who sign: a program that reads its own files does not pay for it.
+    from shoal.wire.authority import Authority, Pair
 
 log = logging.getLogger(__name__)
 
@@ -78,14 +80,14 @@ class Credentials:
 # Writing
 
 
-def write_credentials(directory: Path, *, ca: bytes, pair: Pair) -> CredentialPaths:
-    """Write or replace what a program needs to prove who it is."""
+def write_credentials(directory: Path, *, ca: bytes, pair: Pair, owner: Owner | None = None) -> CredentialPaths:
+    """Write or replace what a program needs to prove who it is; ours, or another's alone."""
     paths = CredentialPaths.within(directory)
-    make_private_directory(directory)
+    make_private_directory(directory, owner=owner)
     following = _next(paths.key)
-    write_private(paths.ca, ca)
-    write_private(following, pair.key)
-    write_private(paths.cert, pair.cert)
+    write_private(paths.ca, ca, owner=owner)
+    write_private(following, pair.key, owner=owner)
+    write_private(paths.cert, pair.cert, owner=owner)
     move_private(following, paths.key)
     return paths
 
@@ -112,6 +114,8 @@ def write_authority(directory: Path, authority: Authority) -> None:
 
 def load_authority(directory: Path) -> tuple[Authority, bytes]:
     """The authority of a directory, and everything in its `ca.pem`."""
+    from shoal.wire.authority import read_authority
+
     try:
         bundle = read_private(directory / CA_FILE)
         return read_authority(bundle, read_private(directory / CA_KEY_FILE)), bundle
@@ -130,7 +134,7 @@ def read_credentials(paths: CredentialPaths, *, now: datetime) -> Credentials:
         found: list[Problem] = []
         cert = _read(paths.cert, "--cert", found)
         chain = _parse(cert, paths.cert, "--cert", found) if cert is not None else ()
-        key = _key_for(chain[0], paths.key, found) if chain else None
+        key = _key_for(cert, paths.key, found) if chain and cert is not None else None
         if not chain:
             _read(paths.key, "--key", found)
         if key is not None or last:
@@ -139,13 +143,13 @@ def read_credentials(paths: CredentialPaths, *, now: datetime) -> Credentials:
     if not problems and ca is not None and cert is not None and chain and key is not None:
         leaf = chain[0]
         try:
-            identity = identity_of(leaf)
+            identity = leaf.identity()
         except UnauthenticatedError as error:
             rule = "must be a certificate that says who this is: one from `shoal certs issue`, or from joining"
             raise InvalidError([problem("--cert", str(paths.cert), rule)]) from error
-        if now < leaf.not_valid_after_utc:
-            return Credentials(ca, cert, key, identity, leaf.not_valid_after_utc)
-        rule = f"must not have expired; this one did on {leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
+        if now < leaf.not_after:
+            return Credentials(ca, cert, key, identity, leaf.not_after)
+        rule = f"must not have expired; this one did on {leaf.not_after:%Y-%m-%d %H:%M} UTC"
         problems.append(problem("--cert", str(paths.cert), rule))
     raise InvalidError(problems, hint="`shoal certs show` tells what is in them, `shoal certs issue` makes new ones")
 
@@ -158,15 +162,15 @@ def _read(path: Path, flag: str, problems: list[Problem]) -> bytes | None:
         return None
 
 
-def _parse(pem: bytes, path: Path, flag: str, problems: list[Problem]) -> tuple[x509.Certificate, ...]:
+def _parse(pem: bytes, path: Path, flag: str, problems: list[Problem]) -> tuple[Certificate, ...]:
     try:
-        return read_certificates(pem)
+        return read_chain(pem)
     except InvalidError:
         problems.append(problem(flag, str(path), "must hold a certificate in PEM"))
         return ()
 
 
-def _key_for(certificate: x509.Certificate, path: Path, problems: list[Problem]) -> bytes | None:
+def _key_for(certificate: bytes, path: Path, problems: list[Problem]) -> bytes | None:
     """The key of this certificate: the one there is, or the one that is about to take its place."""
     rule = "must be the key of the certificate; these two do not belong together"
     trouble = problem("--key", str(path), rule)
@@ -175,7 +179,7 @@ def _key_for(certificate: x509.Certificate, path: Path, problems: list[Problem])
         unread: list[Problem] = []
         key = _read(candidate, "--key", unread)
         try:
-            if key is not None and matches(certificate, key):
+            if key is not None and belongs(certificate, key):
                 return key
         except InvalidError as error:
             unread.append(problem("--key", str(candidate), error.problems[0].rule))

@@ -155,8 +155,8 @@ class _Protected:
 
     def __init__(self, security: MutualTls, clock: Clock) -> None:
         # Only here: a program that is told to be insecure does not pay for what it does not use.
-        from shoal.wire.certificates import read_peer
         from shoal.wire.credentials import CredentialPaths, CredentialWatch
+        from shoal.wire.der import read_peer
 
         self._clock = clock
         self._read_peer = read_peer

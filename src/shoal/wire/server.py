@@ -25,8 +25,8 @@ from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-# Streams of a whole fleet fit in; a client that opens more than this is refused with RESOURCE_EXHAUSTED.
-_MAX_CALLS = 10_000
+# Streams of a whole fleet fit in, and ten thousand wishes at once; more than this is refused with RESOURCE_EXHAUSTED.
+_MAX_CALLS = 20_000
 
 # When a caller goes away, gRPC first ends its requests, as if all had been said, and refuses what is still sent; only
 # a moment later it cancels the call. Given that moment, a handler sees its cancellation and neither of the two.
@@ -35,6 +35,10 @@ _CANCELLATION_LAG = 0.02
 _OPTIONS: tuple[tuple[str, int], ...] = (
     # A second server on the same port must fail, not share its connections.
     ("grpc.so_reuseport", 0),
+    # What has come in and waits for its handler to begin. gRPC's own bounds are lower than ten thousand, and a call
+    # beyond them is broken off without a reason.
+    ("grpc.server.max_pending_requests", _MAX_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", _MAX_CALLS),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Answers are measured before they are sent; gRPC's own check would break the call without a reason.
     ("grpc.max_send_message_length", -1),

@@ -65,7 +65,7 @@ def unknown_method(path: str) -> Status:
 
 def refuse(endpoint: Endpoint, error: ShoalError, observer: RpcObserver | None) -> Status:
     """What a call is answered with whose caller cannot even be made out."""
-    with _watched(endpoint, observer) as outcome:
+    with _watched(endpoint.method, observer) as outcome:
         raise error
     return outcome.status
 
@@ -73,7 +73,7 @@ def refuse(endpoint: Endpoint, error: ShoalError, observer: RpcObserver | None) 
 async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObserver | None) -> bytes | Status:
     """Serve a unary call: the answer, or the status that says why there is none. Raises only `CancelledError`."""
     result = b""
-    with _traced(endpoint, call) as trace, _watched(endpoint, observer, trace) as outcome:
+    with _traced(endpoint, call) as trace, _watched(endpoint.method, observer, trace) as outcome:
         _admit(endpoint, call)
         function = _function(endpoint)
         request = unpack(endpoint.method.request, data, endpoint.method)
@@ -87,7 +87,7 @@ async def converse(
 ) -> Status:
     """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`."""
     method = endpoint.method
-    with _traced(endpoint, call) as trace, _watched(endpoint, observer, trace) as outcome:
+    with _traced(endpoint, call) as trace, _watched(endpoint.method, observer, trace) as outcome:
         _admit(endpoint, call)
         function = _function(endpoint)
         if method.cardinality is Cardinality.BOTH_STREAM:
@@ -104,8 +104,22 @@ async def converse(
     return outcome.status
 
 
+@contextlib.contextmanager
+def one_message(method: Method[Any, Any], observer: RpcObserver | None) -> Iterator[Outcome]:
+    """Around what serves one message of a stream that stands for a call: it is counted, timed and traced as that is.
+
+    What the block raises becomes the status of the outcome. The trace is the message's own: a stream lives longer than
+    anything that is done for one message.
+    """
+    trace = tracing.span(method.path, parent={}, rpc__system="grpc")
+    with trace as span, _watched(method, observer, span) as outcome:
+        yield outcome
+
+
 @dataclass(slots=True)
-class _Outcome:
+class Outcome:
+    """How a call ended."""
+
     status: Status = OK
 
 
@@ -114,11 +128,13 @@ def _traced(endpoint: Endpoint, call: Call) -> contextlib.AbstractContextManager
 
 
 @contextlib.contextmanager
-def _watched(endpoint: Endpoint, observer: RpcObserver | None, trace: tracing.Span | None = None) -> Iterator[_Outcome]:
+def _watched(
+    method: Method[Any, Any], observer: RpcObserver | None, trace: tracing.Span | None = None
+) -> Iterator[Outcome]:
     """Turn what the block raises into a status, and report how the call ended."""
     loop = asyncio.get_running_loop()
     started = loop.time()
-    outcome = _Outcome()
+    outcome = Outcome()
     cancelled = False
     try:
         yield outcome
@@ -127,25 +143,25 @@ def _watched(endpoint: Endpoint, observer: RpcObserver | None, trace: tracing.Sp
             cancelled = True
             raise
         # Something inside the handler was cancelled, not the call: the caller must not wait for ever.
-        outcome.status = _unexpected(endpoint, error)
+        outcome.status = _unexpected(method, error)
     except InternalError as error:
-        outcome.status = _unexpected(endpoint, error)
+        outcome.status = _unexpected(method, error)
     except ShoalError as error:
         outcome.status = status_of(error)
         if outcome.status.code is Code.INTERNAL:
-            _unexpected(endpoint, error)
+            _unexpected(method, error)
     except Exception as error:  # noqa: BLE001 - a handler's bug is answered and logged; the server goes on
-        outcome.status = _unexpected(endpoint, error)
+        outcome.status = _unexpected(method, error)
     finally:
         code = Code.CANCELLED if cancelled else outcome.status.code
         if trace is not None:
             trace.set("rpc.response.status_code", code.name)
         if observer is not None:
-            observer.observe(endpoint.method.path, code.name, loop.time() - started)
+            observer.observe(method.path, code.name, loop.time() - started)
 
 
-def _unexpected(endpoint: Endpoint, error: BaseException) -> Status:
-    log.error("%s failed", endpoint.method.path, exc_info=error)
+def _unexpected(method: Method[Any, Any], error: BaseException) -> Status:
+    log.error("%s failed", method.path, exc_info=error)
     return status_of(InternalError("internal error"))
 
 

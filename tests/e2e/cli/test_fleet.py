@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -62,14 +63,14 @@ def small(directory: Path, **options) -> LocalFleet:
         cpu=1,
         memory="512MB",
         slots=2,
-        lease=timedelta(seconds=3),
         heartbeat_interval=timedelta(milliseconds=500),
-        **{"agents": 1, **options},
+        **{"agents": 1, "lease": timedelta(seconds=3), **options},
     )
 
 
 async def test_a_fleet_in_parts(tmp_path):
-    async with small(tmp_path, agents=2) as fleet, fleet.client() as control:
+    # An agent that is killed here comes back within its lease, also on a busy machine.
+    async with small(tmp_path, agents=2, lease=timedelta(seconds=12)) as fleet, fleet.client() as control:
         await control.apply(document())
         view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
         owner, pid = view.assigned_node_id, view.run.pid
@@ -348,6 +349,36 @@ def test_up_goes_on_where_it_was_and_leaves_nothing_behind(start_up, tmp_path):
     assert processes_of(tmp_path / ".shoal") == []
 
 
+async def test_a_member_is_tried_again_by_the_command_and_its_group_is_as_before(tmp_path):
+    spec, done = tmp_path / "gang.yaml", tmp_path / "failed-once"
+    command = f"test -e {done} || {{ touch {done}; exit 3; }}; exec sleep 1000"
+    fragile = {"command": ["sh", "-c", command], "restart": {"policy": "no"}}
+    steady = {"command": ["sleep", "1000"]}
+    members = [{"id": "a", "type": "process", "process": fragile}, {"id": "b", "type": "process", "process": steady}]
+    spec.write_text(json.dumps({"kind": "group", "id": "gang", "members": members}))
+    async with small(tmp_path / "fleet") as fleet, fleet.client() as control:
+        environment = {**os.environ, **fleet.client_variables}
+
+        def shoal(*arguments):
+            command = [sys.executable, "-m", "shoal", *arguments]
+            return subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
+            )
+
+        applied = shoal("apply", "-f", str(spec), "--detach")
+        assert applied.returncode == 0, applied.stderr
+        await control.wait_for("a", lambda view: view is not None and view.status == "Failed", timeout=PATIENCE)
+        other = await control.wait_for("b", is_running, timeout=PATIENCE)
+        before = await control.get_group("gang")
+        outcome = shoal("workload", "retry", "a")
+        assert outcome.returncode == 0, outcome.stderr
+        assert is_running(await control.get_workload("a"))
+        after = await control.get_group("gang")
+        assert (after.generation, after.status) == (before.generation, "Running")
+        again = await control.get_workload("b")
+        assert (again.generation, again.run.pid) == (other.generation, other.run.pid)
+
+
 def test_up_starts_again_what_dies(start_up, tmp_path):
     up = start_up()
     up.wait_for_words("Ctrl-C stops everything")
@@ -376,8 +407,100 @@ def test_up_gives_up_on_what_dies_again_and_again(start_up, tmp_path):
             killed.add(pid)
         time.sleep(0.02)
     assert up.process.returncode == 1
-    assert "5 deaths within 60 s, so everything is stopped" in up.log.read_text()
+    assert "5 deaths in a row, so everything is stopped" in up.log.read_text()
     assert processes_of(tmp_path / ".shoal") == []
+
+
+@pytest.mark.parametrize("words", ["", "control: Starting", "control: Ready", "node-1: Pending"])
+def test_ctrl_c_while_up_starts_leaves_nothing_behind(start_up, tmp_path, words):
+    up = start_up("--agents", "2")
+    up.wait_for_words(words)
+    up.process.send_signal(signal.SIGINT)
+    # Before anything was started, it is a plain interruption.
+    assert up.process.wait(PATIENCE) in ((0,) if words else (0, 130, -signal.SIGINT)), up.log.read_text()
+    assert "a bug" not in up.log.read_text()
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+def test_a_second_ctrl_c_does_not_wait_for_workloads(start_up, tmp_path):
+    spec = tmp_path / "spec.yaml"
+    command = "trap '' TERM; echo ready; while true; do sleep 1; done"
+    stubborn = {"command": ["sh", "-c", command], "stop": {"grace": "50s"}}
+    spec.write_text(json.dumps({"id": "sleeper", "type": "process", "process": stubborn}))
+    up = start_up()
+    up.wait_for_words("Ctrl-C stops everything")
+    outcome = shoal(tmp_path, "apply", "-f", str(spec))
+    assert outcome.returncode == 0, outcome.stderr
+    pid = pid_of_workload(tmp_path)
+    up.process.send_signal(signal.SIGINT)
+    up.wait_for_words("stopping; Ctrl-C again does not wait")
+    began = time.monotonic()
+    up.process.send_signal(signal.SIGINT)
+    assert up.process.wait(PATIENCE) == 0, up.log.read_text()
+    assert time.monotonic() - began < 45  # far less than the workload was given
+    assert not is_alive(pid)
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+@pytest.mark.parametrize("flag", ["--grpc-port", "--http-port"])
+def test_up_on_a_port_that_is_taken_says_so_and_leaves_nothing(start_up, tmp_path, flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        up = start_up(flag, port)
+        assert up.process.wait(PATIENCE) == 1
+    said = [line for line in up.log.read_text().splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert said[0].startswith("error: control exited with code 1: ")
+    assert port in said[0]
+    assert str(tmp_path / ".shoal" / "control" / "log") in up.log.read_text()
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+def test_an_agent_that_cannot_start_takes_the_others_with_it(start_up, tmp_path):
+    (tmp_path / ".shoal" / "node-2").mkdir(parents=True)
+    (tmp_path / ".shoal" / "node-2" / "data").write_text("in the way")
+    up = start_up("--agents", "3")
+    assert up.process.wait(PATIENCE) == 1
+    said = [line for line in up.log.read_text().splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert "node-2 exited with code 1" in said[0]
+    assert "Traceback" not in up.log.read_text()
+    assert processes_of(tmp_path / ".shoal") == []
+
+
+def test_a_data_directory_that_cannot_be_used_is_one_line(start_up, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    up = start_up("--data-dir", "file")
+    assert up.process.wait(PATIENCE) == 1
+    assert f"error: {tmp_path / 'file'} cannot be used: File exists" in up.log.read_text()
+    assert "a bug" not in up.log.read_text()
+
+
+def test_up_goes_on_when_nobody_reads_what_it_says(tmp_path):
+    reading, writing = os.pipe()
+    up = subprocess.Popen(
+        [sys.executable, "-m", "shoal", "up", "--agents", "1"], cwd=tmp_path, stdout=writing, stderr=writing
+    )
+    os.close(writing)
+    try:
+        assert os.read(reading, 16)
+        os.close(reading)
+        deadline = time.monotonic() + PATIENCE
+        while shoal(tmp_path, "node", "list", "--json").stdout.count('"Ready"') != 1:
+            assert up.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        up.send_signal(signal.SIGINT)
+        assert up.wait(PATIENCE) == 0
+        assert processes_of(tmp_path / ".shoal") == []
+    finally:
+        up.kill()
+        up.wait()
+        for pid in processes_of(tmp_path / ".shoal"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def pid_of_child(directory: Path, name: str) -> int | None:

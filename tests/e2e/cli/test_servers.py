@@ -187,6 +187,38 @@ def test_a_port_that_is_taken_is_one_line(start, tmp_path):
     assert "Traceback" not in outcome.stderr
 
 
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"the quick brown fox jumps over the lazy dog" * 1000)
+
+
+@pytest.mark.parametrize("damage", [cut_off, overwrite])
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(("control",), "control.db"), (("agent", "--control", "127.0.0.1:1"), "agent.db")],
+    ids=["control", "agent"],
+)
+def test_a_damaged_database_is_one_line_and_what_to_do(start, tmp_path, arguments, name, damage):
+    data = tmp_path / "data"
+    command = (*arguments, "--insecure", "--data-dir", str(data), "--grpc-port", "0", "--http-port", "0")
+    server = start(*command)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(PATIENCE) == 0
+    damage(data / name)
+    before = (data / name).read_bytes()
+    outcome = shoal(*command)
+    assert outcome.returncode == 1, outcome.stderr
+    said = [line for line in outcome.stderr.splitlines() if line.startswith("error: ")]
+    assert len(said) == 1
+    assert said[0].startswith(f"error: {data / name} is damaged: ")
+    assert "docs/backup-and-restore.md" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert (data / name).read_bytes() == before  # for whoever wants to save what is left
+
+
 def test_an_agent_registers_with_what_it_was_given_and_ends_on_sigterm(start, tmp_path):
     plane = start("control", "--insecure", "--data-dir", str(tmp_path / "c"), "--grpc-port", "0", "--http-port", "0")
     config = tmp_path / "agent.toml"

@@ -1,7 +1,9 @@
 """Who leads on a real PostgreSQL: one at a time, by the database's clock, and nobody writes in a term that is over."""
 
 import asyncio
+import threading
 
+import psycopg
 import pytest
 
 from shoal.control.store.base import Batch
@@ -25,27 +27,29 @@ async def stores(postgres_url):
 async def test_the_first_wins_and_the_second_hears_of_it(stores):
     one, two = stores
     won = await one.campaign("a", "host-a:1", seconds=30)
-    assert (won.term, won.holder) == (1, "a")
+    assert (won.holder, won.expires_in) == ("a", 30)
     heard = await two.campaign("b", "host-b:1", seconds=30)
-    assert (heard.term, heard.holder, heard.address) == (1, "a", "host-a:1")
+    assert (heard.term, heard.holder, heard.address) == (won.term, "a", "host-a:1")
     assert 0 < heard.expires_in <= 30
     assert (await two.leader()).holder == "a"
 
 
 async def test_renewing_keeps_the_term(stores):
     one, _two = stores
-    await one.campaign("a", "host-a:1", seconds=30)
-    assert (await one.campaign("a", "host-a:1", seconds=30)).term == 1
+    won = await one.campaign("a", "host-a:1", seconds=30)
+    await asyncio.sleep(1.1)
+    assert (await one.campaign("a", "host-a:1", seconds=30)).term == won.term
 
 
 async def test_a_leader_that_resigned_or_fell_silent_is_followed_by_the_next_term(stores):
     one, two = stores
-    await one.campaign("a", "host-a:1", seconds=30)
+    first = await one.campaign("a", "host-a:1", seconds=30)
     await one.resign("a")
     assert (await two.leader()).holder == ""
-    assert (await two.campaign("b", "host-b:1", seconds=0.2)).term == 2
+    second = await two.campaign("b", "host-b:1", seconds=0.2)
     await asyncio.sleep(0.4)
-    assert (await one.campaign("a", "host-a:1", seconds=30)).term == 3
+    third = await one.campaign("a", "host-a:1", seconds=30)
+    assert first.term < second.term < third.term
 
 
 async def test_only_the_leader_resigns(stores):
@@ -69,9 +73,9 @@ async def test_nothing_is_written_in_a_term_that_is_over(stores):
 
 async def test_an_earlier_life_of_the_same_name_is_over_at_once(stores):
     one, two = stores
-    await one.campaign("a", "host-a:1", seconds=30)
+    before = await one.campaign("a", "host-a:1", seconds=30)
     reborn = await two.campaign("a", "host-a:1", seconds=30)
-    assert reborn.term == 2
+    assert reborn.term > before.term
     with pytest.raises(NotLeaderError):
         await one.commit(Batch(nodes=(node("n1"),)))
 
@@ -82,3 +86,51 @@ async def test_of_many_that_campaign_at_once_one_wins(stores):
         *(store.campaign(f"{index}", "host:1", seconds=30) for index, store in enumerate([one, two]) for _ in range(5))
     )
     assert len({(outcome.holder, outcome.term) for outcome in outcomes}) == 1
+
+
+async def test_terms_go_up_although_an_older_copy_of_the_database_was_restored(stores, postgres_url):
+    one, two = stores
+    last = await one.campaign("a", "host-a:1", seconds=30)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE shoal.leadership SET term = 3, holder = 'gone', expires_at = 0")
+    await asyncio.sleep(1.1)
+    assert (await two.campaign("b", "host-b:1", seconds=30)).term > last.term
+    with pytest.raises(NotLeaderError):
+        await one.commit(Batch(nodes=(node("n1"),)))
+
+
+async def test_a_clock_that_was_set_back_does_not_bring_a_term_back(stores, postgres_url):
+    one, _two = stores
+    far_ahead = 2**40
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE shoal.leadership SET term = %s", (far_ahead,))
+    assert (await one.campaign("a", "host-a:1", seconds=30)).term == far_ahead + 1
+
+
+async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same(postgres_url):
+    """It holds a lock on the row of the leader then, and the server cannot know that it will never go on."""
+    hung, wakes = threading.Event(), threading.Event()
+
+    def hang(_connection):
+        hung.set()
+        wakes.wait(60)
+
+    one = PostgresStore(postgres_url, decode_spec=decode_spec, guard=hang)
+    two = PostgresStore(postgres_url, decode_spec=decode_spec)
+    await one.open()
+    await two.open()
+    try:
+        before = await one.campaign("a", "host-a:1", seconds=0.2)
+        writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
+        await asyncio.to_thread(hung.wait, 30)
+        async with asyncio.timeout(30):
+            after = await two.campaign("b", "host-b:1", seconds=30)
+        assert (after.holder, after.term > before.term) == ("b", True)
+        wakes.set()
+        with pytest.raises(NotLeaderError):
+            await writing
+        assert (await two.load()).nodes == ()
+    finally:
+        wakes.set()
+        await one.close()
+        await two.close()

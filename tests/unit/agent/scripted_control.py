@@ -23,6 +23,8 @@ class ScriptedControl:
         self.opened = 0
         self.stream: StreamCalls | None = None
         self.term = 0
+        #: It cannot tell whether it still leads.
+        self.unconfirmed = False
         self.interval = interval
         self.lease = lease
         #: Answer in whole seconds, with dates and without sessions, as a foreign control plane does.
@@ -109,7 +111,11 @@ class ScriptedControl:
             raise SessionSupersededError(request.node_id)
         lease = 0 if self.foreign else round(self.lease * 1000)
         return pb.HeartbeatResponse(
-            acknowledged=self.acknowledges, drain_node=self.drain, lease_ms=lease, term=self.term
+            acknowledged=self.acknowledges,
+            drain_node=self.drain,
+            lease_ms=lease,
+            term=self.term,
+            unconfirmed=self.unconfirmed,
         )
 
     async def get_workload(self, request, call):

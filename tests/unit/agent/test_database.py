@@ -17,7 +17,7 @@ from shoal.agent.action_log import Action, ActionQuery, ActionStatus, ActionType
 from shoal.agent.database import FILE_NAME, AgentDatabase
 from shoal.agent.facts import Outcome, Progress
 from shoal.agent.intents import _read_progress, _write_progress
-from shoal.core.errors import ExhaustedError, InternalError, PreconditionError, UnavailableError
+from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, UnavailableError
 from shoal.model.workloads import DesiredState, Exit, FailureReason
 from tests.unit.agent.making import START, Inline, intent
 
@@ -160,9 +160,23 @@ async def test_what_a_newer_version_wrote_is_not_touched(tmp_path, database):
             await again.open()
 
 
+@pytest.mark.parametrize("size", [50, 100, 5000, 20_000])
+async def test_a_file_that_was_cut_off_is_said(tmp_path, size):
+    database = AgentDatabase(tmp_path, threads=Inline())
+    await database.open()
+    await database.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedError, match="damaged") as caught:
+        await AgentDatabase(tmp_path, threads=Inline()).open()
+    assert str(path) in caught.value.message
+    assert "backup-and-restore.md" in caught.value.hint
+    assert path.stat().st_size == size
+
+
 async def test_a_damaged_file_is_said(tmp_path):
     (tmp_path / FILE_NAME).write_bytes(b"this is no database" * 1000)
-    with pytest.raises(InternalError, match="damaged"):
+    with pytest.raises(DamagedError, match="damaged"):
         await AgentDatabase(tmp_path, threads=Inline()).open()
 
 

@@ -51,6 +51,28 @@ async def test_it_registers_beats_at_once_and_then_each_interval(tmp_path):
         assert agent.registration.state is RegistrationState.REGISTERED
 
 
+async def test_who_cannot_tell_whether_it_leads_is_contact_for_what_may_exist_more_than_once(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await asyncio.sleep(1)
+        await it.apply(agent, "once", generation=1, at_most_one=True)
+        await it.apply(agent, "plain", generation=1)
+        it.control.views["once"] = pb.WorkloadView(assigned_node_id="n1", generation=1, desired_state="Running")
+        await asyncio.sleep(10)
+        it.control.unconfirmed = True
+        it.control.drain = True
+        await asyncio.sleep(60)
+        assert agent.registration.state is RegistrationState.REGISTERED
+        assert len(it.control.registrations) == 1
+        assert not agent.executor.roster.draining
+        assert not it.machine.alive("once")
+        assert it.machine.count("ended", "plain") == 0
+        it.control.unconfirmed = it.control.drain = False
+        await asyncio.sleep(15)
+        assert it.machine.alive("once")
+        assert it.machine.most_at_once("once") == 1
+
+
 async def test_exact_durations_win_over_whole_seconds(tmp_path):
     async with scene(tmp_path, interval=0.25, lease=0.75) as it:
         agent = await it.start()
@@ -110,6 +132,23 @@ async def test_a_beat_is_a_full_snapshot(tmp_path):
         await channel.call(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="a"))
         await asyncio.sleep(1)
         assert [status.workload_id for status in it.control.last.workload_statuses] == ["job"]
+        await channel.close()
+
+
+async def test_a_delete_is_answered_with_the_first_beat_that_is_made_after_it(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await asyncio.sleep(25)
+        assert it.control.last.sequence == 3
+        channel = it.network.transport("control").connect(agent.address)
+        answer = await channel.call(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="a"))
+        assert (answer.session, answer.next_beat) == ("session-1", 4)
+        await asyncio.sleep(10)
+        assert (it.control.last.session, it.control.last.sequence) == ("session-1", 4)
+        it.control.forget_node()
+        await asyncio.sleep(15)
+        answer = await channel.call(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="a"))
+        assert (answer.session, answer.next_beat) == ("session-2", it.control.last.sequence + 1)
         await channel.close()
 
 

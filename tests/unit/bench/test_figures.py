@@ -66,6 +66,15 @@ def test_what_is_measured_once_is_missing_in_later_runs_alone() -> None:
         judge(figures, [{"latency": 1.0}])
 
 
+def test_what_needs_something_that_is_missing_is_left_out() -> None:
+    figures = [figure(), figure("replaced", optional=True)]
+    assert [each.name for each in judge(figures, [{"latency": 1.0}])] == ["latency"]
+    there = judge(figures, [{"latency": 1.0, "replaced": 6.0}])
+    assert [each.value for each in there] == [1.0, 6.0]
+    with pytest.raises(InternalError, match=r"run 1 .*figures: latency"):
+        judge(figures, [{"replaced": 6.0}])
+
+
 @pytest.mark.parametrize("run", [{}, {"latency": 1.0, "stranger": 1.0}, {"latency": math.nan}, {"latency": math.inf}])
 def test_a_run_has_exactly_the_declared_figures(run) -> None:
     with pytest.raises(InternalError):

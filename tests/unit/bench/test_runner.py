@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import areas, runner
+from bench import areas, report, runner
 from bench.__main__ import main
-from bench.areas import Area
+from bench.areas import Area, Note
 from bench.figures import Against, Figure, at_most
 from bench.machine import machine_facts
 from shoal.core.errors import UnavailableError
@@ -27,7 +27,11 @@ VALUES = [
 
 
 def area(values=VALUES) -> Area:
-    return Area("control", "A title", "About it.", FIGURES, values.__getitem__, packages=("grpcio",))
+    def measure(run: int, note: Note) -> dict[str, float]:
+        note("It rained.")
+        return values[run]
+
+    return Area("control", "A title", "About it.", FIGURES, measure, packages=("grpcio",))
 
 
 @pytest.fixture
@@ -41,6 +45,16 @@ def test_three_runs_are_put_together(results) -> None:
     assert (echo.value, rare.value, rare.spread) == (2.0, 30.0, None)
     assert results.runs == 3
     assert results.values == {"latency": [12.0, 10.0, 14.12], "echo": [2.0, 4.0, 1.0], "rare": [30.0]}
+
+
+def test_a_note_is_kept_once(results, tmp_path) -> None:
+    assert results.notes == ("It rained.",)
+    path = runner.write(results, tmp_path)
+    assert "- It rained." in report.render(tmp_path)
+    older = json.loads(path.read_text(encoding="utf-8"))
+    del older["notes"]
+    path.write_text(json.dumps(older), encoding="utf-8")
+    assert runner.read(path).notes == ()
 
 
 def test_results_survive_their_file(results, tmp_path) -> None:
@@ -108,7 +122,7 @@ def test_a_trial_writes_nothing(places) -> None:
 
 
 def test_what_cannot_be_measured_is_said_in_one_line(places, monkeypatch, capsys) -> None:
-    def measure(_run: int) -> dict[str, float]:
+    def measure(_run: int, _note: Note) -> dict[str, float]:
         raise UnavailableError("the control plane is away", hint="look at its log")
 
     broken = Area("control", "A title", "About it.", FIGURES, measure)

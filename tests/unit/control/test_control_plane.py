@@ -17,6 +17,7 @@ from shoal.core.errors import (
     UnavailableError,
 )
 from shoal.testing.control import ControlKit
+from shoal.testing.hollow import HollowRun
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
@@ -347,6 +348,30 @@ class TestNodes:
         assert answer.acknowledged
         assert not answer.drain_node
         assert (await kit.workload("web")).status == "Running"
+
+    async def test_what_a_workload_uses_is_shown_as_its_last_beat_says(self, kit):
+        (node,) = await ready(kit, "n1")
+        node.measures = True
+        await kit.apply("web")
+        await kit.wait_status("web", "Running")
+        await kit.clock.sleep(20)
+        first = (await kit.workload("web")).usage
+        await kit.clock.sleep(20)
+        later = (await kit.workload("web")).usage
+        assert 0 < first.net_rx_bytes < later.net_rx_bytes == 1000 * (node.sequence - 1)
+
+    async def test_a_node_that_repeats_itself_is_judged_anew(self, kit):
+        one, two = await ready(kit, "n1", "n2")
+        await kit.apply("web", only_on="n1")
+        await kit.wait_status("web", "Running")
+        two.runs["web"] = HollowRun(one.runs["web"].request)
+        two.changed.set()
+        await kit.clock.sleep(20)
+        assert "web" in two.runs  # no wish stands against that copy yet
+        await kit.delete("web")
+        await kit.clock.sleep(40)
+        assert "web" not in one.runs
+        assert "web" not in two.runs
 
     async def test_orphans_are_shown_and_left_alone(self, kit):
         (node,) = await ready(kit, "n1")

@@ -199,6 +199,8 @@ async def test_an_agent_renews_for_itself_alone(desk):
 
 async def test_a_workload_gets_an_hour_bound_to_its_group_and_node(desk):
     record = replace(workload("w"), node_id=NodeId("n1"), group_id=GroupId("clicks"))
+    process = replace(record.spec.process, identity=True)
+    record = replace(record, spec=replace(record.spec, process=process))
     await desk.ledger.commit(Batch(workloads=(record, workload("alone"))))
     wanted = workload_identity("blue", job="anything", node="n9")
     issued = await desk.enrolment.issue_for_workload(N1, WorkloadId("w"), make_signing_request(wanted).csr)

@@ -294,10 +294,11 @@ class TestStoreAway:
     async def test_every_write_is_refused_with_a_reason_and_nothing_is_changed(self, kit):
         await ready(kit, "n1")
         await running_on(kit, "web", revision="v1")
+        await kit.apply("huge", cpu=1_000_000)  # it waits, so there is something to retry
         kit.store.away = True
         calls = {
             AgentControl.DELETE_WORKLOAD: pb.DeleteWorkloadRequest(workload_id="web"),
-            AgentControl.RETRY_WORKLOAD: pb.RetryWorkloadRequest(workload_id="web"),
+            AgentControl.RETRY_WORKLOAD: pb.RetryWorkloadRequest(workload_id="huge"),
             AgentControl.SET_DESIRED_STATE: pb.SetDesiredStateRequest(workload_id="web", desired_state="Stopped"),
             AgentControl.CORDON_NODE: pb.CordonNodeRequest(node_id="n1"),
             AgentControl.DRAIN_NODE: pb.DrainNodeRequest(node_id="n1"),

@@ -74,6 +74,26 @@ async def test_a_control_plane_at_work_counts(kit):
     assert value(samples, "shoal_control_workloads", status="Running") == 1
 
 
+async def test_beats_and_reports_that_are_left_out_are_counters(kit):
+    kinds = {each.name: each.kind for each in ControlMetrics().registry.described()}
+    assert kinds["shoal_control_beats_received_total"] == kinds["shoal_control_reports_ignored_total"] == "counter"
+    node = kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    await kit.apply("web")
+    await kit.wait_status("web", "Running")
+    node.runs["stray"] = node.runs["web"]
+    node.changed.set()
+    await kit.wait(lambda: kit.plane.reign.nodes.contact("n1").orphans == ("stray",))
+    samples = read(kit.plane._render_metrics())
+    beats = value(samples, "shoal_control_beats_received_total")
+    assert beats >= 2
+    assert value(samples, "shoal_control_reports_ignored_total") >= 1
+    assert b"# TYPE shoal_control_beats_received_total counter" in kit.plane._render_metrics()
+    assert value(read(kit.plane._render_metrics()), "shoal_control_beats_received_total") == beats
+    await kit.clock.sleep(25)
+    assert value(read(kit.plane._render_metrics()), "shoal_control_beats_received_total") >= beats + 2
+
+
 async def test_what_is_over_is_not_shown(kit):
     node = kit.node("n1")
     await kit.wait_node("n1", "Ready")

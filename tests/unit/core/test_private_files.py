@@ -7,8 +7,16 @@ import stat
 
 import pytest
 
-from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, PreconditionError
-from shoal.core.private_files import MAX_BYTES, make_private_directory, move_private, read_private, write_private
+from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, PreconditionError, ShoalError
+from shoal.core.private_files import (
+    MAX_BYTES,
+    Owner,
+    make_private_directory,
+    move_private,
+    read_private,
+    read_regular,
+    write_private,
+)
 
 
 def mode(path):
@@ -96,3 +104,26 @@ def test_a_refusal_of_the_system_is_a_refusal(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(DeniedError):
         write_private(tmp_path / "key", b"")
+
+
+def test_in_a_directory_of_another_only_a_plain_file_is_read(tmp_path):
+    (tmp_path / "plain").write_bytes(b"x")
+    (tmp_path / "link").symlink_to(tmp_path / "plain")
+    os.mkfifo(tmp_path / "pipe")
+    assert read_regular(tmp_path / "plain") == b"x"
+    for name in ("link", "pipe", "nothing"):
+        with pytest.raises(ShoalError):
+            read_regular(tmp_path / name)
+    with pytest.raises(ShoalError):
+        read_regular(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_files_are_their_owners_from_the_first_byte_on(tmp_path):
+    owner = Owner(65534, 65534)
+    make_private_directory(tmp_path / "d", owner=owner)
+    write_private(tmp_path / "d" / "f", b"x", owner=owner)
+    for path in (tmp_path / "d", tmp_path / "d" / "f"):
+        assert (path.stat().st_uid, path.stat().st_gid) == (65534, 65534)
+    write_private(tmp_path / "d" / "f", b"y")
+    assert (tmp_path / "d" / "f").stat().st_uid == 0

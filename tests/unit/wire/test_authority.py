@@ -24,7 +24,8 @@ from shoal.wire.authority import (
     read_signing_request,
     sign,
 )
-from shoal.wire.certificates import describe, identity_of, matches, read_certificates, read_peer
+from shoal.wire.certificates import describe, identity_of, matches, read_certificates
+from shoal.wire.der import read_peer
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AGENT = Identity(Role.AGENT, "blue", "n1")

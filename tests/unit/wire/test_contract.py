@@ -36,7 +36,7 @@ CONTROL = {
         4 memory_used_mb int64, 5 disk_allocated_gb int64, 6 disk_used_gb int64, 100 slots_used int32""",
     "HeartbeatResponse": """
         1 acknowledged bool, 2 drain_node bool, 3 lease_expires_at Timestamp,
-        100 lease_ms int64, 101 heartbeat_interval_ms int64, 102 term int64""",
+        100 lease_ms int64, 101 heartbeat_interval_ms int64, 102 term int64, 103 unconfirmed bool""",
     "ApplyWorkloadRequest": """
         1 workload_id string, 2 spec WorkloadSpec, 10 revision_id string, 11 desired_state string,
         100 expected_revision string""",
@@ -78,12 +78,13 @@ CONTROL = {
         1 workload_id string, 2 type string, 3 cpu_percent double, 4 memory_bytes int64, 5 disk_read_bytes int64,
         6 disk_write_bytes int64, 7 net_rx_bytes int64, 8 net_tx_bytes int64, 9 collected_at Timestamp,
         10 source string""",
-    "ListNodesRequest": "1 status string",
-    "ListNodesResponse": "1 nodes NodeView*",
+    "ListNodesRequest": "1 status string, 100 page_size int32, 101 page_token string",
+    "ListNodesResponse": "1 nodes NodeView*, 100 next_page_token string",
     "GetNodeRequest": "1 node_id string",
     "GetNodeResponse": "1 node NodeView",
-    "ListWorkloadsRequest": "1 node_id string, 2 status string, 100 group_id string",
-    "ListWorkloadsResponse": "1 workloads WorkloadView*",
+    "ListWorkloadsRequest": """
+        1 node_id string, 2 status string, 100 group_id string, 101 page_size int32, 102 page_token string""",
+    "ListWorkloadsResponse": "1 workloads WorkloadView*, 100 next_page_token string",
     "GetWorkloadRequest": "1 workload_id string",
     "GetWorkloadResponse": "1 workload WorkloadView",
     "GetClusterSummaryRequest": "",
@@ -139,8 +140,8 @@ CONTROL = {
     "DeleteGroupResponse": "1 generation int64",
     "GetGroupRequest": "1 group_id string",
     "GetGroupResponse": "1 group GroupView",
-    "ListGroupsRequest": "",
-    "ListGroupsResponse": "1 groups GroupView*",
+    "ListGroupsRequest": "1 page_size int32, 2 page_token string",
+    "ListGroupsResponse": "1 groups GroupView*, 2 next_page_token string",
     "GroupView": "1 group_id string, 2 generation int64, 3 status string, 4 message string, 5 members WorkloadView*",
     "SetDesiredStateRequest": "1 workload_id string, 2 desired_state string",
     "SetDesiredStateResponse": "1 workload WorkloadView",
@@ -177,7 +178,7 @@ AGENT = {
         100 generation int64, 101 attempt int64, 102 secrets <string,bytes>""",
     "ApplyWorkloadResponse": "1 applied bool, 2 skipped bool, 3 message string, 4 status WorkloadStatus",
     "DeleteWorkloadRequest": "1 id string, 100 generation int64",
-    "DeleteWorkloadResponse": "1 success bool, 2 message string",
+    "DeleteWorkloadResponse": "1 success bool, 2 message string, 100 session string, 101 next_beat int64",
     "GetWorkloadStatusRequest": "1 id string",
     "GetWorkloadStatusResponse": "1 status WorkloadStatus",
     "ListWorkloadsRequest": "1 type WorkloadType",
@@ -238,7 +239,7 @@ SHOAL = {
     "ProcessSpec": """
         1 command string*, 2 env <string,string>, 3 working_dir string, 4 args string*, 5 user string,
         6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool,
-        11 env_from_secrets <string,string>""",
+        11 env_from_secrets <string,string>, 12 identity bool""",
     "RestartPolicy": """
         1 policy string, 2 max_retries int32, 3 delay_ms int64, 4 max_delay_ms int64, 5 healthy_after_ms int64""",
     "Readiness": """

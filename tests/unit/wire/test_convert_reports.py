@@ -261,16 +261,38 @@ def test_a_heartbeat_is_read_around_its_bad_entries(caplog):
             control.WorkloadUsageSnapshot(workload_id="z", memory_bytes=9),
         ],
     )
-    a, c = convert.run_statuses_from_heartbeat(beat)
-    assert (a.workload_id, a.usage.memory_bytes) == ("a", 7)
-    assert (c.workload_id, c.state, c.usage) == ("c", RunState.UNKNOWN, None)
+    a, c = convert.run_statuses_from_heartbeat(beat, {}).values()
+    assert (a.workload_id, c.workload_id, c.state) == ("a", "c", RunState.UNKNOWN)
     assert "workload_statuses[1].workload_id" in caplog.text
+    measured = convert.Measurements(beat)
+    assert measured.of("a").memory_bytes == 7
+    assert measured.of("b") is measured.of("c") is None
+
+
+def test_what_a_beat_repeats_to_the_byte_is_not_read_again():
+    same, other = (control.WorkloadStatus(workload_id=each, state="Running") for each in ("a", "b"))
+    before = convert.run_statuses_from_heartbeat(control.HeartbeatRequest(workload_statuses=[same, other]), {})
+    other.state = "Failed"
+    other.run.exit.code = 3
+    after = convert.run_statuses_from_heartbeat(control.HeartbeatRequest(workload_statuses=[same, other]), before)
+    (a_before, b_before), (a, b) = before.values(), after.values()
+    assert a is a_before
+    assert b != b_before
+    assert (b.state, b.exit.code) == (RunState.FAILED, 3)
+
+
+@slow
+@given(messages(control.HeartbeatRequest), messages(control.HeartbeatRequest))
+def test_what_is_known_changes_nothing_about_what_is_read(first, second):
+    known = convert.run_statuses_from_heartbeat(first, {})
+    assert convert.run_statuses_from_heartbeat(second, known) == convert.run_statuses_from_heartbeat(second, {})
 
 
 @slow
 @given(messages(control.HeartbeatRequest))
 def test_any_heartbeat_can_be_read(pb):
-    assert len(list(convert.run_statuses_from_heartbeat(pb))) <= len(pb.workload_statuses)
+    assert len(convert.run_statuses_from_heartbeat(pb, {})) <= len(pb.workload_statuses)
+    assert convert.Measurements(pb).of("../nobody") is None
 
 
 # ---------------------------------------------------------------------------------------------------------

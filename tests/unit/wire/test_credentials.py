@@ -91,12 +91,12 @@ def test_a_replacement_that_is_killed_at_any_step_leaves_a_pair(tmp_path, monkey
     steps = 0
 
     def killed_when_due(step):
-        def do(*arguments):
+        def do(*arguments, **named):
             nonlocal steps
             if steps == survived:
                 raise Killed
             steps += 1
-            step(*arguments)
+            step(*arguments, **named)
 
         return do
 

@@ -99,7 +99,7 @@ class Leader:
     holder: str
     #: Where it is dialled.
     address: str
-    #: Seconds until somebody else may take over, unless it is renewed.
+    #: Seconds until somebody else may take over, unless it is renewed; infinite where nobody else can while this lives.
     expires_in: float
 
 

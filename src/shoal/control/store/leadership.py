@@ -1,11 +1,14 @@
 """Who leads: the row that several control planes on one database share, and the check of it in every transaction.
 
-The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. Called
-by `shoal.control.store.database`, on its writing connection.
+The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. A new
+term is above the one before it, and never below the seconds since 1970: when an older copy of the database is restored,
+or an empty one taken, terms still go up for the agents, which remember the highest that they have heard of. Called by
+`shoal.control.store.database`, on its writing connection.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, select, text, update
@@ -67,9 +70,9 @@ class Leadership:
         mine = row.holder == candidate.holder
         if not (mine or candidate.certain or not row.holder or row.expires_at <= now):
             return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
-        term = row.term if mine and row.term == candidate.term else row.term + 1
+        term = row.term if mine and row.term == candidate.term else max(row.term + 1, now // 1000)
         self._put(connection, term, candidate.holder, candidate.address, now + round(seconds * 1000))
-        return Leader(term, candidate.holder, candidate.address, seconds)
+        return Leader(term, candidate.holder, candidate.address, math.inf if candidate.certain else seconds)
 
     def resign(self, connection: Connection, holder: str) -> None:
         """Give the leadership up, if it is one's own. The term stays: the next one is above it."""

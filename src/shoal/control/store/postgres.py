@@ -36,12 +36,32 @@ CONNECT_SECONDS = 5
 
 SCHEMES = ("postgresql", "postgres")
 
+#: Every transaction that writes holds a lock on the row of the leader. A control plane that is stopped or cut off
+#: within one would keep everybody else from leading until the server notices, which may take hours.
+IDLE_IN_TRANSACTION_SECONDS = 3
+
 _SCHEMA_LOCK = 0x73686F616C  # "shoal": who changes the schema holds this advisory lock
+
+# A connection whose way is cut would be tried for a quarter of an hour, and again only seldom when the way is there.
+_LOSS_OF_WAY = (
+    ("tcp_user_timeout", 10_000),
+    ("keepalives_idle", 10),
+    ("keepalives_interval", 5),
+    ("keepalives_count", 2),
+)
 
 _FULL = {"53100", "53200"}  # disk full, out of memory
 
 # A server set to answer before the log is on disk would lose acknowledged writes; stricter settings are kept.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+# Else the idle sessions of clients that were cut off would be there for two hours, and a server allows only so many.
+_NOTICE_LOSS = (
+    "SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),"
+    " set_config('tcp_keepalives_count', '3', false)"
+)
+
+_NO_LINGERING = f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_SECONDS}s'"
 
 
 class PostgresStore(SqlStore):
@@ -87,6 +107,8 @@ class _PostgresDatabase:
         """A new connection. A reader sees one moment throughout a transaction."""
         connection = self._engine.connect()
         if writing:
+            connection.exec_driver_sql(_NO_LINGERING)
+            connection.commit()
             return connection
         return connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
@@ -168,7 +190,7 @@ def _engine(url: URL) -> Engine:
         ) from error
     arguments: dict[str, Any] = {
         name: value
-        for name, value in (("connect_timeout", CONNECT_SECONDS), ("application_name", "shoal"))
+        for name, value in (("connect_timeout", CONNECT_SECONDS), ("application_name", "shoal"), *_LOSS_OF_WAY)
         if name not in url.query
     }
     engine = create_engine(
@@ -181,6 +203,7 @@ def _engine(url: URL) -> Engine:
 def _set_up_connection(raw: Any, _record: Any) -> None:
     with raw.cursor() as cursor:
         cursor.execute(_DURABLE)
+        cursor.execute(_NOTICE_LOSS)
     raw.commit()
 
 

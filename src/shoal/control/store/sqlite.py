@@ -25,13 +25,12 @@ from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
 from shoal.control.store.lane import PATIENCE
 from shoal.control.store.rows import SpecDecoder
 from shoal.core.errors import (
+    DamagedError,
     ExhaustedError,
     InternalError,
-    InvalidError,
     PreconditionError,
     ShoalError,
     UnavailableError,
-    problem,
 )
 
 MEMORY = ":memory:"
@@ -134,10 +133,12 @@ class _SqliteDatabase:
             return ExhaustedError(
                 f"{self.where}: the disk is full; nothing was stored", hint="make room; the store goes on by itself"
             )
-        if sqlite3.SQLITE_NOTADB in codes:
-            return InvalidError(
-                [problem(self.where, None, "is not a database of the control plane")],
-                hint="move the file away, or use another --data-dir",
+        if codes & {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT} and not committing:
+            return DamagedError(
+                f"{self.where} is damaged: {sentence}",
+                hint="restore it from a backup, as docs/backup-and-restore.md says; without one, move it away: "
+                "what runs goes on as orphans then",
+                path=self.where,
             )
         if codes & {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return UnavailableError(

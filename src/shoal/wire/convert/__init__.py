@@ -42,6 +42,7 @@ from shoal.wire.convert.specs import (
 )
 from shoal.wire.convert.statuses import (
     PERMANENT_FAILURES,
+    Measurements,
     reason_of,
     run_status_from_agent,
     run_status_from_control,
@@ -71,6 +72,7 @@ from shoal.wire.convert.views import (
 
 __all__ = [
     "PERMANENT_FAILURES",
+    "Measurements",
     "agent_spec_from_control",
     "agent_spec_from_proto",
     "cluster_summary_from_proto",

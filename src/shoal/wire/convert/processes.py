@@ -39,6 +39,7 @@ def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) ->
         ports=tuple(NamedPort(each.name, each.port) for each in pb.ports),
         clear_env=pb.clear_env,
         env_from_secrets=dict(pb.env_from_secrets),
+        identity=pb.identity,
     )
 
 
@@ -62,6 +63,7 @@ def process_to_proto(spec: ProcessSpec) -> run.ProcessSpec:
         ports=[run.NamedPort(name=each.name, port=each.port) for each in spec.ports],
         clear_env=spec.clear_env,
         env_from_secrets=spec.env_from_secrets,
+        identity=spec.identity,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from shoal.core.errors import InvalidError, Problem, problem
@@ -114,26 +114,44 @@ def run_status_from_control(pb: control.WorkloadStatus, *, at: str = "") -> RunS
     return status
 
 
-def run_statuses_from_heartbeat(pb: control.HeartbeatRequest) -> Iterator[RunStatus]:
-    """Every status of a beat that can be read, with the usage that a foreign agent sends apart from it.
+def run_statuses_from_heartbeat(
+    pb: control.HeartbeatRequest, known: Mapping[bytes, RunStatus]
+) -> dict[bytes, RunStatus]:
+    """Every status of a beat that can be read, by its bytes. Most beats say nothing new: what is `known` is not read.
 
     One that breaks a rule is left out and logged: a beat is also the sign of life of a whole node, and must not be
     refused for one bad entry.
     """
-    apart = {each.workload_id: each for each in pb.workload_usage}
+    found: dict[bytes, RunStatus] = {}
     for index, each in enumerate(pb.workload_statuses):
-        at = f"workload_statuses[{index}]"
+        exact = each.SerializeToString()
+        status = known.get(exact)
         try:
-            status = run_status_from_control(each, at=at)
-            measured = apart.get(each.workload_id)
-            if status.usage is None and measured is not None:
-                problems: list[Problem] = []
-                usage = usage_from_control(measured, "workload_usage", problems)
-                status = status if problems else dataclasses.replace(status, usage=usage)
+            found[exact] = status or run_status_from_control(each, at=f"workload_statuses[{index}]")
         except InvalidError as error:
             log.warning("node %s: a status was left out: %s", shorten(repr(pb.node_id), 160), error.message)
-        else:
-            yield status
+    return found
+
+
+class Measurements:
+    """What the workloads of a node use, as a beat says it apart from their statuses; read when somebody asks."""
+
+    __slots__ = ("_by_id", "_pb")
+
+    def __init__(self, pb: control.HeartbeatRequest) -> None:
+        self._pb: Sequence[control.WorkloadUsageSnapshot] = pb.workload_usage
+        self._by_id: dict[str, control.WorkloadUsageSnapshot] | None = None
+
+    def of(self, workload_id: str) -> Usage | None:
+        """What a workload uses. None when nothing is said of it, or nothing that can be."""
+        if self._by_id is None:
+            self._by_id = {each.workload_id: each for each in self._pb}
+        found = self._by_id.get(workload_id)
+        if found is None:
+            return None
+        problems: list[Problem] = []
+        usage = usage_from_control(found, "workload_usage", problems)
+        return None if problems else usage
 
 
 def state_from_text(text: str) -> RunState:

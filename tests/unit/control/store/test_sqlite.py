@@ -11,7 +11,7 @@ from shoal.control.store import sqlite
 from shoal.control.store.base import Batch, EventQuery
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core import faults
-from shoal.core.errors import ExhaustedError, InvalidError, PreconditionError, UnavailableError
+from shoal.core.errors import DamagedError, ExhaustedError, InvalidError, PreconditionError, UnavailableError
 from shoal.testing.suites.store import StoreSuite
 from shoal.testing.suites.store_records import decode_spec, event, workload
 
@@ -104,13 +104,27 @@ async def test_a_file_that_is_no_database(path):
     path.parent.mkdir()
     path.write_bytes(b"these are the notes of somebody" * 100)
     store = SqliteStore(path, decode_spec=decode_spec)
-    with pytest.raises(InvalidError, match="is not a database") as caught:
+    with pytest.raises(DamagedError, match="is not a database") as caught:
         await store.open()
     assert str(path) in caught.value.message
     assert path.read_bytes().startswith(b"these are the notes")
     path.unlink()
     await store.open()  # nothing of the failed attempt is in the way
     await store.close()
+
+
+@pytest.mark.parametrize("size", [50, 100, 5000, 40_000])
+async def test_a_file_that_was_cut_off(path, size):
+    store = SqliteStore(path, decode_spec=decode_spec)
+    await store.open()
+    await store.commit(Batch(workloads=(workload("a"),)))
+    await store.close()
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(DamagedError, match="damaged") as caught:
+        await SqliteStore(path, decode_spec=decode_spec).open()
+    assert str(path) in caught.value.message
+    assert "backup" in caught.value.hint
+    assert path.stat().st_size == size
 
 
 async def test_a_database_of_another_program(path):

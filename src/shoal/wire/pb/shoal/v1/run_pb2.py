@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12shoal/v1/run.proto\x12\x08shoal.v1\"\xd1\x03\n\x0bProcessSpec\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\x12+\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1e.shoal.v1.ProcessSpec.EnvEntry\x12\x13\n\x0bworking_dir\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12(\n\x07restart\x18\x06 \x01(\x0b\x32\x17.shoal.v1.RestartPolicy\x12&\n\treadiness\x18\x07 \x01(\x0b\x32\x13.shoal.v1.Readiness\x12\"\n\x04stop\x18\x08 \x01(\x0b\x32\x14.shoal.v1.StopPolicy\x12\"\n\x05ports\x18\t \x03(\x0b\x32\x13.shoal.v1.NamedPort\x12\x11\n\tclear_env\x18\n \x01(\x08\x12\x43\n\x10\x65nv_from_secrets\x18\x0b \x03(\x0b\x32).shoal.v1.ProcessSpec.EnvFromSecretsEntry\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13\x45nvFromSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"v\n\rRestartPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x13\n\x0bmax_retries\x18\x02 \x01(\x05\x12\x10\n\x08\x64\x65lay_ms\x18\x03 \x01(\x03\x12\x14\n\x0cmax_delay_ms\x18\x04 \x01(\x03\x12\x18\n\x10healthy_after_ms\x18\x05 \x01(\x03\"\xb6\x01\n\tReadiness\x12\x12\n\x08tcp_port\x18\x01 \x01(\tH\x00\x12#\n\x04http\x18\x02 \x01(\x0b\x32\x13.shoal.v1.HttpProbeH\x00\x12)\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x16.shoal.v1.CommandProbeH\x00\x12\x13\n\x0binterval_ms\x18\n \x01(\x03\x12\x12\n\ntimeout_ms\x18\x0b \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x03\x42\x07\n\x05probe\"\'\n\tHttpProbe\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x1f\n\x0c\x43ommandProbe\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\".\n\nStopPolicy\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x03\"\'\n\tNamedPort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"w\n\tPlacement\x12)\n\x0b\x63onstraints\x18\x01 \x03(\x0b\x32\x14.shoal.v1.Constraint\x12&\n\naffinities\x18\x02 \x03(\x0b\x32\x12.shoal.v1.Affinity\x12\x17\n\x0fstorage_drivers\x18\x03 \x03(\t\";\n\nConstraint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\xb6\x01\n\x08\x41\x66\x66inity\x12\x34\n\tworkloads\x18\x01 \x03(\x0b\x32!.shoal.v1.Affinity.WorkloadsEntry\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x11\n\tdirection\x18\x03 \x01(\t\x12\x10\n\x08required\x18\x04 \x01(\x08\x12\x0e\n\x06weight\x18\x05 \x01(\x05\x1a\x30\n\x0eWorkloadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x08\x46\x61ilover\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08\x61\x66ter_ms\x18\x02 \x01(\x03\x12\x0f\n\x07migrate\x18\x03 \x01(\t\"g\n\nExitDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x0f\n\x07unknown\x18\x03 \x01(\x08\x12\x13\n\x0b\x65nded_at_ms\x18\x04 \x01(\x03\x12\x15\n\rout_of_memory\x18\x05 \x01(\x08\"\xe5\x02\n\tRunDetail\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x04\x65xit\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ExitDetail\x12-\n\x05ports\x18\x03 \x03(\x0b\x32\x1e.shoal.v1.RunDetail.PortsEntry\x12\x10\n\x08restarts\x18\x04 \x01(\x05\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x13\n\x0blast_output\x18\x06 \x01(\t\x12\x15\n\rstarted_at_ms\x18\x07 \x01(\x03\x12\x13\n\x0bspec_sha256\x18\x08 \x01(\x0c\x12\x13\n\x0brevision_id\x18\t \x01(\t\x12\x11\n\tcompleted\x18\n \x01(\x08\x12\x0b\n\x03pid\x18\x0b \x01(\x05\x12\x10\n\x08\x64\x65leting\x18\x0c \x01(\x08\x12\x1a\n\x12next_restart_at_ms\x18\r \x01(\x03\x1a,\n\nPortsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\":\n\x0c\x46ieldProblem\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\":\n\x0eInvalidRequest\x12(\n\x08problems\x18\x01 \x03(\x0b\x32\x16.shoal.v1.FieldProblem\"\x88\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04type\x18\x01 \x01(\t\x12/\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32 .shoal.v1.ErrorDetail.FactsEntry\x12\x0c\n\x04hint\x18\x03 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12shoal/v1/run.proto\x12\x08shoal.v1\"\xe3\x03\n\x0bProcessSpec\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\x12+\n\x03\x65nv\x18\x02 \x03(\x0b\x32\x1e.shoal.v1.ProcessSpec.EnvEntry\x12\x13\n\x0bworking_dir\x18\x03 \x01(\t\x12\x0c\n\x04\x61rgs\x18\x04 \x03(\t\x12\x0c\n\x04user\x18\x05 \x01(\t\x12(\n\x07restart\x18\x06 \x01(\x0b\x32\x17.shoal.v1.RestartPolicy\x12&\n\treadiness\x18\x07 \x01(\x0b\x32\x13.shoal.v1.Readiness\x12\"\n\x04stop\x18\x08 \x01(\x0b\x32\x14.shoal.v1.StopPolicy\x12\"\n\x05ports\x18\t \x03(\x0b\x32\x13.shoal.v1.NamedPort\x12\x11\n\tclear_env\x18\n \x01(\x08\x12\x43\n\x10\x65nv_from_secrets\x18\x0b \x03(\x0b\x32).shoal.v1.ProcessSpec.EnvFromSecretsEntry\x12\x10\n\x08identity\x18\x0c \x01(\x08\x1a*\n\x08\x45nvEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x35\n\x13\x45nvFromSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"v\n\rRestartPolicy\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x13\n\x0bmax_retries\x18\x02 \x01(\x05\x12\x10\n\x08\x64\x65lay_ms\x18\x03 \x01(\x03\x12\x14\n\x0cmax_delay_ms\x18\x04 \x01(\x03\x12\x18\n\x10healthy_after_ms\x18\x05 \x01(\x03\"\xb6\x01\n\tReadiness\x12\x12\n\x08tcp_port\x18\x01 \x01(\tH\x00\x12#\n\x04http\x18\x02 \x01(\x0b\x32\x13.shoal.v1.HttpProbeH\x00\x12)\n\x07\x63ommand\x18\x03 \x01(\x0b\x32\x16.shoal.v1.CommandProbeH\x00\x12\x13\n\x0binterval_ms\x18\n \x01(\x03\x12\x12\n\ntimeout_ms\x18\x0b \x01(\x03\x12\x13\n\x0b\x64\x65\x61\x64line_ms\x18\x0c \x01(\x03\x42\x07\n\x05probe\"\'\n\tHttpProbe\x12\x0c\n\x04port\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\"\x1f\n\x0c\x43ommandProbe\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\".\n\nStopPolicy\x12\x0e\n\x06signal\x18\x01 \x01(\t\x12\x10\n\x08grace_ms\x18\x02 \x01(\x03\"\'\n\tNamedPort\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\"w\n\tPlacement\x12)\n\x0b\x63onstraints\x18\x01 \x03(\x0b\x32\x14.shoal.v1.Constraint\x12&\n\naffinities\x18\x02 \x03(\x0b\x32\x12.shoal.v1.Affinity\x12\x17\n\x0fstorage_drivers\x18\x03 \x03(\t\";\n\nConstraint\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x10\n\x08operator\x18\x02 \x01(\t\x12\x0e\n\x06values\x18\x03 \x03(\t\"\xb6\x01\n\x08\x41\x66\x66inity\x12\x34\n\tworkloads\x18\x01 \x03(\x0b\x32!.shoal.v1.Affinity.WorkloadsEntry\x12\r\n\x05scope\x18\x02 \x01(\t\x12\x11\n\tdirection\x18\x03 \x01(\t\x12\x10\n\x08required\x18\x04 \x01(\x08\x12\x0e\n\x06weight\x18\x05 \x01(\x05\x1a\x30\n\x0eWorkloadsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"=\n\x08\x46\x61ilover\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x10\n\x08\x61\x66ter_ms\x18\x02 \x01(\x03\x12\x0f\n\x07migrate\x18\x03 \x01(\t\"g\n\nExitDetail\x12\x0c\n\x04\x63ode\x18\x01 \x01(\x05\x12\x0e\n\x06signal\x18\x02 \x01(\x05\x12\x0f\n\x07unknown\x18\x03 \x01(\x08\x12\x13\n\x0b\x65nded_at_ms\x18\x04 \x01(\x03\x12\x15\n\rout_of_memory\x18\x05 \x01(\x08\"\xe5\x02\n\tRunDetail\x12\x12\n\ngeneration\x18\x01 \x01(\x03\x12\"\n\x04\x65xit\x18\x02 \x01(\x0b\x32\x14.shoal.v1.ExitDetail\x12-\n\x05ports\x18\x03 \x03(\x0b\x32\x1e.shoal.v1.RunDetail.PortsEntry\x12\x10\n\x08restarts\x18\x04 \x01(\x05\x12\r\n\x05ready\x18\x05 \x01(\x08\x12\x13\n\x0blast_output\x18\x06 \x01(\t\x12\x15\n\rstarted_at_ms\x18\x07 \x01(\x03\x12\x13\n\x0bspec_sha256\x18\x08 \x01(\x0c\x12\x13\n\x0brevision_id\x18\t \x01(\t\x12\x11\n\tcompleted\x18\n \x01(\x08\x12\x0b\n\x03pid\x18\x0b \x01(\x05\x12\x10\n\x08\x64\x65leting\x18\x0c \x01(\x08\x12\x1a\n\x12next_restart_at_ms\x18\r \x01(\x03\x1a,\n\nPortsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\":\n\x0c\x46ieldProblem\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0c\n\x04rule\x18\x03 \x01(\t\":\n\x0eInvalidRequest\x12(\n\x08problems\x18\x01 \x03(\x0b\x32\x16.shoal.v1.FieldProblem\"\x88\x01\n\x0b\x45rrorDetail\x12\x0c\n\x04type\x18\x01 \x01(\t\x12/\n\x05\x66\x61\x63ts\x18\x02 \x03(\x0b\x32 .shoal.v1.ErrorDetail.FactsEntry\x12\x0c\n\x04hint\x18\x03 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,45 +42,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ERRORDETAIL_FACTSENTRY']._loaded_options = None
   _globals['_ERRORDETAIL_FACTSENTRY']._serialized_options = b'8\001'
   _globals['_PROCESSSPEC']._serialized_start=33
-  _globals['_PROCESSSPEC']._serialized_end=498
-  _globals['_PROCESSSPEC_ENVENTRY']._serialized_start=401
-  _globals['_PROCESSSPEC_ENVENTRY']._serialized_end=443
-  _globals['_PROCESSSPEC_ENVFROMSECRETSENTRY']._serialized_start=445
-  _globals['_PROCESSSPEC_ENVFROMSECRETSENTRY']._serialized_end=498
-  _globals['_RESTARTPOLICY']._serialized_start=500
-  _globals['_RESTARTPOLICY']._serialized_end=618
-  _globals['_READINESS']._serialized_start=621
-  _globals['_READINESS']._serialized_end=803
-  _globals['_HTTPPROBE']._serialized_start=805
-  _globals['_HTTPPROBE']._serialized_end=844
-  _globals['_COMMANDPROBE']._serialized_start=846
-  _globals['_COMMANDPROBE']._serialized_end=877
-  _globals['_STOPPOLICY']._serialized_start=879
-  _globals['_STOPPOLICY']._serialized_end=925
-  _globals['_NAMEDPORT']._serialized_start=927
-  _globals['_NAMEDPORT']._serialized_end=966
-  _globals['_PLACEMENT']._serialized_start=968
-  _globals['_PLACEMENT']._serialized_end=1087
-  _globals['_CONSTRAINT']._serialized_start=1089
-  _globals['_CONSTRAINT']._serialized_end=1148
-  _globals['_AFFINITY']._serialized_start=1151
-  _globals['_AFFINITY']._serialized_end=1333
-  _globals['_AFFINITY_WORKLOADSENTRY']._serialized_start=1285
-  _globals['_AFFINITY_WORKLOADSENTRY']._serialized_end=1333
-  _globals['_FAILOVER']._serialized_start=1335
-  _globals['_FAILOVER']._serialized_end=1396
-  _globals['_EXITDETAIL']._serialized_start=1398
-  _globals['_EXITDETAIL']._serialized_end=1501
-  _globals['_RUNDETAIL']._serialized_start=1504
-  _globals['_RUNDETAIL']._serialized_end=1861
-  _globals['_RUNDETAIL_PORTSENTRY']._serialized_start=1817
-  _globals['_RUNDETAIL_PORTSENTRY']._serialized_end=1861
-  _globals['_FIELDPROBLEM']._serialized_start=1863
-  _globals['_FIELDPROBLEM']._serialized_end=1921
-  _globals['_INVALIDREQUEST']._serialized_start=1923
-  _globals['_INVALIDREQUEST']._serialized_end=1981
-  _globals['_ERRORDETAIL']._serialized_start=1984
-  _globals['_ERRORDETAIL']._serialized_end=2120
-  _globals['_ERRORDETAIL_FACTSENTRY']._serialized_start=2076
-  _globals['_ERRORDETAIL_FACTSENTRY']._serialized_end=2120
+  _globals['_PROCESSSPEC']._serialized_end=516
+  _globals['_PROCESSSPEC_ENVENTRY']._serialized_start=419
+  _globals['_PROCESSSPEC_ENVENTRY']._serialized_end=461
+  _globals['_PROCESSSPEC_ENVFROMSECRETSENTRY']._serialized_start=463
+  _globals['_PROCESSSPEC_ENVFROMSECRETSENTRY']._serialized_end=516
+  _globals['_RESTARTPOLICY']._serialized_start=518
+  _globals['_RESTARTPOLICY']._serialized_end=636
+  _globals['_READINESS']._serialized_start=639
+  _globals['_READINESS']._serialized_end=821
+  _globals['_HTTPPROBE']._serialized_start=823
+  _globals['_HTTPPROBE']._serialized_end=862
+  _globals['_COMMANDPROBE']._serialized_start=864
+  _globals['_COMMANDPROBE']._serialized_end=895
+  _globals['_STOPPOLICY']._serialized_start=897
+  _globals['_STOPPOLICY']._serialized_end=943
+  _globals['_NAMEDPORT']._serialized_start=945
+  _globals['_NAMEDPORT']._serialized_end=984
+  _globals['_PLACEMENT']._serialized_start=986
+  _globals['_PLACEMENT']._serialized_end=1105
+  _globals['_CONSTRAINT']._serialized_start=1107
+  _globals['_CONSTRAINT']._serialized_end=1166
+  _globals['_AFFINITY']._serialized_start=1169
+  _globals['_AFFINITY']._serialized_end=1351
+  _globals['_AFFINITY_WORKLOADSENTRY']._serialized_start=1303
+  _globals['_AFFINITY_WORKLOADSENTRY']._serialized_end=1351
+  _globals['_FAILOVER']._serialized_start=1353
+  _globals['_FAILOVER']._serialized_end=1414
+  _globals['_EXITDETAIL']._serialized_start=1416
+  _globals['_EXITDETAIL']._serialized_end=1519
+  _globals['_RUNDETAIL']._serialized_start=1522
+  _globals['_RUNDETAIL']._serialized_end=1879
+  _globals['_RUNDETAIL_PORTSENTRY']._serialized_start=1835
+  _globals['_RUNDETAIL_PORTSENTRY']._serialized_end=1879
+  _globals['_FIELDPROBLEM']._serialized_start=1881
+  _globals['_FIELDPROBLEM']._serialized_end=1939
+  _globals['_INVALIDREQUEST']._serialized_start=1941
+  _globals['_INVALIDREQUEST']._serialized_end=1999
+  _globals['_ERRORDETAIL']._serialized_start=2002
+  _globals['_ERRORDETAIL']._serialized_end=2138
+  _globals['_ERRORDETAIL_FACTSENTRY']._serialized_start=2094
+  _globals['_ERRORDETAIL_FACTSENTRY']._serialized_end=2138
 # @@protoc_insertion_point(module_scope)

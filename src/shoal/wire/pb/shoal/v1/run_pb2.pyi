@@ -78,12 +78,15 @@ class ProcessSpec(_message.Message):
     PORTS_FIELD_NUMBER: _builtins.int
     CLEAR_ENV_FIELD_NUMBER: _builtins.int
     ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
+    IDENTITY_FIELD_NUMBER: _builtins.int
     working_dir: _builtins.str
     """Absolute; the workload's own directory when empty."""
     user: _builtins.str
     """Name or uid to run as; the agent's own user when empty."""
     clear_env: _builtins.bool
     """Start from an empty environment instead of the agent's own."""
+    identity: _builtins.bool
+    """Hand it a certificate of its own, of role workload, for its group. Members of groups only."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The program and its arguments. The first element is looked up in PATH when it has no slash."""
@@ -122,10 +125,11 @@ class ProcessSpec(_message.Message):
         ports: _abc.Iterable[Global___NamedPort] | None = ...,
         clear_env: _builtins.bool = ...,
         env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        identity: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "identity", b"identity", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

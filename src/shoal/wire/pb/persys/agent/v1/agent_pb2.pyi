@@ -209,17 +209,26 @@ class DeleteWorkloadResponse(_message.Message):
 
     SUCCESS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    NEXT_BEAT_FIELD_NUMBER: _builtins.int
     success: _builtins.bool
     message: _builtins.str
+    session: _builtins.str
+    """The first heartbeat that is made after this answer: its session and its sequence. One that was made before and
+    does not list the workload proves nothing about the removal.
+    """
+    next_beat: _builtins.int
     def __init__(
         self,
         *,
         success: _builtins.bool = ...,
         message: _builtins.str = ...,
+        session: _builtins.str = ...,
+        next_beat: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "success", b"success"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "next_beat", b"next_beat", "session", b"session", "success", b"success"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

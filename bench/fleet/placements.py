@@ -1,0 +1,83 @@
+"""Placements: thousands of wishes in flight at once, from the first that is durable to the last that has its node."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import psutil
+
+from bench.fleet.stage import PER_NODE, Stage, spec_of
+from bench.load import PATIENCE, CpuWatch
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.wire import convert
+from shoal.wire.channel import GrpcTransport
+from shoal.wire.methods import AgentControl
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import Channel
+
+_LOOK_EVERY = 0.1
+#: A wish among ten thousand waits for its turn longer than a single one would.
+_ANSWERED_WITHIN = 2 * PATIENCE
+
+
+@dataclass(frozen=True, slots=True)
+class Placements:
+    """What became of the wishes."""
+
+    per_second: float
+    #: Nodes that own more than fits on them.
+    overcommitted: int
+    control_cpu: float
+    load_cpu: float
+
+
+async def place(here: Stage, *, count: int, prefix: str) -> Placements:
+    """Wish for so many workloads at once and wait until the database has a node for each."""
+    loop = asyncio.get_running_loop()
+    before = sum(here.assigned().values())
+    channel = GrpcTransport(security=here.fleet.security()).connect(here.fleet.control_address)
+    accepted: list[float] = []
+
+    async def wish(number: int) -> None:
+        name = f"{prefix}-{number:05d}"
+        wanted = convert.workload_spec_to_proto(spec_of(name))
+        request = pb.ApplyWorkloadRequest(workload_id=name, spec=wanted, revision_id="1", desired_state="Running")
+        answer = await _ask(channel, request)
+        if not answer.success:
+            raise UnavailableError(f"a workload was not accepted: {answer.error_message}")
+        accepted.append(loop.time())
+
+    control, load = CpuWatch(here.process), CpuWatch(psutil.Process())
+    try:
+        async with asyncio.TaskGroup() as wishes:
+            for number in range(count):
+                wishes.create_task(wish(number))
+            done = wishes.create_task(_wait_assigned(here, before + count))
+        shares = control.share(), load.share()
+    except* ShoalError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await channel.close()
+    overcommitted = sum(1 for owned in here.assigned().values() if owned > PER_NODE)
+    return Placements(count / (done.result() - accepted[0]), overcommitted, *shares)
+
+
+async def _ask(channel: Channel, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:
+    """Ask until there is an answer: a server that is too busy may turn a call away, and a wish can be repeated."""
+    while True:
+        try:
+            return await channel.call(AgentControl.APPLY_WORKLOAD, request, timeout=_ANSWERED_WITHIN)
+        except UnavailableError:
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+async def _wait_assigned(here: Stage, wanted: int) -> float:
+    """Wait until so many workloads have a node on the disk. Returns when that was seen."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _ANSWERED_WITHIN
+    while (found := sum((await asyncio.to_thread(here.assigned)).values())) < wanted:
+        if loop.time() > deadline:
+            raise DeadlineError(f"{found} of {wanted} workloads had a node within {_ANSWERED_WITHIN:g} s")
+        await asyncio.sleep(_LOOK_EVERY)
+    return loop.time()
