@@ -11,7 +11,13 @@ HEARTBEAT = timedelta(milliseconds=300)
 
 
 @pytest.fixture
-async def fleet(tmp_path):
+def lease():
+    """How long a silent node counts as alive; a class whose agents are to be back in time overrides it."""
+    return LEASE
+
+
+@pytest.fixture
+async def fleet(tmp_path, lease):
     """A control plane and two agents, with a short lease; workloads outlive agents that are told to stop."""
     fleet = LocalFleet(
         tmp_path,
@@ -19,7 +25,7 @@ async def fleet(tmp_path):
         slots=8,
         cpu="4",
         memory="4096MB",
-        lease=LEASE,
+        lease=lease,
         heartbeat_interval=HEARTBEAT,
         stop_workloads_on_exit=False,
         secure=False,  # quick; a life with certificates is in test_postgres.py, and in tests/e2e/cli

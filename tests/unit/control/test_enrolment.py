@@ -8,7 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.control.enrolment import MOST_TOKENS, Enrolment, RateLimit, Signer
+from shoal.control import enrolment
+from shoal.control.enrolment import Enrolment, RateLimit, Signer
 from shoal.control.fleet import Fleet, Ledger
 from shoal.control.store.base import Batch, EventQuery
 from shoal.control.store.sqlite import SqliteStore
@@ -170,8 +171,9 @@ async def test_what_is_no_request_is_refused(desk, csr):
         await desk.enrolment.join(await desk.token(), csr)
 
 
-async def test_there_is_an_end_to_tokens_and_expired_ones_make_room(desk):
-    for _ in range(MOST_TOKENS):
+async def test_there_is_an_end_to_tokens_and_expired_ones_make_room(desk, monkeypatch):
+    monkeypatch.setattr(enrolment, "MOST_TOKENS", 5)
+    for _ in range(5):
         await desk.token(ttl=timedelta(minutes=5))
     with pytest.raises(ExhaustedError):
         await desk.token()
