@@ -7,9 +7,10 @@
 With several addresses a call that can be repeated without harm goes to the next one when the first cannot be reached;
 one that cannot (it compares and sets, or its second time would be an error) is made once, at an address that has just
 answered. A control plane that does not lead names the one that does, and that one is asked next, whether it is in the
-list or not. Waiting follows the control plane's events and looks again from time to time, so it is quick when events
-flow and still right when they do not. Called by `shoal.cli`, `shoal.jobs` and tests; agents register and beat through
-`shoal.agent.registration`.
+list or not. What changes too fast to be stored (heartbeats, usage) is read from the leader as long as there is one in
+reach, and otherwise from any, without it. Waiting follows the control plane's events and looks again from time to time,
+so it is quick when events flow and still right when they do not. Called by `shoal.cli`, by workloads that have an
+identity and by tests; agents register and beat through `shoal.agent.registration`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ import asyncio
 import contextlib
 import math
 import os
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Self, TypeVar
@@ -52,11 +52,11 @@ from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacem
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.access import Access
-from shoal.wire.addresses import parse_address
-from shoal.wire.methods import AgentControl, Credentials, Secrets
+from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import secrets_pb2
+from shoal.wire.routes import Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -76,11 +76,11 @@ COMES_BACK_WITHIN = 2.0
 is back and the connection has not noticed yet. One that was never reached fails at once, because then the address is
 likely to be wrong."""
 
+LIVE_WITHIN = 3.0
+"""Seconds that a leader is waited for when something is read and another control plane could answer as well."""
+
 LEADER_WITHIN = 10.0
 """Seconds that a call waits for a leader, when a control plane has said that it does not lead."""
-
-MAX_HOPS = 3
-"""How often one round of addresses follows the word of a control plane about who leads."""
 
 _RETRY_EVERY = 0.1
 _LIST_FROM = 8
@@ -227,20 +227,24 @@ class ControlPlane:
             desired_state=document.desired_state,
             expected_revision=expected_revision,
         )
-        answer = await self._call(AgentControl.APPLY_WORKLOAD, request, once=bool(expected_revision))
+        answer = await self._call(
+            AgentControl.APPLY_WORKLOAD, request, once=bool(expected_revision), look=f"shoal workload get {document.id}"
+        )
         if not answer.success:
             raise _apply_error(document.id, answer)
         return ApplyOutcome(document.id, answer.revision_id, answer.generation, answer.outcome)
 
     async def delete(self, workload_id: str) -> None:
         """Store the wish to remove a workload. It is gone once `get_workload` does not find it any more."""
-        answer = await self._call(AgentControl.DELETE_WORKLOAD, pb.DeleteWorkloadRequest(workload_id=workload_id))
+        request = pb.DeleteWorkloadRequest(workload_id=workload_id)
+        answer = await self._call(AgentControl.DELETE_WORKLOAD, request, look=f"shoal workload get {workload_id}")
         if not answer.success:
             raise _refusal("workload", workload_id, answer.error_message or "the deletion was refused")
 
     async def retry(self, workload_id: str) -> None:
         """Start a failed workload again at once."""
-        answer = await self._call(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id=workload_id))
+        request = pb.RetryWorkloadRequest(workload_id=workload_id)
+        answer = await self._call(AgentControl.RETRY_WORKLOAD, request, look=f"shoal workload get {workload_id}")
         if not answer.accepted:
             raise PreconditionError(
                 f"workload {workload_id!r}: there is nothing to retry",
@@ -251,7 +255,7 @@ class ControlPlane:
     async def set_desired_state(self, workload_id: str, desired: DesiredState) -> WorkloadView:
         """Start or stop a workload without a change of its spec."""
         request = pb.SetDesiredStateRequest(workload_id=workload_id, desired_state=desired.value)
-        answer = await self._call(AgentControl.SET_DESIRED_STATE, request)
+        answer = await self._call(AgentControl.SET_DESIRED_STATE, request, look=f"shoal workload get {workload_id}")
         return convert.workload_view_from_proto(answer.workload)
 
     async def list_workloads(
@@ -264,7 +268,8 @@ class ControlPlane:
 
     async def get_workload(self, workload_id: str) -> WorkloadView:
         """One workload. Raises `NotFoundError`."""
-        answer = await self._call(AgentControl.GET_WORKLOAD, pb.GetWorkloadRequest(workload_id=workload_id))
+        request = pb.GetWorkloadRequest(workload_id=workload_id)
+        answer = await self._call(AgentControl.GET_WORKLOAD, request, live=True)
         return convert.workload_view_from_proto(answer.workload)
 
     async def plan(self, documents: Sequence[WorkloadDocument], *, together: bool = False) -> PlacementPreview:
@@ -287,14 +292,24 @@ class ControlPlane:
         request = pb.ApplyGroupRequest(
             group_id=document.id, members=_members(document.members), expected_generation=expected_generation
         )
-        answer = await self._call(AgentControl.APPLY_GROUP, request, once=expected_generation is not None)
+        answer = await self._call(
+            AgentControl.APPLY_GROUP,
+            request,
+            once=expected_generation is not None,
+            look=f"shoal group get {document.id}",
+        )
         members = tuple(convert.workload_view_from_proto(view) for view in answer.members)
         return GroupOutcome(document.id, answer.generation, answer.outcome, members)
 
     async def delete_group(self, group_id: str, *, expected_generation: int | None = None) -> int:
         """Store the wish to remove a group and its members. Returns the group's generation."""
         request = pb.DeleteGroupRequest(group_id=group_id, expected_generation=expected_generation)
-        answer = await self._call(AgentControl.DELETE_GROUP, request, once=expected_generation is not None)
+        answer = await self._call(
+            AgentControl.DELETE_GROUP,
+            request,
+            once=expected_generation is not None,
+            look=f"shoal group get {group_id}",
+        )
         return answer.generation
 
     async def list_groups(self) -> tuple[GroupView, ...]:
@@ -304,7 +319,7 @@ class ControlPlane:
 
     async def get_group(self, group_id: str) -> GroupView:
         """One group. Raises `NotFoundError`."""
-        answer = await self._call(AgentControl.GET_GROUP, pb.GetGroupRequest(group_id=group_id))
+        answer = await self._call(AgentControl.GET_GROUP, pb.GetGroupRequest(group_id=group_id), live=True)
         return convert.group_view_from_proto(answer.group)
 
     # -----------------------------------------------------------------------------------------------------
@@ -317,45 +332,49 @@ class ControlPlane:
 
     async def get_node(self, node_id: str) -> NodeView:
         """One node. Raises `NotFoundError`."""
-        answer = await self._call(AgentControl.GET_NODE, pb.GetNodeRequest(node_id=node_id))
+        answer = await self._call(AgentControl.GET_NODE, pb.GetNodeRequest(node_id=node_id), live=True)
         return convert.node_view_from_proto(answer.node)
 
     async def remove_node(self, node_id: str) -> None:
         """Forget a node that is gone. Raises `PreconditionError` while it still beats."""
-        await self._call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id=node_id), once=True)
+        request = pb.RemoveNodeRequest(node_id=node_id)
+        await self._call(AgentControl.REMOVE_NODE, request, once=True, look="shoal node list")
 
     async def cordon_node(self, node_id: str) -> NodeView:
         """Let no new work go to a node."""
-        answer = await self._call(AgentControl.CORDON_NODE, pb.CordonNodeRequest(node_id=node_id))
+        request = pb.CordonNodeRequest(node_id=node_id)
+        answer = await self._call(AgentControl.CORDON_NODE, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def uncordon_node(self, node_id: str) -> NodeView:
         """Let a node take work again, after a cordon or a drain."""
-        answer = await self._call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=node_id))
+        request = pb.UncordonNodeRequest(node_id=node_id)
+        answer = await self._call(AgentControl.UNCORDON_NODE, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def drain_node(self, node_id: str, *, deadline: timedelta | None = None, force: bool = False) -> NodeView:
         """Have a node emptied; past the deadline, or at once with `force`, whatever that costs."""
         millis = max(1, deadline // timedelta(milliseconds=1)) if deadline is not None else 0
         request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=millis, force=force)
-        answer = await self._call(AgentControl.DRAIN_NODE, request)
+        answer = await self._call(AgentControl.DRAIN_NODE, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def mark_node_dead(self, node_id: str, *, force: bool = False) -> NodeView:
         """Say that nothing runs on a node any more. Raises `PreconditionError` while it beats, unless forced."""
         request = pb.MarkNodeDeadRequest(node_id=node_id, force=force)
-        answer = await self._call(AgentControl.MARK_NODE_DEAD, request)
+        answer = await self._call(AgentControl.MARK_NODE_DEAD, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def adopt(self, node_id: str, workload_id: str) -> WorkloadView:
         """Take over a workload that runs on a node and is not known."""
         request = pb.AdoptWorkloadRequest(node_id=node_id, workload_id=workload_id)
-        answer = await self._call(AgentControl.ADOPT_WORKLOAD, request, once=True)
+        look = f"shoal workload get {workload_id}"
+        answer = await self._call(AgentControl.ADOPT_WORKLOAD, request, once=True, look=look)
         return convert.workload_view_from_proto(answer.workload)
 
     async def summary(self) -> ClusterSummary:
         """The fleet in numbers."""
-        answer = await self._call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
+        answer = await self._call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest(), live=True)
         return convert.cluster_summary_from_proto(answer)
 
     # -----------------------------------------------------------------------------------------------------
@@ -364,7 +383,7 @@ class ControlPlane:
     async def create_join_token(self, *, ttl: float = 0.0, node_id: str = "", uses: int = 1) -> NewJoinToken:
         """Make a token by which agents get their certificates. Its text is not shown again."""
         request = enrollment.CreateJoinTokenRequest(ttl_ms=round(ttl * 1000), node_id=node_id, uses=uses)
-        answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True)
+        answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True, look="shoal token list")
         return NewJoinToken(answer.token, convert.join_token_from_proto(answer.view), answer.join_port)
 
     async def list_join_tokens(self) -> tuple[JoinTokenView, ...]:
@@ -375,12 +394,13 @@ class ControlPlane:
     async def revoke_join_token(self, token_id: str) -> None:
         """Make a token worthless. Raises `NotFoundError`."""
         request = enrollment.RevokeJoinTokenRequest(token_id=token_id)
-        await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True)
+        await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True, look="shoal token list")
 
     async def set_secret(self, name: str, value: bytes) -> SecretView:
         """Store the value of a secret. Nobody can read it back."""
         request = secrets_pb2.SetSecretRequest(name=name, value=value)
-        return convert.secret_from_proto((await self._call(Secrets.SET_SECRET, request)).secret)
+        answer = await self._call(Secrets.SET_SECRET, request, look="shoal secret list")
+        return convert.secret_from_proto(answer.secret)
 
     async def list_secrets(self) -> tuple[SecretView, ...]:
         """Every secret, without its value."""
@@ -389,7 +409,8 @@ class ControlPlane:
 
     async def delete_secret(self, name: str) -> None:
         """Forget a secret. Raises `NotFoundError`, and `PreconditionError` while a workload names it."""
-        await self._call(Secrets.DELETE_SECRET, secrets_pb2.DeleteSecretRequest(name=name), once=True)
+        request = secrets_pb2.DeleteSecretRequest(name=name)
+        await self._call(Secrets.DELETE_SECRET, request, once=True, look="shoal secret list")
 
     # -----------------------------------------------------------------------------------------------------
     # Events
@@ -529,10 +550,23 @@ class ControlPlane:
     # -----------------------------------------------------------------------------------------------------
     # Calling
 
-    async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, *, once: bool = False) -> ResponseT:
+    async def _call(
+        self,
+        method: Method[RequestT, ResponseT],
+        request: RequestT,
+        *,
+        once: bool = False,
+        live: bool = False,
+        look: str = "",
+    ) -> ResponseT:
+        """Call whoever can answer.
+
+        `once`: it must not happen twice. `live`: the leader knows more than the others, which are asked when it is out
+        of reach. `look`: for what changes something, the command that shows whether it did.
+        """
         began, patience = self._clock.monotonic(), COMES_BACK_WITHIN if self._answered else 0.0
         while True:
-            route = _Route(self._order())
+            route = Route(self._order())
             for address in route:
                 made = False
                 try:
@@ -543,23 +577,29 @@ class ControlPlane:
                         with contextlib.suppress(DeniedError):  # whoever refuses it lives
                             await channel.call(AgentControl.GET_CLUSTER_SUMMARY, summary, timeout=self._timeout)
                     made = True
-                    answer = await channel.call(method, request, timeout=self._timeout)
+                    timeout = min(LIVE_WITHIN, self._timeout) if live and route.has_more else self._timeout
+                    metadata = {LIVE_HEADER: "1"} if live else None
+                    answer = await channel.call(method, request, timeout=timeout, metadata=metadata)
                 except NotLeaderError as refusal:
                     route.follow(refusal)  # nothing was done, so it may be asked for again
-                except (UnavailableError, DeadlineError) as error:
+                except (UnavailableError, DeadlineError) as failure:
+                    error = in_doubt(failure, look) if look and made else failure
                     if once and made:
-                        raise
-                    route.failures.append(error)
+                        raise error from None
+                    route.fail(address, error)
                 else:
                     self._current, self._answered = address, True
                     return answer
+            if live and route.refusal is not None:
+                live = False  # no leader is in reach: what the others know is better than nothing
+                continue
             await self._wait_to_try_again(route, began, patience)
 
     async def _pages(self, method: Method[PagedT, PageT], request: PagedT) -> AsyncIterator[PageT]:
         """Every page of a list. A control plane that knows of no pages gives all at once."""
         request.page_size = PAGE_SIZE
         while True:
-            page = await self._call(method, request)
+            page = await self._call(method, request, live=True)
             yield page
             # Tokens grow; one that does not would lead round in a circle.
             if page.next_page_token <= request.page_token:
@@ -569,7 +609,7 @@ class ControlPlane:
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
         began = self._clock.monotonic()
         while True:
-            route = _Route(self._order())
+            route = Route(self._order())
             for address in route:
                 begun = False
                 try:
@@ -585,18 +625,19 @@ class ControlPlane:
                 except UnavailableError as error:
                     if begun:
                         raise
-                    route.failures.append(error)
+                    route.fail(address, error)
                 else:
                     return
             await self._wait_to_try_again(route, began, 0.0)
 
-    async def _wait_to_try_again(self, route: _Route, began: float, patience: float) -> None:
+    async def _wait_to_try_again(self, route: Route, began: float, patience: float) -> None:
         """Wait before every address is tried again, or raise what it all came to."""
         waited = self._clock.monotonic() - began
-        if any(map(_was_said, route.failures)):
+        if any(map(was_said, route.failures)):
             raise self._unavailable(route.failures)
         if waited >= (LEADER_WITHIN if route.refusal is not None else patience):
-            raise route.refusal or self._unavailable(route.failures)
+            # Where the leader is said to be says more than whoever does not lead: it may even have done it.
+            raise route.failure_of_leader or route.refusal or self._unavailable(route.failures)
         await self._clock.sleep(_RETRY_EVERY)
 
     async def _logs(self, request: pb.ReadLogsRequest) -> AsyncGenerator[LogPiece, None]:
@@ -614,7 +655,7 @@ class ControlPlane:
 
     def _unavailable(self, errors: Sequence[UnavailableError | DeadlineError]) -> UnavailableError | DeadlineError:
         """One error for what every address said. What a control plane itself raised counts more than a silence."""
-        for error in filter(_was_said, errors):
+        for error in filter(was_said, errors):
             return error
         if len(errors) == 1 and isinstance(errors[0], DeadlineError):
             return errors[0]
@@ -628,40 +669,6 @@ class ControlPlane:
             hint=next(distrust, "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL"),
             address=where,
         )
-
-
-class _Route:
-    """The addresses to try in one round: those of the list, and before the next of them whoever is said to lead."""
-
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._waiting = deque(addresses)
-        self._tried: set[str] = set()
-        self._hops = 0
-        self.failures: list[UnavailableError | DeadlineError] = []
-        #: What the last one said that does not lead.
-        self.refusal: NotLeaderError | None = None
-
-    def __iter__(self) -> Iterator[str]:
-        while self._waiting:
-            address = self._waiting.popleft()
-            if address not in self._tried:
-                self._tried.add(address)
-                yield address
-
-    def follow(self, refusal: NotLeaderError) -> None:
-        """Try the leader next that was named, if that is an address, and not for ever."""
-        self.refusal = refusal
-        leader = refusal.facts.get("leader", "")
-        if not leader or self._hops >= MAX_HOPS:
-            return
-        self._hops += 1
-        with contextlib.suppress(InvalidError):
-            self._waiting.appendleft(str(parse_address(leader)))
-
-
-def _was_said(error: ShoalError) -> bool:
-    """Whether a control plane itself raised it, rather than the way there."""
-    return "address" not in error.facts
 
 
 async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:

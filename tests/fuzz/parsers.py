@@ -52,7 +52,7 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
-from shoal.wire.sealing import load_or_make_key, parse_key
+from shoal.wire.sealing import load_key, load_or_make_key, parse_key
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -259,6 +259,11 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.wire.sealing.parse_key": ParserCase(
         lambda text: parse_key(text, name="key"), texts | changed_text(SEALING_KEY), good=(SEALING_KEY,)
+    ),
+    "shoal.wire.sealing.load_key": ParserCase(
+        _with_folder(_file("key"), lambda folder: load_key(folder / "key")),
+        blobs | changed_text(SEALING_KEY),
+        good=(SEALING_KEY,),
     ),
     "shoal.wire.sealing.load_or_make_key": ParserCase(
         _with_folder(_file("key"), lambda folder: load_or_make_key(folder / "key")),

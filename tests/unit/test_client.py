@@ -25,7 +25,7 @@ from shoal.model.workloads import DesiredState, ProcessSpec, WorkloadSpec, Workl
 from shoal.testing.clock import LoopClock
 from shoal.wire.local import LocalNetwork
 from shoal.wire.local_faults import Outage
-from shoal.wire.methods import AgentControl, methods_of
+from shoal.wire.methods import LIVE_HEADER, AgentControl, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
 from shoal.wire.transport import Service
@@ -430,10 +430,75 @@ async def test_without_a_leader_it_waits_for_one(looptime):
         assert 4.0 <= looptime < 4.2
         follower.leader = "dead:1"
         made.network.partition("client", "new:1", outage=Outage.REFUSED)
-        with pytest.raises(NotLeaderError) as refused:
+        with pytest.raises(UnavailableError, match="dead:1") as dead:
             await control.apply(document())
-        assert refused.value.facts["leader"] == "dead:1"
+        assert dead.value.facts["address"] == "dead:1"
         assert looptime < 16
+
+
+async def test_a_leader_that_does_not_answer_is_not_hidden_by_one_that_does_not_lead(looptime):
+    async with led(leader=FIRST, follower_says=FIRST) as (made, _follower), made.client(SECOND, FIRST) as control:
+        made.network.partition("client", FIRST)
+        with pytest.raises(DeadlineError, match="whether the change was stored is not known") as silent:
+            await control.apply(document("web"))
+        assert "shoal workload get web" in silent.value.hint
+        assert silent.value.facts["address"] == FIRST
+        assert looptime < 12
+        with pytest.raises(DeadlineError) as once:
+            await control.apply_group(GroupDocument("shop", (document("a"),)), expected_generation=0)
+        assert "stored" not in once.value.hint  # it was not even asked for: nobody there was found alive
+
+
+class OldNews(Follower):
+    """A follower that refuses reads, too, when they are to be the leader's."""
+
+    def __getattr__(self, name: str):
+        handler = super().__getattr__(name)
+
+        def answer(request, call):
+            if call.metadata.get(LIVE_HEADER):
+                self.refused.append(call.method.rpartition("/")[2])
+                raise NotLeaderError(self.leader)
+            return handler(request, call)
+
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def beside(leader: str):
+    """A follower at SECOND that knows one node, and a leader that knows another."""
+    made, old = Setup(), ScriptedControl(nodes={"old": node("old")})
+    follower = OldNews(old, leader)
+    servers = [
+        *(await made.serve(FIRST)),
+        await made.network.transport("follower").serve(SECOND, [Service(methods_of(AgentControl), follower)]),
+    ]
+    try:
+        yield made, follower
+    finally:
+        for server in servers:
+            await server.stop(0)
+
+
+async def test_reads_are_the_leaders_as_long_as_it_is_in_reach(looptime):
+    async with beside(FIRST) as (made, follower), made.client(SECOND) as control:
+        assert [view.node_id for view in await control.list_nodes()] == ["node-1"]
+        assert [view.workload_id for view in await control.list_workloads()] == ["old"]
+        assert (follower.refused, looptime) == (["ListNodes"], 0)
+
+
+@pytest.mark.parametrize("outage", [Outage.SILENT, Outage.REFUSED])
+async def test_reads_are_anybodys_when_the_leader_is_out_of_reach(outage, looptime):
+    async with beside(FIRST) as (made, _follower), made.client(SECOND, FIRST) as control:
+        made.network.partition("client", FIRST, outage=outage)
+        assert [view.node_id for view in await control.list_nodes()] == ["old"]
+        assert looptime <= 3
+
+
+async def test_reads_are_anybodys_when_nobody_leads(looptime):
+    async with beside("") as (made, _follower), made.client(SECOND) as control:
+        assert [view.node_id for view in await control.list_nodes()] == ["old"]
+        assert looptime == 0
 
 
 async def test_liars_are_not_followed_for_ever(looptime):
@@ -456,9 +521,9 @@ async def test_one_that_hangs_is_passed_over(looptime):
         made.network.partition("client", FIRST)
         async with made.client(FIRST, "third:1") as control:
             assert await control.list_nodes()
-            assert looptime == 10
+            assert looptime == 3
             await control.list_nodes()
-            assert looptime == 10
+            assert looptime == 3
 
 
 async def test_lists_are_read_page_by_page(setup):

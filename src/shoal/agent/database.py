@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.private_files import make_data_directory
 
 T = TypeVar("T")
 
@@ -143,7 +144,7 @@ class AgentDatabase:
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: _translated(work, self.path))
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_data_directory(self.path.parent)
         self._lock.acquire()
         # Specs hold what people put into environments: for this user's eyes only. SQLite's side files follow.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -214,4 +215,7 @@ def _translated(work: Callable[[], T], path: Path) -> T:
             ) from error
         raise UnavailableError(f"{path} cannot be used: {error}") from error
     except OSError as error:
-        raise UnavailableError(f"{path.parent} cannot be used: {error.strerror or error}") from error
+        raise UnavailableError(
+            f"{path.parent} cannot be used: {error.strerror or error}",
+            hint="the agent must be able to read and write its --data-dir",
+        ) from error

@@ -156,26 +156,34 @@ class Executor:
         for runtime in self._runtimes.values():
             await runtime.close()
 
-    async def stop_all(self, grace: float | None = None) -> None:
-        """Stop every run of a known workload, each by its own stop policy, and act no more.
+    async def stop_all(self, grace: float | None = None) -> frozenset[WorkloadId]:
+        """Stop every run of a known workload, each by its own stop policy, and act no more. Returns what was stopped.
 
         What is wished stays as it was: the next agent on this data directory starts them again.
         """
         await self._scope.close()
-        stops = []
-        for runtime in self._runtimes.values():
-            stops += [
-                runtime.stop(info.run_id)
-                for info in await runtime.list_runs()
-                if info.phase is RunPhase.RUNNING and info.run_id not in self.roster.orphans
-            ]
+        stopping = [
+            (runtime, info)
+            for runtime in self._runtimes.values()
+            for info in await runtime.list_runs()
+            if info.phase is RunPhase.RUNNING and info.run_id not in self.roster.orphans
+        ]
+        stopped: set[WorkloadId] = set()
+
+        async def stop(runtime: Runtime, info: RunInfo) -> None:
+            try:
+                await runtime.stop(info.run_id)
+            except ShoalError as error:
+                log.warning("a workload could not be stopped: %s", error)
+            else:
+                stopped.add(info.workload_id)
+
         try:
             async with asyncio.timeout(grace):
-                for result in await asyncio.gather(*stops, return_exceptions=True):
-                    if isinstance(result, BaseException):
-                        log.warning("a workload could not be stopped: %s", result)
+                await asyncio.gather(*(stop(runtime, info) for runtime, info in stopping))
         except TimeoutError:
             log.warning("some workloads were not stopped within %s seconds", grace)
+        return frozenset(stopped)
 
     async def failed(self) -> None:
         """Wait until something of this agent breaks that should not, and raise it."""

@@ -24,7 +24,7 @@ from shoal.agent.settings import AgentSettings
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnauthenticatedError, UnavailableError
-from shoal.core.private_files import make_private_directory, read_private, write_private
+from shoal.core.private_files import make_data_directory, make_private_directory, read_private, write_private
 from shoal.core.retry import Backoff
 from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
 from shoal.model.trust import TokenText, parse_token
@@ -164,6 +164,7 @@ def _own_request(directory: Path, identity: Identity) -> OwnRequest:
     """A request with the key of an earlier try, if there was one."""
     from shoal.wire.authority import make_signing_request
 
+    make_data_directory(directory.parent)
     make_private_directory(directory)
     path = directory / _OWN_KEY
     try:

@@ -11,6 +11,9 @@ An acknowledgement in the name of a leadership that is over counts for nothing. 
 whether it still leads is contact, but moves no deadline, and the next beat tries another address: a new leader may have
 begun to count meanwhile, and this node has to be heard of there.
 
+An agent that hears of a newer leadership than that of the last answer, by an order, does not wait for the old leader as
+long as else: that one may hang. It beats at once, and turns to the next address unless it is answered soon.
+
 An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
 
 Called by `shoal.agent.server`; calls `shoal.agent.control_client`.
@@ -18,12 +21,14 @@ Called by `shoal.agent.server`; calls `shoal.agent.control_client`.
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import logging
 import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
 
 from shoal.agent.contact import Contact, Ownership
 from shoal.agent.control_client import ControlClient
@@ -38,7 +43,7 @@ from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
 from shoal.model.nodes import BeatMark, NodeSpec, NodeUsage
-from shoal.model.workloads import DesiredState, Usage
+from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
@@ -55,10 +60,15 @@ MAX_CALL_SECONDS = 10.0
 MIN_CALL_SECONDS = 1.0
 #: When a control plane goes away, all of its agents notice at once; they come back spread over so many seconds.
 RECONNECT_SPREAD = 0.5
+#: How long a control plane is waited for once another is known to lead by now. A leader whose database hangs takes a
+#: second to answer.
+TURN_SECONDS = 2.0
 #: A control plane that speaks for a term that is over is told of in the log at most so often.
 STALE_TERM_SECONDS = 60.0
 
 RETRY = Backoff(first=0.5, cap=15.0)
+
+T = TypeVar("T")
 
 
 class RegistrationState(enum.Enum):
@@ -163,6 +173,11 @@ class Registration:
         self._acknowledged_at = -math.inf
         self._unconfirmed = False
         self._stale_told_at = -math.inf
+        #: Set from when a newer leadership was heard of until it has acknowledged a beat.
+        self._newer = asyncio.Event()
+        #: Ends the wait for the next try.
+        self._hurry = Signal()
+        terms.on_newer = self._on_newer_term
         contact.ask_through(self._ownership)
         client.on_stream_broken = self._on_stream_broken
 
@@ -199,7 +214,7 @@ class Registration:
                     self._set_state(RegistrationState.OFFLINE, error.message)
                 await self._client.use_next()
             self._failures += 1
-            await self._clock.sleep(self._retry_delay())
+            await self._hurry.wait(timeout=self._retry_delay())
 
     async def _confirm_session(self) -> None:
         """Ask whether another agent took the node id while this one was away.
@@ -271,7 +286,7 @@ class Registration:
         if wait <= 0:
             return
         if not hurry:
-            await self._clock.sleep(wait)
+            await self._hurry.wait(timeout=wait)
         elif await self._changed.wait(timeout=wait):
             if self._stream_broke:
                 spread = min(RECONNECT_SPREAD, self.rhythm.interval / 2)
@@ -283,8 +298,42 @@ class Registration:
         self._stream_broke = True
         self._changed.set()
 
+    def _on_newer_term(self, term: int, of: str) -> None:
+        """A newer leadership began. When its leader says so on this agent's own stream there is nothing to do."""
+        if of != self.address:
+            log.info("term %d was heard of from %s, and not from %s", term, of, self.address)
+            self._newer.set()
+            self._hurry.set()
+            self._changed.set()
+
     # -----------------------------------------------------------------------------------------------------
     # Calls
+
+    async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
+        """Wait for an answer, and not for long when it is known that another one leads."""
+        asking, hearing = asyncio.ensure_future(call), asyncio.ensure_future(self._newer.wait())
+        try:
+            await asyncio.wait({asking, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                await asyncio.wait({asking}, timeout=TURN_SECONDS)
+            if not asking.done():
+                raise UnavailableError(f"term {self._terms.highest} has begun, and {self.address} does not answer")
+            return asking.result()
+        finally:
+            hearing.cancel()
+            if asking.cancel():
+                await asyncio.wait({asking})
+
+    async def say_farewell(self, stopped: frozenset[WorkloadId], *, seconds: float) -> None:
+        """Say once more how everything stands, now that this agent has stopped these. Whether it is heard or not."""
+        if not self._session or self.state is RegistrationState.SUPERSEDED:
+            return
+        request = self._snapshot(stopped)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.heartbeat(request, timeout=seconds)
+        except (ShoalError, TimeoutError) as error:
+            log.info("the control plane was not told that workloads were stopped: %s", error)
 
     async def _register(self) -> None:
         request = convert.node_spec_to_proto(
@@ -294,7 +343,7 @@ class Registration:
             instance=self._instance,
         )
         try:
-            answer = await self._client.register_node(request, timeout=MAX_CALL_SECONDS)
+            answer = await self._answer(self._client.register_node(request, timeout=MAX_CALL_SECONDS))
         except ShoalError:
             self._metrics.registration("failed")
             raise
@@ -324,10 +373,11 @@ class Registration:
         request = self._snapshot()
         self._stream_broke = False
         reach("agent.heartbeat.before")
-        answer = await self._client.heartbeat(request, timeout=self.rhythm.patience)
+        answer = await self._answer(self._client.heartbeat(request, timeout=self.rhythm.patience))
         if not answer.acknowledged:
             raise UnavailableError("the control plane did not acknowledge a heartbeat")
         await self._hear_term(answer.term)
+        self._newer.clear()  # the newest one answers, or none that has a term
         interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
         self._failures = 0
@@ -347,7 +397,7 @@ class Registration:
 
     async def _hear_term(self, term: int) -> None:
         try:
-            await self._terms.hear(term)
+            await self._terms.hear(term, of=self.address)
         except StaleTermError:
             now = self._clock.monotonic()
             level = logging.WARNING if now - self._stale_told_at >= STALE_TERM_SECONDS else logging.DEBUG
@@ -369,8 +419,16 @@ class Registration:
         self._reports.set_draining(answer.drain_node)
         await self._reports.extend_deadlines(silence if was_lost else 0.0)
 
-    def _snapshot(self) -> pb.HeartbeatRequest:
+    def _snapshot(self, stopped: frozenset[WorkloadId] = frozenset()) -> pb.HeartbeatRequest:
         reports, usages = self._reports.statuses(), self._reports.usages()
+        if stopped:
+            at = self._clock.wall()
+            reports = tuple(
+                replace(each, status=_stopped_with_agent(each.status, at))
+                if each.status.workload_id in stopped
+                else each
+                for each in reports
+            )
         self._sequence += 1
         measured = [
             convert.usage_to_control(usages.get(each.status.workload_id), each.status.workload_id, each.type.value)
@@ -412,3 +470,16 @@ class Registration:
             elif state is RegistrationState.OFFLINE:
                 log.warning("no contact with the control plane at %s: %s", self.address, reason)
         self.state, self.reason = state, reason
+
+
+def _stopped_with_agent(status: RunStatus, at: datetime) -> RunStatus:
+    """How a workload stands that ended with its agent: it is to run, and waits for the next agent of the node."""
+    return replace(
+        status,
+        state=RunState.PENDING,
+        message="it was stopped with its agent, and starts again with it",
+        last_transition=at,
+        ready=False,
+        pid=0,
+        usage=None,
+    )

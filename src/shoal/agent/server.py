@@ -51,6 +51,9 @@ __all__ = ["CONFIG_ENV", "ENV_NAMES", "Agent", "AgentSettings", "run_agent"]
 
 log = logging.getLogger(__name__)
 
+#: How long the control plane is told that workloads were stopped with their agent.
+FAREWELL_SECONDS = 2.0
+
 Runtimes = Mapping[WorkloadType, Runtime]
 
 #: Named one by one: a feature that is invented later is not this agent's before it was built.
@@ -102,6 +105,7 @@ class Agent:
         self._executor: Executor | None = None
         self._watch: NodeWatch | None = None
         self._registration: Registration | None = None
+        self._handlers: AgentHandlers | None = None
         self._service: Service | None = None
         self._terms: Terms | None = None
         self._server: Server | None = None
@@ -162,10 +166,12 @@ class Agent:
         if self._server is not None:
             await self._server.stop()
         if self._executor is not None and self.settings.stop_workloads_on_exit:
+            if self._handlers is not None:  # orders still come through the stream
+                self._handlers.refuses_orders = True
             await self._scope.close()
-            if self._client is not None:
-                await self._client.close()
-            await self._executor.stop_all(self.settings.stop_grace.total_seconds())
+            stopped = await self._executor.stop_all(self.settings.stop_grace.total_seconds())
+            if self._registration is not None:
+                await self._registration.say_farewell(stopped, seconds=FAREWELL_SECONDS)
         await self._close()
 
     async def failed(self) -> None:
@@ -216,7 +222,7 @@ class Agent:
     async def _serve(self, executor: Executor, watch: NodeWatch) -> None:
         highest = await self._database.read(partial(intents.get_meta, key="term"))
         self._terms = Terms(int(highest or "0"), self._remember_term)
-        handlers = AgentHandlers(
+        self._handlers = AgentHandlers(
             executor,
             health=watch.report,
             version=self.version,
@@ -224,7 +230,7 @@ class Agent:
             terms=self._terms,
             next_beat=self._next_beat,
         )
-        self._service = Service(methods_of(AgentService), handlers)
+        self._service = Service(methods_of(AgentService), self._handlers)
         if not self.settings.no_listen:
             self._server = await self._transport.serve(self.settings.grpc_address, [self._service])
             self._server.set_serving(True)

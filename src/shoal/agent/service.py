@@ -21,7 +21,15 @@ from shoal.agent.intake import Answer
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.orders import ApplyOrder, DeleteOrder
 from shoal.agent.terms import Terms
-from shoal.core.errors import InvalidError, MisroutedError, NotFoundError, Problem, ShoalError, problem
+from shoal.core.errors import (
+    InvalidError,
+    MisroutedError,
+    NotFoundError,
+    Problem,
+    ShoalError,
+    UnavailableError,
+    problem,
+)
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
 from shoal.model.nodes import BeatMark
 from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
@@ -55,6 +63,8 @@ class AgentHandlers:
         self._health = health
         self._version = version
         self._metrics = metrics
+        #: Whether the agent is about to end: what was asked for now would not be done.
+        self.refuses_orders = False
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
         """Run or stop a workload as the request says."""
@@ -171,12 +181,14 @@ class AgentHandlers:
 
     async def _check_term(self, call: Call) -> None:
         """Orders of a control plane that does not lead any more are refused. A foreign scheduler has no term."""
+        if self.refuses_orders:
+            raise UnavailableError("this agent is stopping")
         said = call.metadata.get(TERM_HEADER, "")
         if not said:
             return
         if not said.isascii() or not said.isdigit() or len(said) > _TERM_DIGITS:
             raise InvalidError([problem(TERM_HEADER, said, "must be a whole number")])
-        await self._terms.hear(int(said))
+        await self._terms.hear(int(said), of=call.peer)
 
     async def _counted(self, action: str, work: Coroutine[Any, Any, Answer]) -> Answer:
         try:

@@ -20,7 +20,6 @@ import logging
 import os
 import pwd
 import shutil
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor as Threads
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ExhaustedError, InternalError, ShoalError
 from shoal.core.ids import WorkloadId
-from shoal.core.private_files import Owner, make_private_directory, read_regular
+from shoal.core.private_files import Owner, let_others_pass, make_private_directory, read_regular
 from shoal.core.retry import Backoff
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.workloads import FailureReason, ProcessSpec
@@ -62,7 +61,6 @@ LOOK_EVERY = 15.0
 
 _RETRY = Backoff(first=15.0, cap=120.0)
 _NO_UID = 2**32 - 1
-_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 
 class Issued(Protocol):
@@ -274,8 +272,8 @@ class WorkloadCertificates:
 
         make_private_directory(self._folder)
         if owner is not None:
-            _let_through(self._folder.parent)
-            _let_through(self._folder)
+            let_others_pass(self._folder.parent)
+            let_others_pass(self._folder)
         directory = self._folder / workload_id
         if directory.exists() and directory.stat().st_uid != _uid_of(owner):
             _remove(directory)  # of the user that it ran as before, who has no business here any more
@@ -322,13 +320,6 @@ def _find_owner(user: str) -> Owner | None:
 
 def _uid_of(owner: Owner | None) -> int:
     return owner.uid if owner is not None else os.geteuid()
-
-
-def _let_through(directory: Path) -> None:
-    """Let others pass through a directory of ours, without seeing what is in it."""
-    mode = stat.S_IMODE(directory.stat().st_mode)
-    if mode & _SEARCH != _SEARCH:
-        directory.chmod(mode | _SEARCH)
 
 
 def _read_leaf(directory: Path, uid: int | None = None) -> Certificate | None:

@@ -59,7 +59,10 @@ def agent(
     cert: Annotated[Text, typer.Option(metavar="PATH", help="Its own certificate, of role agent")] = None,
     key: Annotated[Text, typer.Option(metavar="PATH", help="The key of that")] = None,
     join: Annotated[
-        Text, typer.Option(metavar="TOKEN", help="Get a certificate by a token of `shoal token create`")
+        Text,
+        typer.Option(
+            metavar="TOKEN", help="Get a certificate by a token of `shoal token create` [env: SHOAL_JOIN_TOKEN]"
+        ),
     ] = None,
     join_address: Annotated[
         Text, typer.Option(metavar="HOST[:PORT][,…]", help="Where to join [the control plane's hosts, port 8086]")

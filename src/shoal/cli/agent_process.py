@@ -27,7 +27,6 @@ def serve(given: daemon.CommandLine) -> None:
         log_level=lambda loaded: loaded.log_level or None,
         log_format=given.log_format,
     )
-    daemon.warn_if_insecure(settings.insecure, settings.grpc_address)
     if settings.join and not given.joined:
         joined = False
 
@@ -52,6 +51,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
     from shoal.wire.channel import GrpcTransport
 
     def ready(node: Agent) -> None:
+        daemon.warn_if_insecure(settings.insecure, node.address)
         daemon.write_ready_file(
             ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
         )

@@ -130,7 +130,6 @@ def control(
         log_level=log_level,
         log_format=log_format,
     )
-    daemon.warn_if_insecure(settings.insecure, settings.grpc_address)
     daemon.run_until_told(lambda stop: _serve(settings, stop, ready_file), service="shoal-control")
 
 
@@ -141,6 +140,7 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
     from shoal.wire.channel import GrpcTransport
 
     def ready(plane: ControlPlane) -> None:
+        daemon.warn_if_insecure(settings.insecure, plane.address)
         facts = {"role": "control", "grpc": plane.address, "http": plane.http_address, "join": plane.join_address}
         daemon.write_ready_file(ready_file, facts)
         joining = f", join {plane.join_address}" if plane.join_address else ""

@@ -107,9 +107,10 @@ def load(
 
 
 def warn_if_insecure(insecure: bool, address: str) -> None:
-    """Say what `--insecure` means, each time it is used."""
+    """Say what `--insecure` means, each time it is used, once it is known where it serves."""
     if insecure:
-        log.warning("--insecure: nothing is encrypted, and whoever can connect to %s may do everything", address)
+        whoever = f"can connect to {address}" if address else "poses as the control plane"
+        log.warning("--insecure: nothing is encrypted, and whoever %s may do everything", whoever)
 
 
 def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service: str) -> None:

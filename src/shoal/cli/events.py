@@ -72,7 +72,8 @@ async def events(
         if as_json:
             output.json_document(page)
         else:
-            output.table(_COLUMNS, [_row(event) for event in page.events], empty="nothing has happened yet")
+            empty = f"nothing after {after}" if after else "nothing has happened yet"
+            output.table(_COLUMNS, [_row(event) for event in page.events], empty=empty)
         return
     for event in page.events:
         show(event, as_json=as_json)

@@ -249,9 +249,13 @@ class LocalFleet:
     # -----------------------------------------------------------------------------------------------------
     # The control plane
 
+    async def take_folder(self) -> None:
+        """Become the owner of the folder, before anything is started in it. Raises `PreconditionError`."""
+        await self._folder.take(asked=CONTROL)
+
     async def start_control(self, *, env: Mapping[str, str] | None = None) -> None:
         """Start the control plane, at the same addresses as before if it ran already."""
-        await self._folder.take(asked=CONTROL)
+        await self.take_folder()
         given = tuple(self._ports)
         for tries_left in reversed(range(_PORT_TRIES)):
             # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours

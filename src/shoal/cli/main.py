@@ -6,6 +6,7 @@ and mistakes are answered at once. Called by the console script and by `python -
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -19,6 +20,7 @@ from shoal.cli import (
     control,
     events,
     groups,
+    hints,
     logs,
     nodes,
     output,
@@ -31,8 +33,8 @@ from shoal.cli import (
     up,
     workloads,
 )
-from shoal.cli.options import FLEET, SERVERS, START
-from shoal.core.errors import ShoalError
+from shoal.cli.options import FLEET, SERVERS, START, without_library_words
+from shoal.core.errors import InvalidError, ShoalError, problem
 
 app = typer.Typer(
     name="shoal",
@@ -91,6 +93,7 @@ app.add_typer(certs.app, rich_help_panel=SERVERS)
 app.add_typer(tokens.app, rich_help_panel=SERVERS)
 app.add_typer(secrets.app, rich_help_panel=FLEET)
 schema.register(app)
+without_library_words(app)
 
 
 def main() -> None:
@@ -101,6 +104,7 @@ def main() -> None:
 def run(arguments: Sequence[str], *, around: session.Surroundings | None = None) -> int:
     """Run one command line and return its exit code."""
     token = session.surroundings.set(around or session.Surroundings())
+    called = hints.command.set(_called(arguments))
     try:
         outcome = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
     except ShoalError as error:
@@ -112,13 +116,56 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
         return _fail_otherwise(error)
     finally:
         session.surroundings.reset(token)
+        hints.command.reset(called)
     return outcome if isinstance(outcome, int) else 0
+
+
+def _called(arguments: Sequence[str]) -> str:
+    """The command within a command line, such as `shoal node get`."""
+    words, level = ["shoal"], app
+    for word in arguments:
+        instances = [each.typer_instance for each in level.registered_groups]
+        below = {each.info.name: each for each in instances if each is not None}
+        if word in below:
+            words.append(word)
+            level = below[word]
+            continue
+        if word in {each.name for each in level.registered_commands}:
+            words.append(word)
+        break
+    return " ".join(words)
+
+
+def _bad_value(error: Exception) -> InvalidError | None:
+    """What Typer says of a value that its rules refuse, in our words; None when it said something else."""
+    parameter, find = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if parameter is None or find is None:
+        return None
+    found = find()[0]
+    facts = found.get("ctx", {})
+    rules = {
+        "greater_than_equal": f"must be at least {facts.get('ge')}",
+        "less_than_equal": f"must be at most {facts.get('le')}",
+        "int_parsing": "must be a whole number",
+        "float_parsing": "must be a number",
+        "bool_parsing": "must be true or false",
+    }
+    choices = re.search(r"is not one of (.*?)\.?$", str(facts.get("error", "")))
+    rule = f"must be one of {choices[1].replace(chr(39), '')}" if choices else rules.get(found["type"])
+    if rule is None:
+        return None
+    name = max(parameter.opts, key=len)
+    return InvalidError([problem(name if name.startswith("-") else name.upper(), found.get("input"), rule)])
 
 
 def _fail_otherwise(error: Exception) -> int:
     if not hasattr(error, "format_message"):
         return output.fail_by_bug(error)
     # Typer's own: a flag, a value or a command that does not exist.
+    bad_value = _bad_value(error)
+    if bad_value is not None:
+        output.fail(bad_value)
+        return session.exit_code_of(bad_value)
     sentence = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
     if sentence:  # else the help was asked for by giving nothing, and has been printed

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli import output, session
+from shoal.cli import hints, output, session
 from shoal.cli.options import Detach, Json, NodeName, OptionalTimeout, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
+from shoal.core.errors import InvalidError
 from shoal.model.views import NodeView, WorkloadView
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ async def list_nodes(
     as_json: Json = False,
 ) -> None:
     """List the nodes with what is free on each."""
-    nodes = sorted(await control.list_nodes(status=status), key=lambda node: node.node_id)
+    try:
+        nodes = sorted(await control.list_nodes(status=status), key=lambda node: node.node_id)
+    except InvalidError as error:
+        raise hints.renamed(error, {"status": "--status"}) from None
     if as_json:
         output.json_document({"nodes": nodes})
         return
@@ -71,8 +75,8 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("wished", _wish(view, now)),
             ("to leave", str(view.leaving) if view.leaving else ""),
             ("its work", _FAILOVER_WORDS.get(view.failover, view.failover)),
-            ("last beat", output.ago_words(view.last_heartbeat, now)),
-            ("lease ends", output.in_words(view.lease_expires_at, now)),
+            ("last beat", output.ago_words(view.last_heartbeat, now) or "?"),
+            ("lease ends", output.in_words(view.lease_expires_at, now) or "?"),
             ("endpoint", view.grpc_endpoint),
             ("cpu", f"{cores(view.available.cpu_millicores)} of {cores(view.total.cpu_millicores)} cores free"),
             ("memory", f"{megabytes(view.available.memory_mb)} of {megabytes(view.total.memory_mb)} free"),
@@ -80,7 +84,7 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("slots", f"{view.available.slots} of {view.total.slots} free" if view.total.slots else ""),
             (
                 "in use",
-                f"{used.cpu_used_millicores / 1000:.2f} cores, {megabytes(used.memory_used_mb)}" if used else "",
+                f"{used.cpu_used_millicores / 1000:.2f} cores, {megabytes(used.memory_used_mb)}" if used else "?",
             ),
             ("workloads", str(view.workload_count)),
             ("types", ", ".join(view.supported_workload_types)),
@@ -136,7 +140,10 @@ async def drain(
     The wish is kept until `uncordon`, through restarts of the node and of the control plane. Work that runs to an end
     is waited for, work for which no other node has room stays; both are moved by force past the deadline.
     """
-    await control.drain_node(node, deadline=deadline, force=force)
+    try:
+        await control.drain_node(node, deadline=deadline, force=force)
+    except InvalidError as error:
+        raise hints.renamed(error, {"deadline_ms": "--deadline"}) from None
     if detach:
         output.words(f"node {node} will be drained")
         return 0
@@ -148,7 +155,7 @@ async def dead(
     control: ControlPlane,
     node: NodeName,
     *,
-    force: Annotated[bool, typer.Option("--force", metavar="", help="Also when it still beats")] = False,
+    force: Annotated[bool, typer.Option("--force", metavar="", help="Also when it is not NotReady yet")] = False,
 ) -> None:
     """Say that nothing runs on a node any more: everything that it owned moves now.
 
@@ -220,7 +227,7 @@ def _row(node: NodeView, now: datetime) -> list[str | Cell]:
         f"{megabytes(node.available.memory_mb)}/{megabytes(node.total.memory_mb)}",
         f"{node.available.slots}/{node.total.slots}" if node.total.slots else "-",
         str(node.workload_count),
-        output.ago(node.last_heartbeat, now) or "-",
+        output.ago(node.last_heartbeat, now) or "?",
         node.grpc_endpoint,
         node.agent_version,
         _reason(node) if node.status != "Ready" or node.wish else "",

@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from shoal.cli import completion, session
 from shoal.core import durations
@@ -131,6 +132,37 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
         )
     },
 }
+
+
+class _Command(TyperCommand):
+    """A command whose help shows flags as they are typed: `--help` takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _as_typed(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same for a command with commands below it."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _as_typed(super().get_params(ctx))
+
+
+def _as_typed(parameters: Any) -> Any:
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
+def without_library_words(app: typer.Typer) -> None:
+    """Have the help of everything below `app` in our own words."""
+    app.info.cls = _Group
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            without_library_words(group.typer_instance)
 
 
 def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from shoal.cli import hints
 from shoal.cli.tables import GAP, Column, clean, cut, fit, pad
 from shoal.core.durations import format_duration
 from shoal.core.errors import InternalError, InvalidError, ShoalError
@@ -184,15 +185,16 @@ def fail_by_bug(error: Exception) -> int:
 
 
 def fail(error: ShoalError) -> None:
-    """An error: one line (one for each problem of bad input), a blank line, and a hint if there is one."""
+    """An error: one line (one for each problem of bad input), a blank line, and what to do about it."""
+    message, hint = hints.told(error)
     if isinstance(error, InvalidError) and error.problems:
         for problem in error.problems:
             _labelled("error", clean(str(problem)), "bold red")
     else:
-        _labelled("error", clean(error.message), "bold red")
-    if error.hint:
+        _labelled("error", clean(message), "bold red")
+    if hint:
         words("")
-        _labelled("hint", clean(error.hint), "bold cyan")
+        _labelled("hint", clean(hint), "bold cyan")
 
 
 def fail_with(message: str, *, hint: str = "", output: str = "", rejections: Sequence[tuple[str, str]] = ()) -> None:

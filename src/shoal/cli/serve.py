@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from shoal.cli import daemon, output, session
+from shoal.cli import daemon, hints, output, session
 from shoal.core.errors import ShoalError
 
 
@@ -34,6 +34,7 @@ def main() -> int:
     session.surroundings.set(session.Surroundings(owns_process=True))
     try:
         given = daemon.received(int(sys.argv[1]))
+        hints.command.set(f"shoal {given.role}")
         SERVERS[given.role](given)
     except ShoalError as error:
         output.fail(error)

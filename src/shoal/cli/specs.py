@@ -27,6 +27,7 @@ MAX_BYTES = 16 * 1024 * 1024
 MAX_ENTRIES = 200_000
 """A file with anchors can unfold to far more than its size; this bounds what is read from one."""
 
+_SCHEMA = "`shoal schema process` prints every field and its rule"
 _PART = re.compile(r"[^.\[\]]+|\[[0-9]+\]")
 
 
@@ -57,15 +58,20 @@ def read_specs(paths: Sequence[str]) -> list[LocatedDocument]:
                 text = _read(path)
             except InvalidError as error:
                 problems.extend(error.problems)
+                hint = hint or "give a file of YAML or JSON that can be read; - is stdin"
                 continue
             try:
                 found.extend(parse_specs(text, source="<stdin>" if path == "-" else path))
             except InvalidError as error:
                 problems.extend(error.problems)
-                hint = "`shoal schema process` prints every field and its rule"
-    problems.extend(_repeated(found))
+                hint = _SCHEMA
+    repeated = list(_repeated(found))
+    if repeated:
+        problems.extend(repeated)
+        hint = hint or "give each an id of its own; what is to change in steps is applied in steps"
     if not problems and not found:
         problems.append(problem("-f", ", ".join(paths), "must hold at least one document"))
+        hint = _SCHEMA
     if problems:
         raise InvalidError(problems, hint=hint)
     return found

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli import output, session
+from shoal.cli import hints, output, session
 from shoal.cli.options import Json, client_command, duration
 from shoal.cli.tables import Column
+from shoal.core.errors import InvalidError
 from shoal.wire.addresses import Address, parse_address
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 app = typer.Typer(name="token", help="Join tokens: how an agent gets its certificate.", no_args_is_help=True)
 
 DEFAULT_JOIN_PORT = 8086
+
+_FLAGS = {"ttl_ms": "--ttl", "node_id": "--node-id", "uses": "--uses"}
 
 _COLUMNS = (
     Column("TOKEN"),
@@ -42,12 +45,15 @@ async def create(
     uses: Annotated[int, typer.Option("--uses", min=1, max=100, metavar="N", help="How many nodes may join")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Make a token by which an agent joins: `shoal agent --join TOKEN`.
+    """Make a token by which an agent joins: `shoal agent --join TOKEN`, or SHOAL_JOIN_TOKEN in its environment.
 
     It is printed this once. The agent makes its own key and gets a certificate for it; the token also tells it which
     control plane is the right one.
     """
-    made = await control.create_join_token(ttl=ttl.total_seconds(), node_id=node_id, uses=uses)
+    try:
+        made = await control.create_join_token(ttl=ttl.total_seconds(), node_id=node_id, uses=uses)
+    except InvalidError as error:
+        raise hints.renamed(error, _FLAGS) from None
     where = str(Address(parse_address(control.addresses[0]).host, made.join_port))
     if as_json:
         output.json_document({"token": made.text, "join_address": where, **_document(made.view)})
@@ -58,6 +64,7 @@ async def create(
     whom = f"node {node_id}" if node_id else f"{uses} new node{'s' if uses > 1 else ''}"
     output.words(f"good for {whom} during the next {output.span(ttl.total_seconds())}; on the machine that is to join:")
     output.words(f"    shoal agent --control {','.join(control.addresses)}{flags} --data-dir PATH --join TOKEN")
+    output.words("or with SHOAL_JOIN_TOKEN in its environment instead of --join: no list of processes shows that")
 
 
 @client_command(app, "list")

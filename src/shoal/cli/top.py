@@ -135,9 +135,9 @@ def _node_rows(snapshot: Snapshot) -> list[list[str | Cell]]:
             [
                 node.node_id,
                 output.state(node.status),
-                f"{used.cpu_used_millicores / 1000:.2f}/{cores(node.total.cpu_millicores)}" if used else "-",
+                f"{used.cpu_used_millicores / 1000:.2f}/{cores(node.total.cpu_millicores)}" if used else "?",
                 cores(node.total.cpu_millicores - node.available.cpu_millicores),
-                f"{megabytes(used.memory_used_mb)}/{megabytes(node.total.memory_mb)}" if used else "-",
+                f"{megabytes(used.memory_used_mb)}/{megabytes(node.total.memory_mb)}" if used else "?",
                 megabytes(node.total.memory_mb - node.available.memory_mb),
                 f"{node.total.slots - node.available.slots}/{node.total.slots}" if node.total.slots else "-",
                 str(node.workload_count),
@@ -152,10 +152,15 @@ def _workload_rows(snapshot: Snapshot, now: datetime) -> list[list[str | Cell]]:
             view.workload_id,
             output.state(view.status),
             view.assigned_node_id or "-",
-            f"{view.usage.cpu_percent:.0f}%" if view.usage else "-",
-            size(view.usage.memory_bytes) if view.usage else "-",
+            f"{view.usage.cpu_percent:.0f}%" if view.usage else _unused(view),
+            size(view.usage.memory_bytes) if view.usage else _unused(view),
             str(view.run.restarts if view.run else 0),
             output.ago(view.created_at, now) or "-",
         ]
         for view in snapshot.workloads
     ]
+
+
+def _unused(view: WorkloadView) -> str:
+    """What stands for a usage that is not given: what runs uses something, only it is not known how much."""
+    return "?" if view.status == "Running" else "-"

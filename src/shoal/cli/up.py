@@ -151,6 +151,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 async def _start(fleet: LocalFleet) -> None:
     from shoal.cli.fleet import together
 
+    await fleet.take_folder()
     rows = {name: ProgressRow(name, "Starting") for name in ("control", *fleet.names)}
     with output.progress() as display:
 

@@ -254,8 +254,35 @@ def explain(waited: Waited) -> None:
         output.fail_with(
             f"workload {name} was accepted, and no node can take it{because}",
             rejections=rejections,
-            hint="it stays Pending and starts as soon as a node has room for it",
+            hint=f"it stays Pending and starts as soon as {_what_is_missing(view)}",
         )
+
+
+_ROOM = frozenset({"slots", "cpu", "memory", "disk", "slot_memory", "port", "refused"})
+_MISSING: Mapping[str, str] = {
+    "type": "there is a node whose agent can run {type} workloads",
+    "label": "a node's labels meet its constraints",
+    "storage_driver": "there is a node with its storage driver",
+    "secrets": "there is a node whose agent keeps secrets",
+    "identity": "there is a node whose agent gets certificates for workloads",
+    "near": "what it has to be near runs",
+    "apart": "there is a node without what it must be apart from",
+    "cordoned": "a node takes work again (`shoal node uncordon`)",
+    "draining": "a node takes work again (`shoal node uncordon`)",
+    "not_ready": "a node is Ready",
+}
+
+
+def _what_is_missing(view: WorkloadView | None) -> str:
+    """What has to come about so that it gets a place. Where one node lacks only room, that is the nearest."""
+    codes = {each.code for each in view.rejections} if view is not None else set()
+    if view is None or not codes:
+        return "a node registers: start one with `shoal agent`"
+    if codes & _ROOM:
+        return "a node has room for it"
+    unknown = "a node can do what it asks for"
+    words = dict.fromkeys(_MISSING.get(code, unknown).format(type=view.type) for code in sorted(codes))
+    return " or ".join(words)
 
 
 def _rejections(view: WorkloadView | None) -> list[tuple[str, str]]:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli import completion, output, session, waiting
+from shoal.cli import completion, hints, output, session, waiting
 from shoal.cli.nodes import size
 from shoal.cli.options import Detach, Json, NodeName, Timeout, WorkloadName, WorkloadNames, client_command
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column, clean
 from shoal.cli.waiting import Goal
-from shoal.core.errors import ShoalError
+from shoal.core.errors import InvalidError, ShoalError
 from shoal.model.views import WorkloadView
 from shoal.model.workloads import DesiredState
 
@@ -69,7 +69,14 @@ async def list_workloads(
     as_json: Json = False,
 ) -> None:
     """List the workloads with their state and where they are."""
-    found = await control.list_workloads(node_id=node, status=status, group_id=group)
+    try:
+        found = await control.list_workloads(node_id=node, status=status, group_id=group)
+    except InvalidError as error:
+        raise hints.renamed(error, {"status": "--status"}) from None
+    if not found and node:
+        await control.get_node(node)  # a name that is wrong is no empty node
+    if not found and group:
+        await control.get_group(group)
     views = sorted(found, key=lambda view: view.workload_id)
     if as_json:
         output.json_document({"workloads": views})

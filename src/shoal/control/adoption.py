@@ -40,7 +40,7 @@ class Adoption:
         self._agents = agents
         self._clock = clock
 
-    async def adopt(self, node_id: NodeId, workload_id: WorkloadId) -> WorkloadRecord:
+    async def adopt(self, node_id: NodeId, workload_id: WorkloadId, *, cause: str) -> WorkloadRecord:
         """Take a workload over as it runs. Raises what stands against it; nothing was changed then."""
         node = self._fleet.node(node_id)
         if node.state is NodeState.NOT_READY:
@@ -61,7 +61,12 @@ class Adoption:
             self._check_room(record, node_id)
             owned = placed_on(record, node_id, at=self._clock.wall())
             event = workload_event(
-                owned, "WorkloadAdopted", f"as it runs on node {node_id}", at=self._clock.wall(), source="operator"
+                owned,
+                "WorkloadAdopted",
+                f"as it runs on node {node_id}",
+                at=self._clock.wall(),
+                source="operator",
+                cause=cause,
             )
             return Batch(workloads=(owned,), events=(event,))
 

@@ -28,7 +28,8 @@ def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> 
     if record.placed_generation == record.generation:
         raised = dataclasses.replace(raised, placed_generation=highest + 1)
     message = f"above {highest}, which its agent had accepted already"
-    event = workload_event(raised, "GenerationRaised", message, at=at, source="reconciler")
+    cause = f"node {record.node_id} refused generation {record.generation}"
+    event = workload_event(raised, "GenerationRaised", message, at=at, source="reconciler", cause=cause)
     return Batch(workloads=(raised,), events=(event,))
 
 
@@ -94,7 +95,9 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     left = tuple(each for each in group.members if each != record.workload_id)
     if any(each in fleet.workloads for each in left):
         return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
-    ended = group_event(group, "GroupDeleted", "all members are gone", at=at, source="reconciler")
+    ended = group_event(
+        group, "GroupDeleted", "all members are gone", at=at, source="reconciler", cause="deletion wished"
+    )
     return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
 
 

@@ -328,6 +328,7 @@ class Dispatch:
                 describe_rejections(unplaced.rejections),
                 at=self._clock.wall(),
                 source="scheduler",
+                cause=f"generation {record.generation} fits on no node",
             )
             await self._ledger.commit(Batch(events=(event,)))
 

@@ -162,7 +162,8 @@ class Drains:
         words = self.stuck[workload_id] = describe_rejections(unplaced.rejections)
         record = self._fleet.workloads.get(workload_id)
         if is_news and record is not None:
-            event = workload_event(record, "MoveWaits", words, at=self._clock.wall(), source="drain")
+            cause = f"node {record.node_id} is drained, and no other takes it"
+            event = workload_event(record, "MoveWaits", words, at=self._clock.wall(), source="drain", cause=cause)
             await self._ledger.commit(Batch(events=(event,)))
 
     async def _force(self, leaver: Leaver, node_id: NodeId) -> None:

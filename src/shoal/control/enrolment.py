@@ -125,7 +125,14 @@ class Enrolment:
             uses=uses,
         )
         whom = f"node {node_id}" if node_id else f"{uses} new node{'s' if uses > 1 else ''}"
-        event = self._event("control", token.token_id, "JoinTokenCreated", f"for {whom}, by {by}", "api")
+        event = self._event(
+            "control",
+            token.token_id,
+            "JoinTokenCreated",
+            f"for {whom}, by {by}",
+            source="api",
+            cause=f"CreateJoinToken by {by}",
+        )
         await self._ledger.commit(Batch(tokens=(token,), removed_tokens=expired, events=(event,)))
         return text, token
 
@@ -140,7 +147,9 @@ class Enrolment:
             found = {token.token_id: token for token in await self._ledger.store.tokens()}.get(token_id)
             if found is None:
                 raise NotFoundError("join token", token_id, hint="`shoal token list` shows those there are")
-            event = self._event("control", token_id, "JoinTokenRevoked", f"by {by}", "api")
+            event = self._event(
+                "control", token_id, "JoinTokenRevoked", f"by {by}", source="api", cause=f"RevokeJoinToken by {by}"
+            )
             try:
                 await self._ledger.commit(Batch(removed_tokens={token_id: found.version}, events=(event,)))
             except ConflictError:
@@ -170,7 +179,14 @@ class Enrolment:
                 self._check_free(wanted, token)
                 used = (*token.used, TokenUse(wanted.name, fingerprint, now))
                 why = f"a certificate was issued for join token {token.token_id}"
-                event = self._event("node", wanted.name, "NodeJoined", why, "join")
+                event = self._event(
+                    "node",
+                    wanted.name,
+                    "NodeJoined",
+                    why,
+                    source="join",
+                    cause=f"Join with join token {token.token_id}",
+                )
                 try:
                     await self._ledger.commit(Batch(tokens=(replace(token, used=used),), events=(event,)))
                 except ConflictError:
@@ -280,8 +296,8 @@ class Enrolment:
         # Hosts that a request asks for are left out: by a name of its choice a node could pass for another server.
         return Issued(sign(authority, key, identity, now=now, lifetime=lifetime), bundle)
 
-    def _event(self, subject_kind: str, subject_id: str, kind: str, message: str, source: str) -> Event:
-        return Event(self._clock.wall(), subject_kind, subject_id, kind, message, source)
+    def _event(self, subject_kind: str, subject_id: str, kind: str, message: str, *, source: str, cause: str) -> Event:
+        return Event(self._clock.wall(), subject_kind, subject_id, kind, message, source, cause)
 
 
 def _checked_request(csr: bytes) -> tuple[PublicKey, Identity | None]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from shoal.control.causes import caller_of
 from shoal.control.enrolment import DEFAULT_TTL, LONGEST_TTL, MOST_USES, Enrolment, JoinDoor
+from shoal.core.durations import format_duration
 from shoal.core.errors import InvalidError, Problem, UnauthenticatedError, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
 from shoal.model.identity import Identity, Role
@@ -88,7 +90,8 @@ def _token_problems(request: pb.CreateJoinTokenRequest) -> list[Problem]:
     problems = []
     least, most = (limit // timedelta(milliseconds=1) for limit in (_SHORTEST_TTL, LONGEST_TTL))
     if request.ttl_ms and not least <= request.ttl_ms <= most:
-        problems.append(problem("ttl_ms", request.ttl_ms, f"must be between {least} and {most}, which is a week"))
+        rule = f"must be between {format_duration(_SHORTEST_TTL)} and {format_duration(LONGEST_TTL)}"
+        problems.append(problem("ttl_ms", f"{request.ttl_ms} ms", rule))
     if request.role not in ("", Role.AGENT):
         problems.append(problem("role", request.role, "must be agent: others get their certificates from people"))
     if request.node_id and not is_identifier(request.node_id):
@@ -115,4 +118,4 @@ def _known(call: Call) -> Identity:
 
 
 def _name(call: Call) -> str:
-    return str(call.identity) if call.identity is not None else "somebody"
+    return caller_of(call)

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 CONFLICT_RETRIES = 20
 CONFLICTS_UNTIL_RELOAD = 5
+#: How long a change waits until what is stored was read again. With the store's own patience it stays below what
+#: clients wait.
+SETTLE_SECONDS = 2.0
 
 
 def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
@@ -288,6 +291,7 @@ class Ledger:
         self._reload_listeners: list[Callable[[], None]] = []
         #: Whether a commit may have happened that memory does not know of.
         self._doubtful = False
+        self._settling: asyncio.Task[None] | None = None
 
     def on_events(self, listener: EventListener) -> None:
         """Call `listener` with the events of each committed batch."""
@@ -305,7 +309,7 @@ class Ledger:
         """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store."""
         if batch.is_empty():
             return
-        await self._settle_doubt()
+        await self.settle()
         committing = asyncio.ensure_future(self._commit(batch))
         try:
             await asyncio.shield(committing)
@@ -321,7 +325,7 @@ class Ledger:
         for attempt in range(CONFLICT_RETRIES):
             if attempt == CONFLICTS_UNTIL_RELOAD:
                 self._doubtful = True  # more often than chance would have it: perhaps it is memory that is wrong
-            await self._settle_doubt()
+            await self.settle()
             batch = decide()
             if batch is None:
                 return None
@@ -333,25 +337,54 @@ class Ledger:
             return batch
         raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
 
-    async def _settle_doubt(self) -> None:
+    async def settle(self) -> None:
         """After a commit whose outcome is not known, read what is stored before anything else is decided."""
-        if self._doubtful:
-            await self.load()
-            self._doubtful = False
-            for reloaded in self._reload_listeners:
-                reloaded()
+        if not self._doubtful:
+            return
+        # One reading for all who wait for it, which goes on when they do not: a store that hangs is not asked again
+        # by each of them.
+        if self._settling is None or self._settling.done():
+            self._settling = asyncio.ensure_future(self._settle())
+            self._settling.add_done_callback(_retrieve)
+        await asyncio.wait({self._settling}, timeout=SETTLE_SECONDS)
+        if not self._settling.done():
+            raise UnavailableError("the store does not answer; nothing was changed", hint=_LATER, outcome="none")
+        self._settling.result()
+
+    async def _settle(self) -> None:
+        await self.load()
+        self._doubtful = False
+        for reloaded in self._reload_listeners:
+            reloaded()
 
     async def _commit(self, batch: Batch) -> None:
         try:
             events = await self.store.commit(batch)
         except UnavailableError as error:
-            self._doubtful = self._doubtful or error.facts.get("outcome") == "unknown"
-            error.hint = error.hint or "the control plane cannot write now; what runs goes on, so ask again later"
+            unknown = error.facts.get("outcome") == "unknown"
+            self._doubtful = self._doubtful or unknown
+            error.hint = error.hint or (_way_to_look(batch) if unknown else _LATER)
             raise
         self.fleet.take(batch)
         self._on_commit(batch)
         for listener in self._listeners:
             listener(events)
+
+
+_LATER = "the control plane cannot write now; what runs goes on, so ask again later"
+
+
+def _way_to_look(batch: Batch) -> str:
+    """How somebody learns what became of a batch whose outcome is not known."""
+    if batch.groups:
+        command = f"shoal group get {batch.groups[0].group_id}"
+    elif batch.workloads:
+        command = f"shoal workload get {batch.workloads[0].workload_id}"
+    elif batch.nodes:
+        command = f"shoal node get {batch.nodes[0].node_id}"
+    else:
+        command = "shoal events"
+    return f"it may have been stored: look with `{command}` before you ask again"
 
 
 def _retrieve(committing: asyncio.Future[None]) -> None:
@@ -360,14 +393,12 @@ def _retrieve(committing: asyncio.Future[None]) -> None:
         committing.exception()
 
 
-def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str = "") -> Event:
+def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
     """An event about a node."""
     return Event(at, "node", node_id, kind, message, source, cause)
 
 
-def workload_event(
-    record: WorkloadRecord, kind: str, message: str, *, at: datetime, source: str, cause: str = ""
-) -> Event:
+def workload_event(record: WorkloadRecord, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
     """An event about a workload, with what identifies its state."""
     facts = {"revision": record.revision_id, "generation": str(record.generation)}
     if record.node_id is not None:
@@ -377,7 +408,7 @@ def workload_event(
     return Event(at, "workload", record.workload_id, kind, message, source, cause, facts)
 
 
-def group_event(record: GroupRecord, kind: str, message: str, *, at: datetime, source: str, cause: str = "") -> Event:
+def group_event(record: GroupRecord, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
     """An event about a group."""
     facts = {"generation": str(record.generation), "members": str(len(record.members))}
     return Event(at, "group", record.group_id, kind, message, source, cause, facts)

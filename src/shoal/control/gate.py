@@ -1,6 +1,7 @@
 """Lets each call through to whoever may answer it: the reign that has begun, or a copy that only answers reads.
 
-A control plane that does not lead refuses writes with the leader's address, so that clients and agents follow it. While
+A control plane that does not lead refuses writes with the leader's address, so that clients and agents follow it; and
+so it does with reads that ask for what only the leader knows, such as when a node was last heard of. While
 no leader is known, they are told to try again. One for each service; `shoal.control.server` makes and opens them.
 """
 
@@ -12,7 +13,7 @@ from typing import Any
 from shoal.control.reign import Reign
 from shoal.control.service import ControlService
 from shoal.core.errors import NotLeaderError
-from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets
+from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Enrollment, Secrets
 
 #: What a control plane that does not lead may answer.
 READS = frozenset(
@@ -62,9 +63,9 @@ class Gate:
             raise AttributeError(name)
         return _Handler(self, name)
 
-    def handler(self, name: str) -> Any:
-        """The handler of one RPC, or the refusal."""
-        if self._reign is None or (not self._leads and name not in READS):
+    def handler(self, name: str, *, live: bool) -> Any:
+        """The handler of one RPC, or the refusal. Live: what is not stored is wanted as well, so it is the leader's."""
+        if self._reign is None or (not self._leads and (live or name not in READS)):
             raise NotLeaderError(self._leader)
         return getattr(self._pick(self._reign), name)
 
@@ -77,4 +78,5 @@ class _Handler:
         self._name = name
 
     def __call__(self, request: Any, call: Any) -> Any:
-        return self._gate.handler(self._name)(request, call)
+        live = bool(call.metadata.get(LIVE_HEADER))
+        return self._gate.handler(self._name, live=live)(request, call)

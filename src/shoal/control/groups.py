@@ -79,6 +79,7 @@ class Groups:
         group_id: GroupId,
         wishes: tuple[Wish, ...],
         *,
+        cause: str,
         expected_generation: int | None = None,
         by: Identity | None = None,
     ) -> GroupApplied:
@@ -98,7 +99,9 @@ class Groups:
                 return None
             placed, events = self._place(group_id, change)
             record = self._next_record(group_id, known, wishes, change)
-            removals = [deletion(each, clock=self._clock, cause=f"left group {group_id}") for each in change.removed]
+            removals = [
+                deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
+            ]
             changed = tuple(each.workload_id for each in (*placed, *change.removed))
             result = GroupApplied(record, Outcome.CREATED if known is None else Outcome.UPDATED)
             told = group_event(
@@ -107,6 +110,7 @@ class Groups:
                 f"{len(placed)} placed, {len(change.removed)} removed",
                 at=self._clock.wall(),
                 source="api",
+                cause=cause,
             )
             return Batch(
                 workloads=(*placed, *(each for batch in removals for each in batch.workloads)),
@@ -123,7 +127,7 @@ class Groups:
             self._dispatch.reset_backoff(workload_id)
         return GroupApplied(self._fleet.groups.get(group_id, result.record), result.outcome)
 
-    async def delete(self, group_id: GroupId, *, expected_generation: int | None = None) -> int:
+    async def delete(self, group_id: GroupId, *, cause: str, expected_generation: int | None = None) -> int:
         """Record the wish to have a group and its members gone. Returns the group's generation."""
 
         def decide() -> Batch | None:
@@ -132,7 +136,8 @@ class Groups:
             if record.desired is DesiredState.DELETED:
                 return None
             members = self._members(record)
-            removals = [deletion(each, clock=self._clock, cause=f"group {group_id} is deleted") for each in members]
+            why = f"group {group_id} is deleted: {cause}"
+            removals = [deletion(each, clock=self._clock, cause=why) for each in members]
             gone = dataclasses.replace(
                 record,
                 desired=DesiredState.DELETED,
@@ -141,7 +146,9 @@ class Groups:
                 before_members=(),
                 updated_at=self._clock.wall(),
             )
-            event = group_event(gone, "GroupDeletionWished", "it is to be deleted", at=self._clock.wall(), source="api")
+            event = group_event(
+                gone, "GroupDeletionWished", "it is to be deleted", at=self._clock.wall(), source="api", cause=cause
+            )
             if not members:
                 return Batch(removed_groups={group_id: record.version}, events=(event,))
             return Batch(
@@ -251,7 +258,12 @@ class Groups:
                 return None
             settled = dataclasses.replace(group, before=(), before_members=(), message="")
             event = group_event(
-                settled, "GroupSettled", "every agent has its part", at=self._clock.wall(), source="reconciler"
+                settled,
+                "GroupSettled",
+                "every agent has its part",
+                at=self._clock.wall(),
+                source="reconciler",
+                cause=f"member {record.workload_id} was the last to be accepted",
             )
             return Batch(groups=(settled,), events=(event,))
 
@@ -289,11 +301,14 @@ class Groups:
             )
             if not group.before_members:  # it was new: its record goes when the last of its members is gone
                 undone = dataclasses.replace(undone, members=group.members)
+            cause = f"member {record.workload_id} fits nowhere"
             events = [
-                workload_event(each, "ChangeUndone", why, at=self._clock.wall(), source="reconciler")
+                workload_event(each, "ChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause)
                 for each in restored
             ]
-            told = group_event(undone, "GroupChangeUndone", why, at=self._clock.wall(), source="reconciler")
+            told = group_event(
+                undone, "GroupChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause
+            )
             return Batch(workloads=tuple(restored), groups=(undone,), events=(told, *events))
 
         async with self._placer.exclusive():

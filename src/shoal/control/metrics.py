@@ -7,6 +7,7 @@ it (`shoal.control.reign` and `shoal.cli.control` connect them); what goes up an
 
 from __future__ import annotations
 
+import functools
 from collections import Counter as Tally
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -19,7 +20,9 @@ from shoal.model.nodes import NodeState
 from shoal.model.workloads import DesiredState
 
 if TYPE_CHECKING:
-    from prometheus_client import Gauge
+    from prometheus_client import Counter, Gauge, Histogram
+
+    _CallSeries = tuple[tuple[Counter, Counter], tuple[Histogram, Histogram]]
 
 #: Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
 WORKLOAD_STATUSES = (
@@ -54,6 +57,9 @@ class ControlMetrics:
             "shoal_control_records_written_total", "Records that were stored, by kind.", ("kind",)
         )
         self._foreign = _ForeignSeries(registry)
+        # Finding a series by its labels costs more than counting in it, and there are few.
+        self._of_call = functools.cache(self._find_call)
+        self._of_agent_call = functools.cache(self._find_agent_call)
 
     def step(self, action: str, success: bool) -> None:
         """Count a step."""
@@ -70,17 +76,33 @@ class ControlMetrics:
 
     def observe(self, method: str, code: str, seconds: float) -> None:
         """Count a served RPC."""
-        self._calls.labels(method, code).inc()
-        self._seconds.labels(method).observe(seconds)
-        self._foreign.calls.labels(method, go_code(code)).inc()
-        self._foreign.seconds.labels(method).observe(seconds)
+        counters, histograms = self._of_call(method, code)
+        for counter in counters:
+            counter.inc()
+        for histogram in histograms:
+            histogram.observe(seconds)
 
     def called_agent(self, rpc: str, code: str, seconds: float) -> None:
         """Count a call to an agent."""
-        self._agent_calls.labels(rpc, code).inc()
-        self._agent_seconds.labels(rpc).observe(seconds)
-        self._foreign.agent_calls.labels(rpc, go_code(code)).inc()
-        self._foreign.agent_seconds.labels(rpc).observe(seconds)
+        counters, histograms = self._of_agent_call(rpc, code)
+        for counter in counters:
+            counter.inc()
+        for histogram in histograms:
+            histogram.observe(seconds)
+
+    def _find_call(self, method: str, code: str) -> _CallSeries:
+        foreign = self._foreign
+        return (
+            (self._calls.labels(method, code), foreign.calls.labels(method, go_code(code))),
+            (self._seconds.labels(method), foreign.seconds.labels(method)),
+        )
+
+    def _find_agent_call(self, rpc: str, code: str) -> _CallSeries:
+        foreign = self._foreign
+        return (
+            (self._agent_calls.labels(rpc, code), foreign.agent_calls.labels(rpc, go_code(code))),
+            (self._agent_seconds.labels(rpc), foreign.agent_seconds.labels(rpc)),
+        )
 
     def stored(self, batch: Batch) -> None:
         """Count what was written."""

@@ -12,8 +12,9 @@ import os
 from pathlib import Path
 
 from shoal.core.entropy import Entropy
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.core.files import write_atomic
+from shoal.core.private_files import make_data_directory
 
 
 class HeldName:
@@ -26,7 +27,13 @@ class HeldName:
 
     def hold(self) -> None:
         """Keep every other process from using it. Raises `PreconditionError` when one does."""
-        lock = os.open(self._data_dir / "name.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            lock = os.open(self._data_dir / "name.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnavailableError(
+                f"{self._data_dir} cannot be used: {error.strerror}",
+                hint="the control plane must be able to read and write its --data-dir",
+            ) from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -55,6 +62,6 @@ def _remembered(path: Path, entropy: Entropy) -> str:
         name = ""
     if not name:
         name = entropy.token()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_data_directory(path.parent)
         write_atomic(str(path), name.encode())
     return name

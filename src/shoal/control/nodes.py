@@ -54,6 +54,10 @@ OWN_ABSENCE_SHARE = 0.25
 SETTLE_SHARE = 0.2
 MAX_ORPHANS = 1000
 SKEW_WARNING_MS = 2000
+#: A clock that is off is so in the next beat, too, by the same. What was merely under way for long is not: several
+#: late beats arrive together, and each is older than the next.
+SKEW_AGAIN_SECONDS = 1.0
+SKEW_AGREES_MS = 1000
 #: A beat is acknowledged after so long, or a tenth of a lease, whether what it says is stored by then or not.
 ACKNOWLEDGE_SECONDS = 1.0
 #: So shortly before something is to be said about a node, it is judged as if that had to be said now.
@@ -69,6 +73,8 @@ class Contact:
     usage: NodeUsage | None = None
     skew_ms: int = 0
     skew_told: bool = False
+    #: When a clock seemed to be off, on the steady clock, and by how much; None while it does not.
+    skew_suspected: tuple[float, int] | None = None
     last_beat: datetime | None = None
     beat_stored: datetime | None = None
     orphans: tuple[WorkloadId, ...] = ()
@@ -132,6 +138,8 @@ class Nodes:
         self._cluster_id = cluster_id
         self._contacts: dict[NodeId, Contact] = {}
         self._surely_stopped: set[NodeId] = set()
+        #: Whether nodes are heard here. In a control plane that does not lead they are not, and what is stored is old.
+        self.hears = False
         self._failover = failover or FailoverSettings()
         self._bucket = Bucket()
         self._lost_at: dict[NodeId, float] = {}
@@ -158,6 +166,7 @@ class Nodes:
 
     def start(self) -> None:
         """Give every known node a full lease from now."""
+        self.hears = True
         now = self._clock.monotonic()
         for node in self._fleet.nodes.values():
             if node.dead:
@@ -231,6 +240,7 @@ class Nodes:
         contact = Contact(lease, last_beat=self._clock.wall(), beat_stored=self._clock.wall())
         if known is not None:
             contact.predecessor_until = known.predecessor_until
+            contact.skew_told, contact.skew_suspected = known.skew_told, known.skew_suspected
             if (
                 before is not None
                 and before.session
@@ -287,7 +297,7 @@ class Nodes:
         )
         kind = "NodeRegistered" if known is None else "NodeReturned"
         message = f"agent {spec.agent_version or 'of unknown version'} at {spec.endpoint or 'no endpoint'}"
-        cause = f"it was {known.state.value}" if known else ""
+        cause = f"it registered and was {known.state.value}" if known else "it registered for the first time"
         return Batch(
             nodes=(record,), events=(node_event(spec.node_id, kind, message, at=at, source="agent", cause=cause),)
         )
@@ -370,7 +380,12 @@ class Nodes:
         at = self._clock.wall()
         events = tuple(
             node_event(
-                node_id, "OrphanSeen", f"workload {orphan} is not known here and is left alone", at=at, source="agent"
+                node_id,
+                "OrphanSeen",
+                f"workload {orphan} is not known here and is left alone",
+                at=at,
+                source="agent",
+                cause="its heartbeat lists it",
             )
             for orphan in orphans
         )
@@ -387,7 +402,13 @@ class Nodes:
         if sent_at is None:
             return
         contact.skew_ms = epoch_ms(sent_at) - epoch_ms(self._clock.wall())
-        if abs(contact.skew_ms) > SKEW_WARNING_MS and not contact.skew_told:
+        if abs(contact.skew_ms) <= SKEW_WARNING_MS:
+            contact.skew_suspected = None
+            return
+        now, suspected = self._clock.monotonic(), contact.skew_suspected
+        if suspected is None or abs(suspected[1] - contact.skew_ms) > SKEW_AGREES_MS:
+            contact.skew_suspected = (now, contact.skew_ms)
+        elif now - suspected[0] >= SKEW_AGAIN_SECONDS and not contact.skew_told:
             contact.skew_told = True
             log.warning("the clock of node %s is off by %d ms; leases do not depend on it", node_id, contact.skew_ms)
 
@@ -498,9 +519,10 @@ class Nodes:
         at = self._clock.wall()
         if braked:
             message = f"{share}: the fault may be on this side, so nothing is moved until nodes return"
-            event = Event(at, "control", self._cluster_id, "MovesHeld", message, "lease")
+            event = Event(at, "control", self._cluster_id, "MovesHeld", message, "lease", share)
         else:
-            event = Event(at, "control", self._cluster_id, "MovesResumed", "enough nodes are heard of again", "lease")
+            message = "enough nodes are heard of again"
+            event = Event(at, "control", self._cluster_id, "MovesResumed", message, "lease", share)
         await self._ledger.commit(Batch(events=(event,)))
         (log.error if braked else log.info)("%s", event.message)
         self.brake = share if braked else ""
@@ -574,7 +596,7 @@ class Nodes:
     # -----------------------------------------------------------------------------------------------------
     # Removal
 
-    async def remove(self, node_id: NodeId) -> None:
+    async def remove(self, node_id: NodeId, *, cause: str) -> None:
         """Forget a node that is gone for good. What it owned is placed elsewhere."""
 
         def decide() -> Batch | None:
@@ -591,7 +613,9 @@ class Nodes:
                     hint=f"try again in a few seconds, or say that it is gone: `shoal node dead {node_id}`",
                     node_id=node_id,
                 )
-            event = node_event(node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api")
+            event = node_event(
+                node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api", cause=cause
+            )
             return Batch(removed_nodes={node_id: node.version}, events=(event,))
 
         owned = self._fleet.owned_by(node_id)

@@ -1,8 +1,9 @@
 """How well a node suits: a total made of named parts, higher is better.
 
-The parts are on one scale. The strategy gives 0 to 100 by how full the node would be; a wish about company gives
-0 to its weight (1 to 100); staying where it is outweighs everything, because moving a running workload costs more
-than any better place gains. Equal totals are told apart by the number of tenants and then by the node's id, so the
+The parts are on one scale. The strategy gives 0 to 100 by how full the node would be; spreading looks at the number of
+tenants too, for a workload that reserves next to nothing still makes a node busier. A wish about company gives 0 to its
+weight (1 to 100); staying where it is outweighs everything, because moving a running workload costs more than any
+better place gains. Equal totals are told apart by the number of tenants and then by the node's id, so the
 same facts always give the same order.
 
 Called by `shoal.control.scheduler`.
@@ -18,6 +19,9 @@ from shoal.model.resources import Resources
 
 #: More than 64 wishes of weight 100 and a strategy's 100 together can give.
 STAYING = 10_000.0
+
+#: What a tenant counts for at least when work is spread, in millicores. It reserves nothing.
+LEAST_MILLICORES = 100
 
 #: Totals are rounded to this many digits, so that what is equal on paper is equal here too.
 _DIGITS = 6
@@ -84,8 +88,14 @@ def reserved_share(capacity: Resources, reserved: Resources, request: Resources)
 
 
 def _fullness(node: NodeFacts, request: Resources, strategy: Strategy) -> float:
-    share = reserved_share(node.spec.capacity, node.reserved, request)
-    return 100.0 * (share if strategy is Strategy.BINPACK else 1.0 - share)
+    capacity = node.spec.capacity
+    share = reserved_share(capacity, node.reserved, request)
+    if strategy is Strategy.BINPACK:
+        return 100.0 * share
+    # A factor and not one more kind in the mean: it lies between 0 and 1 however many tenants there are, and each one
+    # more makes it smaller, so that nodes with the same reservations are told apart by their number.
+    cpu = capacity.cpu_millicores or LEAST_MILLICORES
+    return 100.0 * (1.0 - share) * cpu / (cpu + LEAST_MILLICORES * len(node.tenants))
 
 
 def _company(node: NodeFacts, rule: CompanyRule, company: Company, itself: WorkloadId | None) -> float:

@@ -132,10 +132,11 @@ class Reign:
             self.ledger,
             key_file=Path(settings.data_dir) / KEY_FILE,
             given_key=settings.secret_key,
+            shared=bool(settings.database),
             clock=clock,
             on_change=self.dispatch.retry_now,
         )
-        self.dispatch.secrets = secrets
+        self.dispatch.secrets = self.book = secrets
         self.secrets = SecretService(secrets)
         self.enrollment = EnrollmentService(enrolment, join)
         self.credentials = CredentialService(enrolment, join)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.control.causes import caller_of
 from shoal.control.secrets import LARGEST_VALUE, SecretBook
 from shoal.core.errors import InvalidError, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
@@ -50,4 +51,4 @@ def _is_value(value: bytes) -> bool:
 
 
 def _name(call: Call) -> str:
-    return str(call.identity) if call.identity is not None else "somebody"
+    return caller_of(call)

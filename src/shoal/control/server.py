@@ -42,8 +42,12 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CLUSTER = "default"
 STORE_CHECK_SECONDS = 1.0
+#: A store that has not answered a check for so long counts as away, although its own patience lasts longer.
+STORE_ANSWERS_WITHIN = 2.0
 #: How often a control plane that does not lead looks for changes.
 FOLLOW_SECONDS = 0.5
+#: How often the key is compared with those of the secrets: another control plane may have set the first one.
+KEY_CHECK_SECONDS = 60.0
 #: Of callers that nobody knows: as many as a fleet that starts at once needs, and no more.
 JOINS_PER_SECOND = 10.0
 JOINS_AT_ONCE = 100
@@ -98,6 +102,7 @@ class ControlPlane:
         self._join_server: Server | None = None
         self._http: HttpServer | None = None
         self._store_trouble = "starting"
+        self._key_trouble = ""
         self._mode_changed_at = self.clock.wall()
 
     @property
@@ -153,6 +158,7 @@ class ControlPlane:
         self._scope.start(self._campaign.run(), name="campaign")
         self._scope.start(self._follow(), name="follow")
         self._scope.start(self._watch_store(), name="store")
+        self._scope.start(self._watch_key(), name="key")
 
     async def failed(self) -> None:
         """Wait until one of its background tasks fails, and raise that."""
@@ -218,6 +224,7 @@ class ControlPlane:
         self.reign = fresh
         for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
             gate.open_to(fresh, leads=leads, leader=leader.address)
+        await self._check_key()
         await before.end()
 
     async def _report_failure(self, reign: Reign) -> None:
@@ -258,20 +265,48 @@ class ControlPlane:
             "role": "leader" if self._campaign.leads else "follower",
             "leader": leader.address,
             "term": leader.term,
+            "secrets": self._key_trouble or "ok",
         }
         return (200 if ready else 503), body
 
     async def _watch_store(self) -> None:
         while True:
             await self.clock.sleep(STORE_CHECK_SECONDS)
+            checking = asyncio.ensure_future(self.store.ping())
             try:
-                await self.store.ping()
+                done, _ = await asyncio.wait({checking}, timeout=STORE_ANSWERS_WITHIN)
+                if not done:
+                    self._set_trouble(f"it has not answered for {STORE_ANSWERS_WITHIN:g} s")
+                await checking
+                if self._campaign.leads:
+                    await self.reign.ledger.settle()  # what was stored unnoticed is to be seen, also if nobody writes
             except NotLeaderError:
                 self._set_trouble("")
             except ShoalError as error:
                 self._set_trouble(error.message)
             else:
                 self._set_trouble("")
+            finally:
+                checking.cancel()
+
+    async def _watch_key(self) -> None:
+        while True:
+            await self.clock.sleep(KEY_CHECK_SECONDS)
+            await self._check_key()
+
+    async def _check_key(self) -> None:
+        """Say whether this control plane could open the secrets there are: before it leads, not when work waits."""
+        try:
+            trouble = await self.reign.book.key_trouble()
+        except ShoalError as error:
+            log.debug("the key of the secrets was not checked: %s", error)
+            return
+        if trouble != self._key_trouble:
+            if trouble:
+                log.error("%s; workloads that name them wait while this control plane leads", trouble)
+            else:
+                log.info("the secrets can be opened")
+        self._key_trouble = trouble
 
     def _set_trouble(self, trouble: str) -> None:
         if bool(trouble) != bool(self._store_trouble):

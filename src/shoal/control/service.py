@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 from shoal.control.adoption import Adoption
 from shoal.control.agents import Agents
+from shoal.control.causes import cause_of_call
 from shoal.control.entitlements import check_identities, identity_problem
 from shoal.control.facts import PlacementDecision
 from shoal.control.fleet import Fleet
@@ -23,7 +24,7 @@ from shoal.control.placer import Placer, request_for
 from shoal.control.scheduler import place, place_together
 from shoal.control.store.base import EventQuery, Store
 from shoal.control.streams import Streams
-from shoal.control.views import Views
+from shoal.control.views import NODE_STATES, WORKLOAD_STATES, Views
 from shoal.control.watchers import EventFeed
 from shoal.control.wishes import NodeWishes
 from shoal.control.workloads import Outcome, Wish, Workloads, merge
@@ -168,14 +169,16 @@ class ControlService:
     # -----------------------------------------------------------------------------------------------------
     # Workloads
 
-    async def apply_workload(self, request: pb.ApplyWorkloadRequest, _call: Call) -> pb.ApplyWorkloadResponse:
+    async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
         """Make a wish durable. A bad one is answered, not raised: the contract's clients read the response."""
         try:
             wish = _wish(request.workload_id, request.spec, request.revision_id, request.desired_state)
             trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
             if trouble is not None:
                 raise InvalidError([trouble])
-            applied = await self._workloads.apply(wish, expected_revision=request.expected_revision)
+            applied = await self._workloads.apply(
+                wish, cause=cause_of_call(call), expected_revision=request.expected_revision
+            )
         except InvalidError as error:
             return pb.ApplyWorkloadResponse(
                 success=False,
@@ -194,29 +197,30 @@ class ControlService:
             outcome=applied.outcome.value,
         )
 
-    async def delete_workload(self, request: pb.DeleteWorkloadRequest, _call: Call) -> pb.DeleteWorkloadResponse:
+    async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
         """Record the wish to have it gone."""
         _check_id("workload_id", request.workload_id)
         try:
-            await self._workloads.delete(WorkloadId(request.workload_id))
+            await self._workloads.delete(WorkloadId(request.workload_id), cause=cause_of_call(call))
         except (NotFoundError, PreconditionError) as error:
             return pb.DeleteWorkloadResponse(success=False, error_message=_sentence(error))
         return pb.DeleteWorkloadResponse(success=True)
 
-    async def retry_workload(self, request: pb.RetryWorkloadRequest, _call: Call) -> pb.RetryWorkloadResponse:
+    async def retry_workload(self, request: pb.RetryWorkloadRequest, call: Call) -> pb.RetryWorkloadResponse:
         """Run it again now."""
         _check_id("workload_id", request.workload_id)
-        return pb.RetryWorkloadResponse(accepted=await self._workloads.retry(WorkloadId(request.workload_id)))
+        accepted = await self._workloads.retry(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        return pb.RetryWorkloadResponse(accepted=accepted)
 
-    async def set_desired_state(self, request: pb.SetDesiredStateRequest, _call: Call) -> pb.SetDesiredStateResponse:
+    async def set_desired_state(self, request: pb.SetDesiredStateRequest, call: Call) -> pb.SetDesiredStateResponse:
         """Start or stop."""
         _check_id("workload_id", request.workload_id)
         desired = convert.desired_state_from_text(request.desired_state)
-        record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired)
+        record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
         return pb.SetDesiredStateResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
 
     async def submit_automation_suggestion(
-        self, request: pb.SubmitAutomationSuggestionRequest, _call: Call
+        self, request: pb.SubmitAutomationSuggestionRequest, call: Call
     ) -> pb.SubmitAutomationSuggestionResponse:
         """Do what an automation suggests, where the same could be asked for directly."""
         suggestion = request.suggestion
@@ -224,7 +228,7 @@ class ControlService:
         answer = pb.SubmitAutomationSuggestionResponse()
         answer.decided_at.FromDatetime(self._clock.wall())
         try:
-            answer.applied_action = await self._follow(suggestion)
+            answer.applied_action = await self._follow(suggestion, cause=cause_of_call(call))
         except ShoalError as error:
             answer.decision, answer.reason = "rejected", _sentence(error)
             return answer
@@ -232,17 +236,18 @@ class ControlService:
         answer.reason = suggestion.reason
         return answer
 
-    async def _follow(self, suggestion: pb.AutomationSuggestion) -> str:
+    async def _follow(self, suggestion: pb.AutomationSuggestion, *, cause: str) -> str:
         target = WorkloadId(suggestion.target_workload)
         if suggestion.action_type not in pb.AutomationActionType.values():
             raise InvalidError([problem("suggestion.action_type", suggestion.action_type, "must be a known action")])
         action = pb.AutomationActionType.Name(suggestion.action_type)
         if suggestion.action_type == pb.SET_DESIRED_STATE:
-            await self._workloads.set_desired(target, convert.desired_state_from_text(suggestion.desired_state))
+            desired = convert.desired_state_from_text(suggestion.desired_state)
+            await self._workloads.set_desired(target, desired, cause=cause)
         elif suggestion.action_type == pb.RETRY_WORKLOAD:
-            await self._workloads.retry(target)
+            await self._workloads.retry(target, cause=cause)
         elif suggestion.action_type == pb.DELETE_WORKLOAD:
-            await self._workloads.delete(target)
+            await self._workloads.delete(target, cause=cause)
         else:
             raise UnsupportedError(f"the action {action} is not supported: a workload has one copy")
         return action
@@ -257,7 +262,11 @@ class ControlService:
         wishes = _wishes(request.members)
         check_identities(wishes, issues=self._issues_certificates)
         applied = await self._groups.apply(
-            GroupId(request.group_id), wishes, expected_generation=expected, by=call.identity
+            GroupId(request.group_id),
+            wishes,
+            cause=cause_of_call(call),
+            expected_generation=expected,
+            by=call.identity,
         )
         view = self._views.group(applied.record)
         return pb.ApplyGroupResponse(
@@ -266,11 +275,13 @@ class ControlService:
             members=[convert.workload_view_to_proto(member) for member in view.members],
         )
 
-    async def delete_group(self, request: pb.DeleteGroupRequest, _call: Call) -> pb.DeleteGroupResponse:
+    async def delete_group(self, request: pb.DeleteGroupRequest, call: Call) -> pb.DeleteGroupResponse:
         """Record the wish to have a group gone."""
         _check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
-        generation = await self._groups.delete(GroupId(request.group_id), expected_generation=expected)
+        generation = await self._groups.delete(
+            GroupId(request.group_id), cause=cause_of_call(call), expected_generation=expected
+        )
         return pb.DeleteGroupResponse(generation=generation)
 
     async def get_group(self, request: pb.GetGroupRequest, _call: Call) -> pb.GetGroupResponse:
@@ -294,6 +305,7 @@ class ControlService:
     async def list_nodes(self, request: pb.ListNodesRequest, _call: Call) -> pb.ListNodesResponse:
         """Every node, or a page of them."""
         check_page(request.page_size, request.page_token)
+        _check_state(request.status, NODE_STATES)
         views = self._views.nodes(status=request.status, after=request.page_token)
         page, token = first_page(
             ((view.node_id, convert.node_view_to_proto(view)) for view in views), request.page_size
@@ -308,6 +320,7 @@ class ControlService:
     async def list_workloads(self, request: pb.ListWorkloadsRequest, _call: Call) -> pb.ListWorkloadsResponse:
         """Every workload, or a page of them."""
         check_page(request.page_size, request.page_token)
+        _check_state(request.status, WORKLOAD_STATES)
         views = self._views.workloads(
             node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
         )
@@ -330,26 +343,26 @@ class ControlService:
         """The fleet in numbers."""
         return convert.cluster_summary_to_proto(self._views.summary())
 
-    async def remove_node(self, request: pb.RemoveNodeRequest, _call: Call) -> pb.RemoveNodeResponse:
+    async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
         """Forget a node that is gone for good."""
         _check_id("node_id", request.node_id)
-        await self._nodes.remove(NodeId(request.node_id))
+        await self._nodes.remove(NodeId(request.node_id), cause=cause_of_call(call))
         await self._agents.forget(NodeId(request.node_id))
         return pb.RemoveNodeResponse()
 
-    async def cordon_node(self, request: pb.CordonNodeRequest, _call: Call) -> pb.CordonNodeResponse:
+    async def cordon_node(self, request: pb.CordonNodeRequest, call: Call) -> pb.CordonNodeResponse:
         """Let no new work go to a node."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.cordon(NodeId(request.node_id))
+        record = await self._wishes.cordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.CordonNodeResponse(node=self._node_view(record))
 
-    async def uncordon_node(self, request: pb.UncordonNodeRequest, _call: Call) -> pb.UncordonNodeResponse:
+    async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Call) -> pb.UncordonNodeResponse:
         """Let a node take work again."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.uncordon(NodeId(request.node_id))
+        record = await self._wishes.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.UncordonNodeResponse(node=self._node_view(record))
 
-    async def drain_node(self, request: pb.DrainNodeRequest, _call: Call) -> pb.DrainNodeResponse:
+    async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
         """Have a node emptied."""
         _check_id("node_id", request.node_id)
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
@@ -358,20 +371,22 @@ class ControlService:
         deadline = timedelta(milliseconds=request.deadline_ms) if request.deadline_ms or request.force else None
         if request.force:
             deadline = timedelta(0)
-        record = await self._wishes.drain(NodeId(request.node_id), deadline=deadline)
+        record = await self._wishes.drain(NodeId(request.node_id), deadline=deadline, cause=cause_of_call(call))
         return pb.DrainNodeResponse(node=self._node_view(record))
 
-    async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, _call: Call) -> pb.MarkNodeDeadResponse:
+    async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Call) -> pb.MarkNodeDeadResponse:
         """Take an operator's word that a node is gone."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.mark_dead(NodeId(request.node_id), force=request.force)
+        record = await self._wishes.mark_dead(NodeId(request.node_id), force=request.force, cause=cause_of_call(call))
         return pb.MarkNodeDeadResponse(node=self._node_view(record))
 
-    async def adopt_workload(self, request: pb.AdoptWorkloadRequest, _call: Call) -> pb.AdoptWorkloadResponse:
+    async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Call) -> pb.AdoptWorkloadResponse:
         """Take over a workload that runs on a node and is not known here."""
         _check_id("node_id", request.node_id)
         _check_id("workload_id", request.workload_id)
-        record = await self._adoption.adopt(NodeId(request.node_id), WorkloadId(request.workload_id))
+        record = await self._adoption.adopt(
+            NodeId(request.node_id), WorkloadId(request.workload_id), cause=cause_of_call(call)
+        )
         return pb.AdoptWorkloadResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
 
     def _node_view(self, record: NodeRecord) -> pb.NodeView:
@@ -483,6 +498,12 @@ def _wishes(members: Iterable[pb.GroupMember]) -> tuple[Wish, ...]:
 def _check_id(field: str, value: str) -> None:
     if not is_identifier(value):
         raise InvalidError([problem(field, value, "is required" if not value else IDENTIFIER_RULE)])
+
+
+def _check_state(status: str, known: Sequence[str]) -> None:
+    """A state that there is not would be answered with an empty list, as if nothing were in it."""
+    if status and status.lower() not in {word.lower() for word in known}:
+        raise InvalidError([problem("status", status, f"must be one of {', '.join(known)}")])
 
 
 def _event_query(after: int, limit: int, subject_kind: str, subject_id: str) -> EventQuery:

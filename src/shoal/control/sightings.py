@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from shoal.control.causes import cause_of_status
 from shoal.control.fleet import Fleet, Ledger, workload_event
 from shoal.control.reports import ReportVerdict, judge_report
 from shoal.control.store.base import Batch
@@ -84,4 +85,12 @@ class Sightings:
         if unchanged:
             return None
         kind = "WorkloadCompleted" if status.completed else f"Workload{status.state.value}"
-        return workload_event(record, kind, status.message, at=observation.observed_at, source="agent")
+        before = known.status if known is not None and known.node_id == observation.node_id else None
+        return workload_event(
+            record,
+            kind,
+            status.message,
+            at=observation.observed_at,
+            source="agent",
+            cause=f"{cause_of_status(status, before)}, on node {observation.node_id}",
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from shoal.control import retries
 from shoal.control.dispatch import Dispatch, describe_rejections
@@ -27,6 +27,12 @@ from shoal.model.workloads import (
 )
 
 SHOWN_SESSION = 6
+#: Every word that `workload_status` says, and every one that a node's view can have.
+WORKLOAD_STATES = (
+    *("Pending", "Scheduled", "Updating", "Running", "Completed", "Failed", "Unknown", "Stopping", "Stopped"),
+    "Deleting",
+)
+NODE_STATES = tuple(state.value for state in NodeState)
 #: In a list of many workloads, the reasons of so many nodes are told; one workload alone has them all.
 LISTED_REJECTIONS = 20
 
@@ -131,7 +137,7 @@ class Views:
             last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
             reason=reason,
             usage=self._usage(record, run) if run is not None else None,
-            run=run,
+            run=run if self._nodes.hears or run is None else dataclasses.replace(run, usage=None),
             rejections=rejections,
             spec=record.spec if with_spec else None,
             spec_sha256=record.spec_sha256,
@@ -140,6 +146,8 @@ class Views:
         )
 
     def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
+        if not self._nodes.hears:
+            return None
         contact = self._nodes.contact(record.node_id) if record.node_id is not None else None
         measured = contact.measured.of(record.workload_id) if contact is not None and contact.measured else None
         return measured or run.usage
@@ -213,7 +221,7 @@ class Views:
             status_reason=record.state_reason,
             status_updated_by=record.state_by,
             status_updated_at=record.state_at,
-            last_heartbeat=contact.last_beat if contact and contact.last_beat else record.last_beat,
+            last_heartbeat=self._last_beat(record),
             lease_expires_at=expires,
             grpc_endpoint=record.spec.endpoint,
             total=record.spec.capacity,
@@ -236,6 +244,13 @@ class Views:
             leaving=len(self._fleet.leaving(record.node_id)) if record.wish is NodeWish.DRAINING else 0,
             failover=_failover_word(record),
         )
+
+    def _last_beat(self, record: NodeRecord) -> datetime | None:
+        """When a node was last heard of. It is stored only now and then: who does not hear it cannot say."""
+        if not self._nodes.hears:
+            return None
+        contact = self._nodes.contact(record.node_id)
+        return contact.last_beat if contact and contact.last_beat else record.last_beat
 
     def nodes(self, *, status: str = "", after: str = "") -> Iterator[NodeView]:
         """Every node that matches, in order of the ids, from the one after `after` on."""

@@ -33,26 +33,26 @@ class NodeWishes:
         #: Told when a node is to be emptied.
         self.on_drain: Callable[[], None] = lambda: None
 
-    async def cordon(self, node_id: NodeId) -> NodeRecord:
+    async def cordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
         """Let no new work go to a node. One that is being drained, or was, stays so."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             return None if node.wish is not NodeWish.NONE else self._wished(node, NodeWish.CORDONED)
 
-        return await self._change(node_id, change, "NodeCordoned", "it gets no new work")
+        return await self._change(node_id, change, "NodeCordoned", "it gets no new work", cause=cause)
 
-    async def uncordon(self, node_id: NodeId) -> NodeRecord:
+    async def uncordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
         """Take a cordon or a drain back. What has left already does not come back by itself."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             return None if node.wish is NodeWish.NONE else self._wished(node, NodeWish.NONE)
 
-        record = await self._change(node_id, change, "NodeUncordoned", "it takes work again")
+        record = await self._change(node_id, change, "NodeUncordoned", "it takes work again", cause=cause)
         self._dispatch.capacity_changed()
         self._nodes.wake()
         return record
 
-    async def drain(self, node_id: NodeId, *, deadline: timedelta | None) -> NodeRecord:
+    async def drain(self, node_id: NodeId, *, deadline: timedelta | None, cause: str) -> NodeRecord:
         """Have a node emptied. After the deadline what is left is moved by force; None: never.
 
         Said again, it changes the deadline. A node that is drained already has nothing left to do.
@@ -65,7 +65,7 @@ class NodeWishes:
             return dataclasses.replace(self._wished(node, NodeWish.DRAINING), drain_deadline=ends_at)
 
         when = f"until {ends_at:%Y-%m-%d %H:%M:%S}, then by force" if ends_at is not None else "without a deadline"
-        record = await self._change(node_id, change, "NodeDrainWished", f"it is to be emptied {when}")
+        record = await self._change(node_id, change, "NodeDrainWished", f"it is to be emptied {when}", cause=cause)
         self.on_drain()
         return record
 
@@ -77,18 +77,20 @@ class NodeWishes:
                 return None
             return self._wished(node, NodeWish.DRAINED)
 
-        await self._change(node_id, change, "NodeDrained", "it is empty", source="drain")
+        await self._change(
+            node_id, change, "NodeDrained", "it is empty", source="drain", cause="its last workload left"
+        )
 
-    async def mark_dead(self, node_id: NodeId, *, force: bool) -> NodeRecord:
+    async def mark_dead(self, node_id: NodeId, *, force: bool, cause: str) -> NodeRecord:
         """An operator knows that nothing runs on a node any more: everything that it owned moves now."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             if node.dead:
                 return None
-            if node.state not in (NodeState.SUSPECT, NodeState.NOT_READY) and not force:
+            if node.state is not NodeState.NOT_READY and not force:
                 raise PreconditionError(
-                    f"node {node_id!r} is {node.state.value}: it was heard of a moment ago",
-                    hint="stop its agent first, or say --force if you know better",
+                    f"node {node_id!r} is {node.state.value}, not NotReady: its lease lasts, and its work may run",
+                    hint="stop its agent and wait until the node is NotReady, or say --force if you know better",
                     node_id=node_id,
                 )
             return dataclasses.replace(
@@ -102,7 +104,8 @@ class NodeWishes:
                 dead=True,
             )
 
-        record = await self._change(node_id, change, "NodeDeclaredDead", "an operator says that nothing runs there")
+        said = "an operator says that nothing runs there"
+        record = await self._change(node_id, change, "NodeDeclaredDead", said, cause=cause)
         self._nodes.forget_contact(node_id)
         self._dispatch.node_declared_dead(node_id)
         return record
@@ -127,15 +130,15 @@ class NodeWishes:
         kind: str,
         message: str,
         *,
+        cause: str,
         source: str = "operator",
     ) -> NodeRecord:
         def decide() -> Batch | None:
             changed = change(self._fleet.node(node_id))
             if changed is None:
                 return None
-            return Batch(
-                nodes=(changed,), events=(node_event(node_id, kind, message, at=self._clock.wall(), source=source),)
-            )
+            event = node_event(node_id, kind, message, at=self._clock.wall(), source=source, cause=cause)
+            return Batch(nodes=(changed,), events=(event,))
 
         await self._ledger.change(decide)
         return self._fleet.node(node_id)

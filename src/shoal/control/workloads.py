@@ -117,8 +117,8 @@ class Workloads:
         self._dispatch = dispatch
         self._clock = clock
 
-    async def apply(self, wish: Wish, *, expected_revision: str = "") -> Applied:
-        """Make a wish durable."""
+    async def apply(self, wish: Wish, *, cause: str, expected_revision: str = "") -> Applied:
+        """Make a wish durable. `cause`: who asked for it, by which call."""
         result: Applied | None = None
 
         def decide() -> Batch | None:
@@ -137,7 +137,7 @@ class Workloads:
                 return None
             kind = "WorkloadCreated" if result.outcome is Outcome.CREATED else "WorkloadUpdated"
             message = f"revision {result.record.revision_id}, {result.record.desired.value}"
-            event = workload_event(result.record, kind, message, at=self._clock.wall(), source="api")
+            event = workload_event(result.record, kind, message, at=self._clock.wall(), source="api", cause=cause)
             return Batch(workloads=(result.record,), events=(event,))
 
         await self._ledger.change(decide)
@@ -147,7 +147,7 @@ class Workloads:
             self._dispatch.reset_backoff(wish.workload_id)
         return result
 
-    async def delete(self, workload_id: WorkloadId) -> None:
+    async def delete(self, workload_id: WorkloadId, *, cause: str) -> None:
         """Record the wish to have it gone. Deleting twice is one wish; an unknown one is NotFoundError."""
 
         def decide() -> Batch | None:
@@ -155,12 +155,12 @@ class Workloads:
             self._check_free(workload_id)
             if record.desired is DesiredState.DELETED:
                 return None
-            return deletion(record, clock=self._clock, cause="")
+            return deletion(record, clock=self._clock, cause=cause)
 
         await self._ledger.change(decide)
         self._dispatch.enqueue(workload_id)
 
-    async def set_desired(self, workload_id: WorkloadId, desired: DesiredState) -> WorkloadRecord:
+    async def set_desired(self, workload_id: WorkloadId, desired: DesiredState, *, cause: str) -> WorkloadRecord:
         """Start or stop, with spec and revision as they are."""
 
         def decide() -> Batch | None:
@@ -179,14 +179,15 @@ class Workloads:
                 move=None,
             )
             kind = "WorkloadStartWished" if desired is DesiredState.RUNNING else "WorkloadStopWished"
-            event = workload_event(changed, kind, f"it is to be {desired.value}", at=self._clock.wall(), source="api")
+            message = f"it is to be {desired.value}"
+            event = workload_event(changed, kind, message, at=self._clock.wall(), source="api", cause=cause)
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
             self._dispatch.reset_backoff(workload_id)
         return self._fleet.workload(workload_id)
 
-    async def retry(self, workload_id: WorkloadId) -> bool:
+    async def retry(self, workload_id: WorkloadId, *, cause: str) -> bool:
         """Run it again now: whatever waits, waits no longer. One that runs is left alone, so it can be asked twice.
 
         This asks for no other workload than there is. So a member may be tried again without its group: the group, its
@@ -211,7 +212,7 @@ class Workloads:
                 updated_at=self._clock.wall(),
             )
             event = workload_event(
-                changed, "WorkloadRetried", "it is to be run again", at=self._clock.wall(), source="api"
+                changed, "WorkloadRetried", "it is to be run again", at=self._clock.wall(), source="api", cause=cause
             )
             return Batch(workloads=(changed,), events=(event,))
 

@@ -3,7 +3,7 @@
 A file is 0600 from its first byte on, appears whole or not at all, and is durable when the call returns; directories
 are 0700. Both belong to us, or to whom they are handed over: whoever owns a directory can put anything into it, so what
 is in one of another's is read with `read_regular`. Errors are `ShoalError`s with the path in them. Called by
-`shoal.wire.credentials` and the agent.
+`shoal.wire.credentials`, the control plane, the agent and its runtimes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.core.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.errors import (
+    DeniedError,
+    ExhaustedError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+    problem,
+)
 
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 MAX_BYTES = 1024 * 1024
+
+_SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,32 @@ def make_private_directory(path: Path, *, owner: Owner | None = None) -> None:
         path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         if owner is not None:
             os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
+
+
+def make_data_directory(path: Path) -> None:
+    """Make the directory that a server lives in, for it alone. One that is there is left as it is.
+
+    Raises `UnavailableError` when there can be none.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            reason = "not a directory"
+        raise UnavailableError(
+            f"{path} cannot be used: {reason.lower()}",
+            hint="--data-dir has to be a directory that this user can write to, or a place where it can make one",
+            path=path,
+        ) from error
+
+
+def let_others_pass(path: Path) -> None:
+    """Let others pass through a directory of ours, without seeing what is in it."""
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & _SEARCH != _SEARCH:
+        path.chmod(mode | _SEARCH)
 
 
 def write_private(path: Path, content: bytes, *, owner: Owner | None = None) -> None:

@@ -123,7 +123,7 @@ class OneOf:
 
     def broken(self, value: str) -> str | None:
         """The rule in words if broken."""
-        return None if value in self.words else f"must be one of {', '.join(word or '(empty)' for word in self.words)}"
+        return None if value in self.words else f"must be one of {', '.join(word for word in self.words if word)}"
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema keywords."""

@@ -32,6 +32,7 @@ MAX_MEMBERS = 4096
 
 _DOCUMENT_FIELDS = ("kind", "id", "revision", "desired_state")
 _GROUP_FIELDS = ("kind", "id", "members")
+_NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +74,22 @@ def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
     inner = {key: value for key, value in given.items() if key in known and key not in _DOCUMENT_FIELDS}
     problems = [unknown_field(key, known, at=at) for key in given if key not in known]
+    if isinstance(inner.get("container"), Mapping):
+        inner["container"] = _with_word(inner["container"], "restart_policy")
     if isinstance(inner.get("process"), Mapping):
+        if isinstance(inner["process"].get("restart"), Mapping):
+            inner["process"] = {**inner["process"], "restart": _with_word(inner["process"]["restart"], "policy")}
         inner["process"] = _with_references(inner["process"], f"{at}.process" if at else "process", problems)
     envelope = _collect(_Envelope, outer, at, problems)
     spec = _collect(WorkloadSpec, inner, at, problems)
     if envelope is None or spec is None or problems:
         raise InvalidError(problems)
     return WorkloadDocument(id=envelope.id, spec=spec, revision=envelope.revision, desired_state=envelope.desired_state)
+
+
+def _with_word(given: Mapping[Any, Any], field: str) -> Mapping[Any, Any]:
+    """`never` is another word for the policy `no`, which many readers of YAML take for false: all three mean it."""
+    return {**given, field: "no"} if given.get(field) is False or given.get(field) == _NEVER else given
 
 
 def _with_references(process: Mapping[Any, Any], at: str, problems: list[Problem]) -> Mapping[Any, Any]:
@@ -166,6 +176,9 @@ def workload_schema(kind: WorkloadType) -> dict[str, Any]:
     schema["required"] = ["id", "type", kind.value]
     if kind is WorkloadType.PROCESS:
         _allow_references(schema)
+        properties["process"]["properties"]["restart"]["properties"]["policy"]["enum"].append(_NEVER)
+    elif kind is WorkloadType.CONTAINER:
+        properties["container"]["properties"]["restart_policy"]["enum"].append(_NEVER)
     return schema
 
 

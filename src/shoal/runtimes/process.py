@@ -27,6 +27,7 @@ from pathlib import Path
 from shoal.core.clock import Clock, from_epoch_ms
 from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, ShoalError, UnavailableError, problem
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
+from shoal.core.private_files import let_others_pass
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.cgroups import Cgroups
@@ -298,7 +299,9 @@ class ProcessRuntime:
 
     async def _make_directories(self, request: RunRequest) -> None:
         try:
-            await asyncio.to_thread(_make_workload_directories, self._files, request.workload_id)
+            await asyncio.to_thread(
+                _make_workload_directories, self._files, request.workload_id, for_user=bool(request.spec.user)
+            )
         except OSError as error:
             raise RunError(
                 f"the directories of workload {request.workload_id!r} cannot be made: {error}",
@@ -334,7 +337,9 @@ def _inheritable(environ: Mapping[str, str], *, for_user: bool) -> dict[str, str
     }
 
 
-def _make_workload_directories(files: KeeperFiles, workload_id: str) -> None:
+def _make_workload_directories(files: KeeperFiles, workload_id: str, *, for_user: bool) -> None:
+    if for_user:  # it has to reach its own directory by its name, too
+        let_others_pass(files.data_dir)
     files.workload(workload_id).mkdir(mode=0o711, parents=True, exist_ok=True)
     files.work(workload_id).mkdir(mode=0o755, exist_ok=True)
     files.logs(workload_id).mkdir(mode=0o750, exist_ok=True)

@@ -129,3 +129,6 @@ NODE_HEADER = "x-shoal-node"
 #: Sent with every call of a control plane to an agent: the term of its leadership. An agent that has heard of a later
 #: one refuses the call.
 TERM_HEADER = "x-shoal-term"
+
+#: Sent by a client that wants the leader's answer to a read: one that does not lead refuses it, as it does a write.
+LIVE_HEADER = "x-shoal-live"

@@ -34,6 +34,11 @@ class Sealer:
         self._cipher = AESGCM(key)
         self._mark = hashlib.sha256(b"shoal key " + key).digest()[:_MARK_BYTES]
 
+    @property
+    def mark(self) -> str:
+        """By what a key is known without giving it away."""
+        return self._mark.hex()
+
     def seal(self, value: bytes, *, purpose: str) -> bytes:
         """Encrypt a value for one purpose."""
         nonce = os.urandom(_NONCE_BYTES)
@@ -56,6 +61,11 @@ class Sealer:
             raise InternalError(f"{purpose} is damaged") from None
 
 
+def mark_of(sealed: bytes) -> str:
+    """The mark of the key that a value was sealed with."""
+    return sealed[len(_FORM) : len(_FORM) + _MARK_BYTES].hex()
+
+
 def parse_key(text: str, *, name: str) -> bytes:
     """Read a key. Raises `InvalidError`, which does not repeat it."""
     try:
@@ -67,10 +77,15 @@ def parse_key(text: str, *, name: str) -> bytes:
     return key
 
 
+def load_key(path: Path) -> bytes:
+    """The key of a file. Raises `NotFoundError`."""
+    return parse_key(read_private(path).decode("ascii", "replace"), name=str(path))
+
+
 def load_or_make_key(path: Path) -> bytes:
     """The key of a file; a new one is made, for us alone, where there is none."""
     try:
-        return parse_key(read_private(path).decode("ascii", "replace"), name=str(path))
+        return load_key(path)
     except NotFoundError:
         key = os.urandom(KEY_BYTES)
         make_private_directory(path.parent)

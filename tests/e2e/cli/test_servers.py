@@ -135,6 +135,7 @@ def test_insecure_is_warned_about_and_stays_on_this_machine(start, tmp_path):
     plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
     assert "WARNING" in plane.log.read_text()
     assert "--insecure: nothing is encrypted" in plane.log.read_text()
+    assert f"whoever can connect to {plane.ready['grpc']} may" in plane.log.read_text()
     assert plane.ready["grpc"].startswith("127.0.0.1:")
     port = int(plane.ready["grpc"].rpartition(":")[2])
     connections = psutil.Process(plane.process.pid).net_connections("tcp")
@@ -278,3 +279,66 @@ def test_an_agent_without_certificates_is_told_how_to_get_them(tmp_path):
     outcome = shoal("agent", "--data-dir", str(tmp_path), "--control", "127.0.0.1:1")
     assert outcome.returncode == 2
     assert outcome.stderr.startswith("error: --ca: is required, with cert and key: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("control", "--data-dir: is required", "`shoal control --help`"),
+        ("agent", "--data-dir: is required", "`shoal agent --help`"),
+        ("control --insecure --data-dir d --lease long", "--lease: must be a duration", "`shoal control --help`"),
+        ("control --insecure --data-dir d --config /nope", "/nope: file '/nope' not found", "`shoal control --help`"),
+        ("agent --insecure --data-dir d --control foo:bar", "foo:bar", "`shoal agent --help`"),
+        ("control --insecure --data-dir /proc/x", "/proc/x cannot be used: no such file or directory", "--data-dir"),
+        ("control --insecure --data-dir file", "file cannot be used: not a directory", "--data-dir"),
+        ("agent --insecure --data-dir /proc/x --control c:1", "/proc/x cannot be used: no such file", "--data-dir"),
+        ("agent --insecure --data-dir file --control c:1", "file cannot be used: not a directory", "--data-dir"),
+        (
+            "control --insecure --grpc-port 0 --http-port 0 --data-dir d --database postgresql://x@127.0.0.1:1/x",
+            "PostgreSQL 127.0.0.1:1/x: connection failed",
+            "SHOAL_DATABASE",
+        ),
+        ("certs init --dir file", "file: ", "choose another path"),
+    ],
+)
+def test_what_keeps_a_server_from_starting_is_one_error_and_one_hint(words, error, hint, tmp_path):
+    (tmp_path / "file").touch()
+    outcome = shoal(*words.split(), cwd=tmp_path)
+    lines = [line for line in outcome.stderr.splitlines() if line.startswith(("error:", "hint:"))]
+    assert outcome.returncode in (1, 2), outcome.stderr
+    assert [line.partition(":")[0] for line in lines] == ["error", "hint"], outcome.stderr
+    assert error in lines[0]
+    assert hint in lines[1]
+    assert "a bug" not in outcome.stderr
+
+
+def test_the_data_directories_are_for_their_owners_alone(start, tmp_path):
+    plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
+    agent = ("agent", "--insecure", "--node-id", "n1", "--grpc-port", "0", "--control", plane.ready["grpc"])
+    start(*agent, "--data-dir", str(tmp_path / "b"))
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("a", "b")] == [0o700, 0o700]
+
+
+def test_a_real_control_plane_s_refusals_are_one_error_and_one_hint(start, tmp_path):
+    plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
+    member = "{id: m1, type: process, desired_state: Stopped, process: {command: [sleep, '60']}}"
+    (tmp_path / "group.yaml").write_text(f"kind: group\nid: g1\nmembers: [{member}]\n")
+    connection = ("--control", plane.ready["grpc"], "--insecure")
+    assert shoal("apply", "--detach", "-f", str(tmp_path / "group.yaml"), *connection).returncode == 0
+    for words, error, hint in (
+        ("workload delete m1", "workload 'm1' is a member of group 'g1'", "change the group as a whole"),
+        ("token create --ttl 1ms", "--ttl: must be between 1s and 168h (got '1 ms')", "`shoal token create --help`"),
+        ("workload list --status Flying", "--status: must be one of Pending, Scheduled", "--help`"),
+        ("node list --status Flying", "--status: must be one of Ready, Suspect", "--help`"),
+        ("node get nope", "node 'nope' not found", "`shoal node list`"),
+        ("secret delete nope", "secret 'nope' not found", "`shoal secret list`"),
+        ("token revoke nope", "not found", "`shoal token list`"),
+    ):
+        outcome = shoal(*words.split(), *connection)
+        lines = [line for line in outcome.stderr.splitlines() if line]
+        assert [line.partition(":")[0] for line in lines] == ["error", "hint"], outcome.stderr
+        assert error in lines[0]
+        assert hint in lines[1]
+    assert shoal("events", "--after", "99999999", *connection).stderr == "nothing after 99999999\n"
+    shown = shoal("workload", "list", "--status", "stopped", *connection)
+    assert "m1" in shown.stdout

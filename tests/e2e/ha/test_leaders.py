@@ -1,15 +1,19 @@
 """Two control planes on one PostgreSQL, killed and stopped: one leads, nothing acknowledged is lost or stale."""
 
 import asyncio
+import base64
 import signal
 
 import pytest
 
-from shoal.core.errors import NotLeaderError
+from shoal.core.errors import NotLeaderError, PreconditionError
 from tests.e2e.fleet.drill import insist, process, processes_of, until, until_status
 from tests.e2e.ha.planes import Planes
 
 pytestmark = pytest.mark.e2e
+
+KEY = {"SHOAL_SECRET_KEY": base64.b64encode(b"k" * 32).decode()}
+OTHER_KEY = {"SHOAL_SECRET_KEY": base64.b64encode(b"o" * 32).decode()}
 
 
 @pytest.fixture
@@ -95,3 +99,49 @@ async def test_a_restarted_plane_of_the_same_name_need_not_wait_for_its_own_leas
     await planes.kill(leader)
     await planes.start_plane(leader)
     assert await planes.leader(among=[leader]) == leader
+
+
+async def test_the_next_leader_opens_what_the_last_one_sealed(tmp_path, postgres_url):
+    planes = Planes(tmp_path, postgres_url)
+    try:
+        await planes.start_plane("one", env=KEY)
+        await planes.start_plane("two", env=KEY)
+        await planes.start_agent("node-1")
+        async with planes.client() as control:
+            await insist(lambda: control.set_secret("db-password", b"hunter2"))
+            await planes.kill(await planes.leader())
+            await insist(lambda: control.apply(_telling("teller")))
+            await until_status(control, "teller", "Completed")
+            assert b"".join([piece.data async for piece in control.logs("teller")]) == b"hunter2"
+    finally:
+        await planes.close()
+
+
+async def test_no_secret_is_set_that_another_leader_could_not_open(tmp_path, postgres_url):
+    planes = Planes(tmp_path, postgres_url)
+    try:
+        await planes.start_plane("one")
+        async with planes.client("one") as control:
+            with pytest.raises(PreconditionError, match="given to all of them"):
+                await control.set_secret("db-password", b"hunter2")
+        await planes.kill("one")
+        await planes.start_plane("one", env=KEY)
+        async with planes.client("one") as control:
+            await control.set_secret("db-password", b"hunter2")
+        await planes.start_plane("two", env=OTHER_KEY)
+        assert "another key" in (await planes.health("two"))["secrets"]
+        assert "another key" in (tmp_path / "two.log").read_text()
+        assert (await planes.health("one"))["secrets"] == "ok"
+        await planes.kill("one")
+        assert await planes.leader(among=["two"]) == "two"
+        async with planes.client("two") as control:
+            with pytest.raises(PreconditionError, match="another key"):
+                await insist(lambda: control.set_secret("db-password", b"other"))
+    finally:
+        await planes.close()
+
+
+def _telling(name):
+    """A workload that prints the secret."""
+    fields = {"restart": {"policy": "never"}, "env": {"PASSWORD": {"secret": "db-password"}}}
+    return process(name, command=["sh", "-c", 'printf %s "$PASSWORD"'], process=fields)

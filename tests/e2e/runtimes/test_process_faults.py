@@ -101,7 +101,9 @@ async def test_a_deadline_passes_with_nobody_there(
 # The keeper dies
 
 
-async def test_what_outlives_the_keeper_is_adopted(open_runtime: OpenRuntime, data_dir: Path) -> None:
+async def test_what_outlives_the_keeper_is_adopted(
+    open_runtime: OpenRuntime, data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     runtime = await open_runtime()
     script = "echo one; while test ! -e go; do sleep 0.02; done; echo two; while test ! -e end; do sleep 0.02; done"
     work = KeeperFiles(data_dir).work("web")
@@ -115,6 +117,8 @@ async def test_what_outlives_the_keeper_is_adopted(open_runtime: OpenRuntime, da
     # The runtime notices by itself, and starts another keeper.
     await wait_until(lambda: read_keeper_pid(data_dir) not in (None, first))
     assert (await wait_ended(runtime, "gone-1")).exit.unknown
+    assert f"the keeper (pid {first}) is gone" in caplog.text
+    assert "1 runs ended with it" in caplog.text
     assert (await running(runtime, "web-1")).pid == before.pid
     # What it prints still arrives, though the keeper that made the pipe is gone.
     assert await wait_output(runtime, b"two\n") == b"one\ntwo\n"

@@ -43,12 +43,18 @@ class Machines:
         return str(self._children[name].ready["grpc"])
 
     async def start_control(
-        self, name: str, *, port: int, database: str = "", version: RecordedVersion | None = None
+        self,
+        name: str,
+        *,
+        port: int,
+        database: str = "",
+        version: RecordedVersion | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         """Start a control plane; of this version, or of an earlier one."""
         flags = ["--data-dir", str(self.data_dir(name)), "--grpc-port", str(port), "--http-port", "0", *LEASE]
         await self._start(
-            name, ["control", "--insecure", *flags, *(["--database", database] if database else [])], version
+            name, ["control", "--insecure", *flags, *(["--database", database] if database else [])], version, env
         )
 
     async def start_agent(self, name: str, *, control: Sequence[str], version: RecordedVersion | None = None) -> None:
@@ -80,9 +86,16 @@ class Machines:
                 await self._clock.sleep(0.05)
             remove_stray_groups(directory)
 
-    async def _start(self, name: str, arguments: Sequence[str], version: RecordedVersion | None) -> None:
+    async def _start(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        version: RecordedVersion | None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         assert name not in self._children, f"{name} runs already"
-        child = await Child.start(name, arguments, self.folder / name, self._environment(version))
+        environment = {**self._environment(version), **(env or {})}
+        child = await Child.start(name, arguments, self.folder / name, environment)
         self._children[name] = child
         await child.wait_serving(self._clock)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
+import urllib.request
 
 import pytest
 
@@ -14,6 +17,7 @@ from tests.e2e.upgrade.steps import run, steps
 pytestmark = pytest.mark.e2e
 
 PAGE = "backup-and-restore.md"
+SECRET_KEY = base64.b64encode(b"k" * 32).decode()
 
 
 @pytest.fixture(params=["SQLite", "PostgreSQL"])
@@ -35,8 +39,11 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
         "DATA_DIR": str(machines.data_dir("control")),
         "DATABASE": database,
         "BACKUP": str(tmp_path / "backup"),
+        "KEYS": str(tmp_path / "keys"),
     }
-    await machines.start_control("control", port=number, database=database)
+    # On PostgreSQL the key is given; on SQLite it is made in the data directory, and part of what is backed up.
+    env = {"SHOAL_SECRET_KEY": SECRET_KEY} if database else {}
+    await machines.start_control("control", port=number, database=database, env=env)
     await machines.start_agent("n1", control=[address])
     data = machines.data_dir("n1")
     async with machines.client(address) as control:
@@ -44,6 +51,7 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
             await control.apply(process(name, revision="v1"))
             await until_status(control, name, "Running", revision="v1")
         untouched = await control.get_workload("untouched")
+        await control.set_secret("db-password", b"as-it-was")
 
         run(steps(PAGE, kind, "Back up, while it runs"), **variables)
 
@@ -53,16 +61,24 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
         await until_gone(control, "removed")
         await control.apply(process("created", revision="v1"))
         created = await until_status(control, "created", "Running")
+        await control.set_secret("db-password", b"as-it-is-later")
         # More leaders have come and gone than the backup knows of: their terms are higher than those in it.
         for _ in range(3):
             await machines.stop("control")
-            await machines.start_control("control", port=number, database=database)
+            await machines.start_control("control", port=number, database=database, env=env)
             await until(lambda: _has_beaten(control), what="the agent has heard of the new leader")
         await machines.stop("control")
 
+        if not database:  # the machine was lost, and everything that was on it
+            (machines.data_dir("control") / "secret.key").unlink()
+
         run(steps(PAGE, kind, "Restore"), **variables)
 
-        await machines.start_control("control", port=number, database=database)
+        await machines.start_control("control", port=number, database=database, env=env)
+        assert await asyncio.to_thread(_secrets_health, machines) == "ok"
+        await control.apply(_telling("teller"))
+        await until_status(control, "teller", "Completed")
+        assert b"".join([piece.data async for piece in control.logs("teller")]) == b"as-it-was"
         # The wish in the backup counts, under a generation above the one that the agent has.
         await until(lambda: _runs_again(control, data, "changed", above=2), what="the older spec runs again")
         await until(lambda: _runs_again(control, data, "removed", above=0), what="what was removed runs again")
@@ -78,6 +94,18 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
         # And everything goes on.
         await control.apply(process("fresh"))
         await until_status(control, "fresh", "Running")
+
+
+def _telling(name: str):
+    """A workload that prints the secret."""
+    command = ["sh", "-c", 'printf %s "$PASSWORD"']
+    fields = {"restart": {"policy": "never"}, "env": {"PASSWORD": {"secret": "db-password"}}}
+    return process(name, command=command, process=fields)
+
+
+def _secrets_health(machines: Machines) -> str:
+    with urllib.request.urlopen(f"{machines.http_of('control')}/health") as answer:
+        return json.load(answer)["secrets"]
 
 
 async def _has_beaten(control) -> bool:

@@ -94,6 +94,7 @@ async def test_an_agent_joins_and_works(place, tmp_path):
     names = {path.name: path for path in settings.credentials_dir.iterdir()}
     assert set(names) == {"ca.pem", "cert.pem", "key.pem"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in names.values())
+    assert (tmp_path / "agent").stat().st_mode & 0o777 == 0o700, "nor may others look into its data directory"
     before = names["cert.pem"].read_bytes()
     await join(settings, node_id=lambda: "unused")
     assert names["cert.pem"].read_bytes() == before, "whoever has joined does not join again"

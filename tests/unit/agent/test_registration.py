@@ -9,11 +9,13 @@ import pytest
 from shoal.agent.control_client import ControlClient
 from shoal.agent.registration import RegistrationState
 from shoal.core.errors import InvalidError, PreconditionError, UnavailableError
+from shoal.model.workloads import RestartPolicy
 from shoal.testing.runtimes import FakeScript
 from shoal.wire.local_faults import Outage
-from shoal.wire.methods import AgentService
+from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from tests.unit.agent.making import process
 from tests.unit.agent.scene import CONTROL, scene
 from tests.unit.agent.scripted_control import ScriptedControl
 
@@ -462,3 +464,83 @@ async def test_a_lease_that_ran_out_leads_to_a_new_registration(tmp_path):
         assert len(it.control.registrations) == tries + 1
         assert agent.registration.state is RegistrationState.REGISTERED
         assert it.machine.count("started", "w") == 1
+
+
+OTHER = "127.0.0.2:8085"
+
+
+async def order_of(it, agent, term):
+    """An order of a new leader, which dials the agent."""
+    channel = it.network.transport("second").connect(agent.address)
+    request = agent_pb2.DeleteWorkloadRequest(id="nobody")
+    metadata = {NODE_HEADER: agent.node_id, TERM_HEADER: str(term)}
+    await channel.call(AgentService.DELETE_WORKLOAD, request, metadata=metadata)
+    await channel.close()
+
+
+async def second_leader(it, streams, *, term):
+    second = ScriptedControl(streams=streams)
+    second.term, second.session = term, it.control.session
+    await it.network.transport("second").serve(OTHER, [second.service()])
+    return second
+
+
+@pytest.mark.parametrize("heard_at", [0.5, 5.0], ids=["while a beat is under way", "between beats"])
+async def test_an_agent_that_hears_of_a_new_leader_does_not_wait_for_the_one_that_hangs(tmp_path, streams, heard_at):
+    async with scene(tmp_path) as it:
+        it.control.term = 5
+        agent = await it.start(control=(CONTROL, OTHER))
+        await asyncio.sleep(10 - heard_at + 1.0 if heard_at == 0.5 else 5.0)
+        it.network.partition("agent n1", CONTROL)
+        second = await second_leader(it, streams, term=6)
+        if heard_at == 0.5:
+            await asyncio.sleep(10)  # the next beat is on its way to the old leader for half a second
+        heard = asyncio.get_running_loop().time()
+        await order_of(it, agent, 6)
+        await asyncio.sleep(4)
+        assert agent.registration.address == OTHER
+        assert second.times[0] <= heard + 3
+        assert agent.registration.state is RegistrationState.REGISTERED
+
+
+async def test_a_new_leader_that_answers_is_stayed_with(tmp_path, streams):
+    async with scene(tmp_path) as it:
+        it.control.term = 5
+        agent = await it.start(control=(CONTROL, OTHER))
+        await asyncio.sleep(5)
+        second = await second_leader(it, streams, term=4)
+        it.control.term = 6  # the same control plane leads anew, and says so by an order first
+        await order_of(it, agent, 6)
+        await asyncio.sleep(40)
+        assert agent.registration.address == CONTROL
+        assert second.beats == []
+        assert len(it.control.registrations) == 1
+
+
+async def test_an_agent_that_stops_its_workloads_says_so(tmp_path):
+    async with scene(tmp_path) as it:
+        it.machine.scripts["done"] = FakeScript(run_for=1, exit_code=0)
+        agent = await it.start(stop_workloads_on_exit=True)
+        await it.apply(agent, "web", generation=3)
+        await it.apply(agent, "done", process(restart=RestartPolicy(policy="no")), generation=2)
+        await asyncio.sleep(5)
+        before = len(it.control.beats)
+        await agent.stop()
+        assert not it.machine.alive("web")
+        assert len(it.control.beats) == before + 1
+        statuses = {status.workload_id: status for status in it.control.last.workload_statuses}
+        assert (statuses["web"].state, statuses["web"].run.generation) == ("Pending", 3)
+        assert "stopped with its agent" in statuses["web"].message
+        assert statuses["done"].state == "Stopped"
+
+
+async def test_an_agent_that_is_not_heard_ends_all_the_same(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start(stop_workloads_on_exit=True)
+        await it.apply(agent, "web")
+        await asyncio.sleep(5)
+        it.network.partition("agent n1", CONTROL)
+        begun = asyncio.get_running_loop().time()
+        await agent.stop()
+        assert asyncio.get_running_loop().time() - begun <= 3
+        assert not it.machine.alive("web")

@@ -307,11 +307,11 @@ class TestTerms:
 
         terms = Terms(3, remember)
         with pytest.raises(ExhaustedError):
-            await terms.hear(4)
+            await terms.hear(4, of="elsewhere:1")
         with pytest.raises(StaleTermError):
-            await terms.hear(3)
+            await terms.hear(3, of="elsewhere:1")
         broken.clear()
-        await terms.hear(4)
-        await terms.hear(4)
-        await terms.hear(0)
+        await terms.hear(4, of="elsewhere:1")
+        await terms.hear(4, of="elsewhere:1")
+        await terms.hear(0, of="elsewhere:1")
         assert (written, terms.highest) == ([4], 4)

@@ -243,7 +243,7 @@ def test_events_follow_until_the_control_plane_is_gone_for_good(control, capsys)
 def test_events_about_two_things_at_once_are_refused(control, capsys):
     outcome = run_cli(control, ["events", "--node", "a", "--group", "b"], capsys)
     assert outcome.code == 2
-    assert outcome.stderr == "error: --node and --group: only one of them can be given\n"
+    assert outcome.stderr.startswith("error: --node and --group: only one of them can be given\n\nhint: ")
 
 
 def test_events_after_a_cursor(control, capsys):
@@ -280,7 +280,9 @@ def test_nobody_there(capsys):
 
 
 def test_what_does_not_exist(control, capsys):
-    assert run_cli(control, ["node", "get", "nobody"], capsys).stderr == "error: node 'nobody' not found\n"
+    assert run_cli(control, ["node", "get", "nobody"], capsys).stderr == (
+        "error: node 'nobody' not found\n\nhint: `shoal node list` shows those there are\n"
+    )
     assert run_cli(control, ["logs", "nobody"], capsys).code == 1
     assert run_cli(control, ["workload", "wait", "nobody"], capsys).code == 1
 
@@ -441,7 +443,10 @@ def test_what_the_control_plane_finds_wrong_is_bad_input_too(control, capsys, tm
     )
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO)], capsys)
     assert outcome.code == 2
-    assert outcome.stderr == "applied before the error: web\nerror: spec.type: must be y (got 'x')\nerror: a: b\n"
+    assert outcome.stderr == (
+        "applied before the error: web\nerror: spec.type: must be y (got 'x')\nerror: a: b\n"
+        "\nhint: `shoal schema process` prints every field and its rule\n"
+    )
 
 
 def test_a_refusal_without_problems(control, capsys, tmp_path):
@@ -449,7 +454,10 @@ def test_a_refusal_without_problems(control, capsys, tmp_path):
         success=False, failure_reason=pb.RUNTIME_ERROR, error_message="workload 'web' is being deleted"
     )
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB)], capsys)
-    assert (outcome.code, outcome.stderr) == (1, "error: workload 'web' is being deleted\n")
+    assert outcome.code == 1
+    assert outcome.stderr == (
+        "error: workload 'web' is being deleted\n\nhint: `shoal workload get web` shows how it stands\n"
+    )
 
 
 def test_a_dry_run_stores_nothing(control, capsys, tmp_path):

@@ -31,6 +31,7 @@ def test_no_help_shows_a_duration_as_a_time_of_day(path):
     shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "200"})
     assert shown.exit_code == 0
     assert not CLOCK_TIME.search(shown.output)
+    assert "<bool>" not in shown.output
 
 
 def test_default_durations_are_shown_so_that_they_can_be_written():

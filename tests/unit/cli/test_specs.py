@@ -150,7 +150,7 @@ def test_files_that_cannot_be_read_are_all_named(tmp_path):
     assert found[1].startswith(f"{tmp_path}: cannot be read: ")
     assert "directory" in found[1]
     assert found[2] == f"{binary}:2: must be text in UTF-8"
-    assert caught.value.hint == ""
+    assert "- is stdin" in caught.value.hint
 
 
 def test_a_huge_file_is_refused(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from shoal.cli import session, up
 from shoal.cli.children import ChildExit
 from shoal.cli.fleet import together
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.testing.clock import LoopClock
 from tests.unit.cli.scripted import START
 
@@ -107,3 +107,13 @@ async def test_when_one_of_several_fails_the_others_have_ended():
     with pytest.raises(UnavailableError, match="cannot be started"):
         await together([wait("a"), fail(), wait("b")])
     assert sorted(ended) == ["a", "b"]
+
+
+async def test_nothing_is_said_to_start_in_a_folder_that_is_in_use(capsys):
+    class InUse(ScriptedFleet):
+        async def take_folder(self) -> None:
+            raise PreconditionError("a fleet runs already in .shoal")
+
+    with pytest.raises(PreconditionError):
+        await up._start(InUse(lives={"control": 1e6, "node-1": 1e6}))
+    assert capsys.readouterr().err == ""

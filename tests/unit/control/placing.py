@@ -115,7 +115,9 @@ def _settle_simply(asked: PlacementRequest, fleet: dict[NodeId, NodeFacts], stra
             rejections.append(rejection)
             continue
         share = rank.reserved_share(weighed.spec.capacity, weighed.reserved, asked.spec.request)
-        total = 100.0 * (share if strategy is Strategy.BINPACK else 1.0 - share)
+        cpu = weighed.spec.capacity.cpu_millicores or rank.LEAST_MILLICORES
+        crowd = cpu / (cpu + rank.LEAST_MILLICORES * len(weighed.tenants))
+        total = 100.0 * (share if strategy is Strategy.BINPACK else (1.0 - share) * crowd)
         for rule in asked.spec.placement.affinities:
             if not rule.required:
                 found = count_simply(rule, weighed, asked, fleet.values())

@@ -330,6 +330,27 @@ class TestNodes:
         with pytest.raises(NotFoundError):
             await kit.channel.call(AgentControl.HEARTBEAT, pb.HeartbeatRequest(node_id="ghost"))
 
+    async def test_beats_that_arrive_late_are_no_skewed_clock(self, kit, caplog):
+        """This process was stopped: what lay in its queues meanwhile is old, and says nothing about a clock."""
+        (node,) = await ready(kit, "n1")
+        node.mute = True
+
+        async def beat(age):
+            request = pb.HeartbeatRequest(node_id="n1", session=node.session, sequence=node.sequence)
+            request.timestamp.FromDatetime(kit.clock.wall() - timedelta(seconds=age))
+            node.sequence += 1
+            await kit.channel.call(AgentControl.HEARTBEAT, request)
+
+        for age in (33, 32.9, 23, 13, 3):
+            await beat(age)
+        await kit.clock.sleep(10)
+        await beat(0)
+        assert "is off by" not in caplog.text
+        for _ in range(2):
+            await kit.clock.sleep(10)
+            await beat(33)
+        assert "the clock of node n1 is off by -33000 ms" in caplog.text
+
     async def test_skew_is_reported_and_changes_nothing(self, kit):
         await ready(kit, "n1")
         beat = pb.HeartbeatRequest(node_id="n1", session=kit.agents.nodes["n1"].session, sequence=1000)

@@ -169,7 +169,7 @@ class TestMassLoss:
 class TestDead:
     async def test_it_is_refused_while_the_node_beats(self, kit):
         await ready(kit, "n1")
-        with pytest.raises(PreconditionError, match="heard of a moment ago"):
+        with pytest.raises(PreconditionError, match="is Ready, not NotReady"):
             await declare_dead(kit, "n1")
         assert (await kit.node_view("n1")).status == "Ready"
         with pytest.raises(NotFoundError):
@@ -182,7 +182,10 @@ class TestDead:
         await kit.wait_status("plain", "Running")
         here.silent = True
         await kit.wait_node(here.node_id, "Suspect")
-        node = await declare_dead(kit, here.node_id)
+        with pytest.raises(PreconditionError, match="is Suspect, not NotReady") as caught:
+            await declare_dead(kit, here.node_id)
+        assert "--force" in caught.value.hint
+        node = await declare_dead(kit, here.node_id, force=True)
         assert (node.status, node.failover, node.status_updated_by) == ("NotReady", "dead", "operator")
         await kit.wait(lambda: "solo" in other.runs, seconds=2)
         assert "NodeDeclaredDead" in await kit.event_kinds(here.node_id)

@@ -38,10 +38,11 @@ def test_wishes_about_company_weigh_as_they_say() -> None:
     crowded = node("b", labels={"zone": "z2"}, tenants={f"w{index}": {"app": "web"} for index in range(3)})
     away = request(rules=requiring(apart("zone", required=False, weight=40, app="web")))
     assert total(lonely, away, Strategy.SPREAD, crowded) == 140.0
-    assert total(crowded, away, Strategy.SPREAD, lonely) == 110.0
+    emptiness = 100 * 4000 / (4000 + 3 * rank.LEAST_MILLICORES)
+    assert total(crowded, away, Strategy.SPREAD, lonely) == pytest.approx(emptiness + 10, abs=1e-6)
     close = request(rules=requiring(near("zone", required=False, weight=40, app="web")))
     assert total(lonely, close, Strategy.SPREAD, crowded) == 100.0
-    assert total(crowded, close, Strategy.SPREAD, lonely) == 130.0
+    assert total(crowded, close, Strategy.SPREAD, lonely) == pytest.approx(emptiness + 30, abs=1e-6)
 
 
 def test_required_rules_give_no_points() -> None:
@@ -54,12 +55,25 @@ def test_the_parts_are_named_and_make_up_the_total() -> None:
     demand = Demand.of(request(rules=requiring(*wishes, wishes[0])))
     score = rank.explain(facts, demand, strategy=Strategy.SPREAD, company=Company([facts]), staying=True)
     assert score.parts == {
-        "spread": 50.0,
+        "spread": round(50 * 4000 / 4100, 6),
         "apart from app=web by zone": 20.0,
         "near app=db by node": 10.0,
         "current": rank.STAYING,
     }
-    assert score.total == sum(score.parts.values())
+    assert score.total == pytest.approx(sum(score.parts.values()))
+
+
+@given(reserved=st.integers(0, 4000), tenants=st.integers(0, 500), more=st.integers(1, 500))
+def test_each_tenant_more_makes_a_node_fuller_when_work_is_spread(reserved: int, tenants: int, more: int) -> None:
+    some, many = (
+        node(reserved=Resources(reserved, reserved), tenants={f"w{index}": {} for index in range(count)})
+        for count in (tenants, tenants + more)
+    )
+    asked = request(memory=1)
+    assert 0.0 <= total(many, asked) <= total(some, asked) <= 100.0
+    if reserved < 4000:
+        assert total(many, asked) < total(some, asked)
+    assert total(many, asked, Strategy.BINPACK) == total(some, asked, Strategy.BINPACK)
 
 
 @given(

@@ -272,3 +272,27 @@ def test_a_long_batch_of_few_shapes_is_placed_as_the_reference_does() -> None:
 
 def test_a_batch_of_more_shapes_than_are_kept_is_placed_as_the_reference_does() -> None:
     check_crowd(0, flood(7, size=220, shapes=100), crowd(7, size=10, tenants=1), Strategy.SPREAD)
+
+
+@given(
+    count=st.integers(1, 80),
+    nodes=st.integers(1, 7),
+    cpu=st.sampled_from([0, 1, 10]),
+    memory=st.sampled_from([0, 1, 16]),
+)
+def test_equal_workloads_however_small_are_spread_evenly_over_equal_nodes(
+    count: int, nodes: int, cpu: int, memory: int
+) -> None:
+    asked = [request(f"w{index:03}", cpu=cpu, memory=memory) for index in range(count)]
+    plan = place(asked, [node(f"n{index}") for index in range(nodes)], strategy=Strategy.SPREAD)
+    found = Counter(decision.node_id for decision in plan.decisions)
+    counts = [found[NodeId(f"n{index}")] for index in range(nodes)]
+    assert sum(counts) == count
+    assert max(counts) - min(counts) <= 1
+
+
+def test_small_workloads_do_not_all_go_where_nothing_else_is() -> None:
+    busy = [node(f"n{index}", reserved=Resources(100, 256), tenants={f"t{index}": {}}) for index in (1, 2)]
+    plan = place([request(f"w{index:02}", memory=1) for index in range(60)], [*busy, node("n3")])
+    found = Counter(decision.node_id for decision in plan.decisions)
+    assert min(found[NodeId(name)] for name in ("n1", "n2", "n3")) >= 15

@@ -238,7 +238,7 @@ async def test_where_nobody_else_can_lead_there_is_nothing_to_confirm(tmp_path):
 async def test_a_term_that_is_over_is_told_of_now_and_then(tmp_path, caplog):
     async with company(tmp_path) as it:
         await it.join("n1")
-        await it.running["n1"]._terms.hear(1_000)
+        await it.running["n1"]._terms.hear(1_000, of="elsewhere:1")
         with caplog.at_level(logging.WARNING, "shoal.agent.registration"):
             await it.clock.sleep(300)
         told = [record for record in caplog.records if "which is over" in record.message]

@@ -167,3 +167,27 @@ def test_what_becomes_of_it_when_its_node_is_lost() -> None:
     assert document.spec.failover == Failover("stop", timedelta(seconds=90), "after")
     assert rules({**WEB, "failover": {"policy": "stop"}}).keys() == {"failover.after"}
     assert rules({**WEB, "failover": {"policy": "hope"}}).keys() == {"failover.policy"}
+
+
+@pytest.mark.parametrize("word", ["never", "no", False])
+def test_never_is_a_word_for_the_policy_that_yaml_takes_for_false(word):
+    process = read_document(
+        {"id": "a", "type": "process", "process": {"command": ["true"], "restart": {"policy": word}}}
+    )
+    assert process.spec.process.restart.policy == "no"
+    container = read_document({"id": "a", "type": "container", "container": {"image": "x", "restart_policy": word}})
+    assert container.spec.container.restart_policy == "no"
+
+
+def test_a_wrong_word_is_told_with_the_words_that_can_be_written():
+    given = {"id": "a", "type": "process", "process": {"command": ["true"], "restart": {"policy": "sometimes"}}}
+    with pytest.raises(InvalidError) as caught:
+        read_document(given)
+    [problem] = caught.value.problems
+    assert problem.rule == "must be one of always, on-failure, no, unless-stopped"
+
+
+def test_the_schemas_know_never():
+    assert "never" in str(workload_schema(WorkloadType.PROCESS)["properties"]["process"]["properties"]["restart"])
+    container = workload_schema(WorkloadType.CONTAINER)["properties"]["container"]
+    assert "never" in container["properties"]["restart_policy"]["enum"]

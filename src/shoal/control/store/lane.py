@@ -37,8 +37,9 @@ MAX_WAITING = 10_000
 MAX_TOGETHER = 1000
 """Orders that are handed over together: enough to share a commit, few enough to bound the time that one takes."""
 
-PATIENCE = 15.0
-"""Seconds until a caller is told that the store does not answer."""
+PATIENCE = 7.0
+"""Seconds until a caller is told that the store does not answer. Well below the ten seconds that clients wait for an
+answer: else they would learn nothing but that there was none."""
 
 Perform = Callable[[Sequence[Order]], Sequence[Answer | Exception]]
 

@@ -150,7 +150,11 @@ class _PostgresDatabase:
                 f"{self.where}: the connection broke during the commit; whether it was stored is not known: {sentence}",
                 outcome="unknown",
             )
-        return UnavailableError(f"{self.where}: {sentence}", sqlstate=state or "")
+        return UnavailableError(
+            f"{self.where}: {sentence}",
+            hint="check that PostgreSQL runs there, and the URL given as --database or SHOAL_DATABASE",
+            sqlstate=state or "",
+        )
 
     def _clean(self, sentence: str) -> str:
         line = " ".join(sentence.split())

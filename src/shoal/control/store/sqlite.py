@@ -32,6 +32,7 @@ from shoal.core.errors import (
     ShoalError,
     UnavailableError,
 )
+from shoal.core.private_files import make_data_directory
 
 MEMORY = ":memory:"
 
@@ -86,7 +87,7 @@ class _SqliteDatabase:
         if self.inline:
             return
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_data_directory(self._path.parent)
             self._lock = _take_lock(self._path)
             # Specs hold what people put into environments: nobody else need read them.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.core.clock import Clock
@@ -178,6 +178,7 @@ class KeeperLink:
         self._runs: dict[str, RunRecord] = {}
         #: Grows with every connection: what was asked of an earlier keeper may have been forgotten with it.
         self.connections = 0
+        self._keeper_pid: object = None
         #: Why there is no connection.
         self.trouble = "not opened"
         self.closed = False
@@ -310,6 +311,7 @@ class KeeperLink:
             reading.cancel()
             connection.close()
             raise
+        self._tell_of_another_keeper(connection.hello.get("pid"), listed)
         for run_id in self._runs.keys() - listed.keys():
             del self._runs[run_id]
         for record in listed.values():
@@ -320,6 +322,19 @@ class KeeperLink:
         if not self.serves_in_full:
             log.warning("the keeper speaks version %s; it can only be wound down", connection.hello["version"])
         self._notify()
+
+    def _tell_of_another_keeper(self, pid: object, listed: Mapping[str, RunRecord]) -> None:
+        """Nobody else says so: a keeper that was killed is replaced at once, and only what it kept shows it."""
+        before, self._keeper_pid = self._keeper_pid, pid
+        if before is None or before == pid:
+            return
+        lost = sum(
+            known.exit is None and (after := listed.get(run_id)) is not None and after.exit is not None
+            for run_id, known in self._runs.items()
+        )
+        log.warning(
+            "the keeper (pid %s) is gone, another one (pid %s) took over; %d runs ended with it", before, pid, lost
+        )
 
     async def _connect_or_launch(self) -> KeeperConnection:
         trouble: Exception = UnavailableError("no keeper answers")
@@ -343,6 +358,7 @@ class KeeperLink:
     async def _replace_keeper(self, connection: KeeperConnection) -> None:
         with contextlib.suppress(ShoalError):
             await connection.call("shutdown", timeout=CALL_TIMEOUT)
+            self._keeper_pid = None
             self._drop("a keeper of another version is being replaced")
 
     def _drop(self, trouble: str) -> None:

@@ -21,6 +21,8 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.core.private_files import make_data_directory
+
 _BLOCK = 4096
 STREAMS = ("out", "err")
 
@@ -40,7 +42,7 @@ class KeeperFiles:
 
     def make(self) -> None:
         """Make every directory that is not there yet."""
-        self.data_dir.mkdir(parents=True, exist_ok=True)
+        make_data_directory(self.data_dir)
         self.home.mkdir(mode=0o700, exist_ok=True)
         self.runs.mkdir(mode=0o700, exist_ok=True)
         self.pipes.mkdir(mode=0o700, exist_ok=True)

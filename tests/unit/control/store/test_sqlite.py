@@ -150,7 +150,7 @@ async def test_a_database_of_a_newer_program(path):
 
 async def test_a_place_that_cannot_be(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UnavailableError, match="cannot be opened"):
+    with pytest.raises(UnavailableError, match="cannot be used: not a directory"):
         await SqliteStore(tmp_path / "file" / "control.db", decode_spec=decode_spec).open()
 
 
