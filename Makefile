@@ -41,8 +41,11 @@ demo: .venv/.stamp-runtime
 services: .venv/.stamp-dev
 	@scripts/services.sh
 
+# One more than there are cores, because tests of real processes wait more than they work; four are enough.
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
+
 test: .venv/.stamp-dev services
-	$(BIN)/pytest tests --ignore=tests/long -n auto --maxprocesses=4 --dist=worksteal $(ARGS)
+	$(BIN)/pytest tests --ignore=tests/long -n $(WORKERS) --dist=worksteal $(ARGS)
 
 test-long: .venv/.stamp-dev services
 	$(BIN)/pytest tests/long --hypothesis-profile=long $(ARGS)

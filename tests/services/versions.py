@@ -14,6 +14,8 @@ import psycopg
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import Message
 
+from shoal.control.store.migrate import find_migrations
+
 VERSIONS = Path(__file__).resolve().parent.parent / "golden" / "versions"
 
 
@@ -102,3 +104,9 @@ _POOLS: dict[Path, descriptor_pool.DescriptorPool] = {}
 def recorded_versions() -> list[RecordedVersion]:
     """Every version there is a recording of, oldest first."""
     return [RecordedVersion(path) for path in sorted(VERSIONS.iterdir(), key=lambda path: int(path.name))]
+
+
+def version_before() -> RecordedVersion:
+    """The newest recorded version whose formats are older than this program's: what it is upgraded from."""
+    now = len(find_migrations("sqlite"))
+    return [each for each in recorded_versions() if each.numbers["format"] < now][-1]

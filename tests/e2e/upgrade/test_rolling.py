@@ -16,11 +16,11 @@ import pytest
 
 from tests.e2e.fleet.drill import insist, process, until, until_status
 from tests.e2e.upgrade.processes import Machines, pids_of, port
-from tests.services.versions import recorded_versions
+from tests.services.versions import version_before
 
 pytestmark = pytest.mark.e2e
 
-BEFORE = recorded_versions()[-1]
+BEFORE = version_before()
 
 
 class Wishes:

@@ -7,12 +7,12 @@ import pytest
 from shoal.core.errors import ShoalError
 from tests.e2e.fleet.drill import process, until, until_gone, until_status
 from tests.e2e.upgrade.processes import Machines, pids_of, port
-from tests.services.versions import recorded_versions
+from tests.services.versions import version_before
 
 pytestmark = pytest.mark.e2e
 
 #: The version before this one; older ones are upgraded step by step.
-BEFORE = recorded_versions()[-1]
+BEFORE = version_before()
 
 
 async def live(control, agent_data) -> None:
