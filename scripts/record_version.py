@@ -380,6 +380,9 @@ async def live(client: Client, hollow: HollowFleet) -> None:
     await until(lambda: _has_status(client, "gone", "Running"))
     await client.delete("gone")
     await until(lambda: _is_gone(client, "gone"))
+    # Left alone it would be tried again some time, and the picture would not be what is in the dump.
+    await client.set_desired_state("broken", DesiredState.STOPPED)
+    await until(lambda: _has_status(client, "broken", "Stopped"))
     await client.summary()
     await client.list_events(limit=5, newest=True)
     async with contextlib.aclosing(client.watch_events(after=0)) as events:
