@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from shoal.control.facts import NodeFacts
@@ -186,28 +186,16 @@ class Fleet:
 
     def _make_facts(self, node_id: NodeId) -> NodeFacts:
         node = self.nodes[node_id]
-        reserved = Resources()
-        ports: set[tuple[int, str]] = set()
-        tenants: dict[WorkloadId, Mapping[str, str]] = {}
-        for workload_id in self._owned.get(node_id, ()):
-            record = self.workloads[workload_id]
-            if not holds_reservation(record, self.observations.get(workload_id)):
-                continue
-            reserved += record.reserved
-            ports.update(parse_port(port) for port in record.reserved_ports)
-            tenants[workload_id] = record.spec.labels
-        for workload_id in self._left_on.get(node_id, ()):
-            record = self.workloads[workload_id]
-            if is_held(record, node_id):  # two copies for a while, and room for both
-                reserved += record.reserved
-                ports.update(parse_port(port) for port in record.reserved_ports)
-                tenants[workload_id] = record.spec.labels
+        owned = (self.workloads[each] for each in self._owned.get(node_id, ()))
+        left = (self.workloads[each] for each in self._left_on.get(node_id, ()))
+        tenants = [each for each in owned if holds_reservation(each, self.observations.get(each.workload_id))]
+        tenants += [each for each in left if is_held(each, node_id)]  # two copies for a while, and room for both
         return NodeFacts(
             spec=node.spec,
             state=node.state,
-            reserved=reserved,
-            ports=frozenset(ports),
-            tenants=tenants,
+            reserved=Resources.total(each.reserved for each in tenants),
+            ports=frozenset(parse_port(port) for each in tenants for port in each.reserved_ports),
+            tenants={each.workload_id: each.spec.labels for each in tenants},
             cordoned=node.wish is NodeWish.CORDONED,
         )
 
@@ -248,8 +236,12 @@ class Fleet:
             self._moving.discard(before.workload_id)
 
     def _put_observation(self, observation: Observation) -> None:
-        self.observations[observation.status.workload_id] = observation
-        self._facts.pop(observation.node_id, None)
+        workload_id = observation.status.workload_id
+        before, record = self.observations.get(workload_id), self.workloads.get(workload_id)
+        self.observations[workload_id] = observation
+        # Most news change nothing about the room on a node, and to count it again takes a while.
+        if record is not None and holds_reservation(record, before) != holds_reservation(record, observation):
+            self._facts.pop(record.node_id or observation.node_id, None)
 
     def _drop_observation(self, workload_id: WorkloadId) -> None:
         observation = self.observations.pop(workload_id, None)
