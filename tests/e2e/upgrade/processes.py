@@ -111,7 +111,9 @@ class Machines:
         target = self.folder / str(version)
         if not target.exists():
             with tarfile.open(version.folder / "program.tar.xz") as archive:
-                archive.extractall(target, filter="data")
+                # Older maintenance releases of Python 3.11 do not know filters, newer Pythons want one.
+                safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+                archive.extractall(target, **safely)
         return target
 
 
