@@ -116,8 +116,9 @@ def _settle_simply(asked: PlacementRequest, fleet: dict[NodeId, NodeFacts], stra
             continue
         share = rank.reserved_share(weighed.spec.capacity, weighed.reserved, asked.spec.request)
         cpu = weighed.spec.capacity.cpu_millicores or rank.LEAST_MILLICORES
-        crowd = cpu / (cpu + rank.LEAST_MILLICORES * len(weighed.tenants))
-        total = 100.0 * (share if strategy is Strategy.BINPACK else (1.0 - share) * crowd)
+        crowded = cpu + rank.LEAST_MILLICORES * len(weighed.tenants)
+        # In the order in which it is worked out there: the last digit depends on it.
+        total = 100.0 * share if strategy is Strategy.BINPACK else 100.0 * (1.0 - share) * cpu / crowded
         for rule in asked.spec.placement.affinities:
             if not rule.required:
                 found = count_simply(rule, weighed, asked, fleet.values())
