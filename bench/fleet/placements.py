@@ -53,14 +53,15 @@ async def place(here: Stage, *, count: int, prefix: str) -> Placements:
         async with asyncio.TaskGroup() as wishes:
             for number in range(count):
                 wishes.create_task(wish(number))
-            done = wishes.create_task(_wait_assigned(here, before + count))
+        # Not earlier: what is not accepted has no node, and each look reads the whole table while others write it.
+        done = await _wait_assigned(here, before + count)
         shares = control.share(), load.share()
     except* ShoalError as errors:
         raise errors.exceptions[0] from None
     finally:
         await channel.close()
     overcommitted = sum(1 for owned in here.assigned().values() if owned > PER_NODE)
-    return Placements(count / (done.result() - accepted[0]), overcommitted, *shares)
+    return Placements(count / (done - accepted[0]), overcommitted, *shares)
 
 
 async def _ask(channel: Channel, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:

@@ -12,6 +12,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from functools import partial
 
 from shoal.control.facts import NodeFacts
 from shoal.control.moves import is_held
@@ -302,11 +303,10 @@ class Ledger:
         if batch.is_empty():
             return
         await self.settle()
-        committing = asyncio.ensure_future(self._commit(batch))
         try:
-            await asyncio.shield(committing)
-        except asyncio.CancelledError:
-            committing.add_done_callback(_retrieve)
+            await self.store.commit(batch, settled=partial(self._settled, batch))
+        except UnavailableError as error:
+            error.hint = error.hint or (_way_to_look(batch) if _is_unknown(error) else _LATER)
             raise
 
     async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
@@ -349,18 +349,20 @@ class Ledger:
         for reloaded in self._reload_listeners:
             reloaded()
 
-    async def _commit(self, batch: Batch) -> None:
-        try:
-            events = await self.store.commit(batch)
-        except UnavailableError as error:
-            unknown = error.facts.get("outcome") == "unknown"
-            self._doubtful = self._doubtful or unknown
-            error.hint = error.hint or (_way_to_look(batch) if unknown else _LATER)
-            raise
+    def _settled(self, batch: Batch, outcome: tuple[Event, ...] | Exception) -> None:
+        """Memory follows the store, whether or not the caller still waits."""
+        if isinstance(outcome, Exception):
+            self._doubtful = self._doubtful or _is_unknown(outcome)
+            return
         self.fleet.take(batch)
         self._on_commit(batch)
         for listener in self._listeners:
-            listener(events)
+            listener(outcome)
+
+
+def _is_unknown(error: Exception) -> bool:
+    """Whether what it is about may have been stored all the same."""
+    return isinstance(error, UnavailableError) and error.facts.get("outcome") == "unknown"
 
 
 _LATER = "the control plane cannot write now; what runs goes on, so ask again later"

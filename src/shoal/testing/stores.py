@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot, Store
+from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Settled, Snapshot, Store
 from shoal.core.clock import Clock
 from shoal.core.errors import NotLeaderError, UnavailableError
 from shoal.model.events import Event
@@ -43,15 +43,18 @@ class KeptStore:
         self._check()
         return await self._inner.load()
 
-    async def commit(self, batch: Batch) -> tuple[Event, ...]:
+    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch."""
         await self.answers.wait()
         self._check()
-        events = await self._inner.commit(batch)
-        if self.lose_next_answer:
-            self.lose_next_answer = False
-            raise UnavailableError("the connection broke during the commit", outcome="unknown")
-        return events
+        if not self.lose_next_answer:
+            return await self._inner.commit(batch, settled=settled)
+        self.lose_next_answer = False
+        await self._inner.commit(batch)
+        lost = UnavailableError("the connection broke during the commit", outcome="unknown")
+        if settled is not None:
+            settled(lost)
+        raise lost
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
@@ -119,10 +122,10 @@ class SharedStore(KeptStore):
         self._clock = clock
         self._reign: tuple[str, int] | None = None
 
-    async def commit(self, batch: Batch) -> tuple[Event, ...]:
+    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch, unless the term that was won here is over."""
         await self.ping()
-        return await super().commit(batch)
+        return await super().commit(batch, settled=settled)
 
     async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Renew, or take over what has ended; else say who leads."""

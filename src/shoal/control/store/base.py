@@ -11,7 +11,7 @@ conformance suite (`shoal.testing.suites.store.StoreSuite`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -103,6 +103,10 @@ class Leader:
     expires_in: float
 
 
+Settled = Callable[[tuple[Event, ...] | Exception], None]
+"""Told what became of a batch: its events, or why there are none."""
+
+
 class Store(Protocol):
     """Where desired state lives."""
 
@@ -114,8 +118,11 @@ class Store(Protocol):
         """Read everything."""
         ...
 
-    async def commit(self, batch: Batch) -> tuple[Event, ...]:
+    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors.
+
+        A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
+        before the caller goes on and also when there is none any more. What was never begun is not settled.
 
         Raises `ConflictError` when a version moved, `ExhaustedError` when there is no room on the disk or in the
         queue, `UnavailableError` when the store cannot be reached; then nothing of the batch is stored, or (the fact

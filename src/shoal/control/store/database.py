@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection, Transaction, exc
 
 from shoal.control.store import sql
-from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Snapshot
+from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Settled, Snapshot
 from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
 from shoal.control.store.leadership import Candidate, Leadership
 from shoal.control.store.migrate import find_migrations, migrate
@@ -234,17 +234,14 @@ class SqlStore:
             patience=SLOW_PATIENCE,
         )
 
-    async def commit(self, batch: Batch) -> tuple[Event, ...]:
-        """Apply a batch durably and return its events with their cursors.
-
-        A caller that is cancelled while it waits does not take its batch back.
-        """
+    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
+        """Apply a batch durably and return its events with their cursors."""
         if self._writing is None:
             raise _not_open()
         if batch.is_empty():
             return ()
         with tracing.span("store.commit", workloads=len(batch.workloads), events=len(batch.events)):
-            return await self._writing.submit(batch)
+            return await self._writing.submit(batch, settled=settled)
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""

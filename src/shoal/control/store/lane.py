@@ -37,11 +37,18 @@ MAX_WAITING = 10_000
 MAX_TOGETHER = 1000
 """Orders that are handed over together: enough to share a commit, few enough to bound the time that one takes."""
 
+GATHER_SECONDS = 0.003
+"""How long the thread waits for more after orders that came together: where two come at once there are many, and a
+commit costs the same for all. A single order never waits."""
+
 PATIENCE = 7.0
 """Seconds until a caller is told that the store does not answer. Well below the ten seconds that clients wait for an
 answer: else they would learn nothing but that there was none."""
 
 Perform = Callable[[Sequence[Order]], Sequence[Answer | Exception]]
+
+Settled = Callable[[Answer | Exception], None]
+"""Told on the event loop what became of an order, before its caller is, and also when that one has gone away."""
 
 
 class Lane(Protocol[Order_contra, Answer_co]):
@@ -51,7 +58,7 @@ class Lane(Protocol[Order_contra, Answer_co]):
         """Begin. Called on the event loop that will submit."""
         ...
 
-    async def submit(self, order: Order_contra) -> Answer_co:
+    async def submit(self, order: Order_contra, *, settled: Callable[[Any], None] | None = None) -> Answer_co:
         """Hand over an order and wait for its answer. A caller that is cancelled does not take its order back."""
         ...
 
@@ -76,11 +83,13 @@ class InlineLane(Generic[Order, Answer]):
         """Begin."""
         self._open = True
 
-    async def submit(self, order: Order) -> Answer:
+    async def submit(self, order: Order, *, settled: Settled[Answer] | None = None) -> Answer:
         """Do it now; other tasks get their turn first, as they would with a thread."""
         await asyncio.sleep(0)
         self._check_open()
         answer = self._perform([order])[0]
+        if settled is not None:
+            settled(answer)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -111,7 +120,22 @@ class _Entry:
     future: asyncio.Future[Any]
     #: When its caller loses patience, by the loop's clock.
     until: float
+    settled: Callable[[Any], None] | None = None
     taken: bool = False
+
+    def finish(self, outcome: Any) -> None:
+        """Tell what became of it."""
+        if self.settled is not None:
+            try:
+                self.settled(outcome)
+            except Exception as error:  # noqa: BLE001 its caller hears of it; the others' turn comes all the same
+                outcome = error
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
 
 
 class ThreadLane(Generic[Order, Answer]):
@@ -146,6 +170,7 @@ class ThreadLane(Generic[Order, Answer]):
         self._wake = threading.Condition(threading.Lock())
         self._queue: deque[_Entry] = deque()
         self._closing = True
+        self._told_to_end = threading.Event()
         # Of the event loop alone.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -157,12 +182,13 @@ class ThreadLane(Generic[Order, Answer]):
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
         self._closing = False
+        self._told_to_end.clear()
         # A daemon: what was acknowledged is stored, so a process may end without waiting for the rest.
         threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True).start()
 
-    async def submit(self, order: Order) -> Answer:
+    async def submit(self, order: Order, *, settled: Settled[Answer] | None = None) -> Answer:
         """Queue an order and wait for its answer."""
-        answer: Answer = await self._enqueue(order, is_job=False, patience=self._patience)
+        answer: Answer = await self._enqueue(order, is_job=False, patience=self._patience, settled=settled)
         return answer
 
     async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
@@ -178,6 +204,7 @@ class ThreadLane(Generic[Order, Answer]):
         with self._wake:
             self._closing = True
             self._wake.notify()
+        self._told_to_end.set()
         if not await _done_within(ended, self._patience):
             self._cut_off()
             if not await _done_within(ended, self._patience):
@@ -192,7 +219,9 @@ class ThreadLane(Generic[Order, Answer]):
     # -----------------------------------------------------------------------------------------------------
     # On the event loop
 
-    def _enqueue(self, work: Any, *, is_job: bool, patience: float) -> asyncio.Future[Any]:
+    def _enqueue(
+        self, work: Any, *, is_job: bool, patience: float, settled: Callable[[Any], None] | None = None
+    ) -> asyncio.Future[Any]:
         loop = self._loop
         if self._closing or loop is None:
             raise _closed()
@@ -202,7 +231,7 @@ class ThreadLane(Generic[Order, Answer]):
                 hint="the database cannot keep up; try again later",
                 waiting=len(self._queue),
             )
-        entry = _Entry(work, is_job, loop.create_future(), loop.time() + patience)
+        entry = _Entry(work, is_job, loop.create_future(), loop.time() + patience, settled)
         self._unanswered[entry] = None
         with self._wake:
             self._queue.append(entry)
@@ -213,13 +242,9 @@ class ThreadLane(Generic[Order, Answer]):
 
     def _answer(self, entries: Sequence[_Entry], answers: Sequence[Any]) -> None:
         for entry, answer in zip(entries, answers, strict=True):
-            self._unanswered.pop(entry, None)
-            if entry.future.done():
-                continue
-            if isinstance(answer, Exception):
-                entry.future.set_exception(answer)
-            else:
-                entry.future.set_result(answer)
+            if entry in self._unanswered:  # else it was told that it waited too long
+                del self._unanswered[entry]
+                entry.finish(answer)
 
     def _look(self) -> None:
         """Answer those who have waited too long, and cut off what they wait for."""
@@ -231,8 +256,7 @@ class ThreadLane(Generic[Order, Answer]):
                 self._queue = deque(entry for entry in self._queue if entry not in dropped)
         for entry in late:
             del self._unanswered[entry]
-            if not entry.future.done():
-                entry.future.set_exception(_late(known=entry in dropped or entry.is_job))
+            entry.finish(_late(known=entry in dropped or entry.is_job))
         if late:
             log.warning("%s does not answer; %d callers were told", self._name, len(late))
         # What only waited behind others says nothing about the call under way: that one may have more patience.
@@ -258,6 +282,8 @@ class ThreadLane(Generic[Order, Answer]):
                 answers = self._perform_safely([entry.work for entry in entries])
             if not _tell(loop, self._answer, entries, answers):
                 break
+            if len(entries) > 1:
+                self._told_to_end.wait(GATHER_SECONDS)
         _run(self._farewell)
         _tell(loop, self._end)
 

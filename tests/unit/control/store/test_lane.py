@@ -132,6 +132,43 @@ async def test_an_error_of_the_thread_reaches_everybody_and_ends_nothing(desk, m
     assert await new.submit("b") == "b done"
 
 
+async def test_whoever_goes_away_leaves_somebody_who_is_told(desk, make):
+    new, told = make(), []
+    first = await shut(desk, new)
+    gone = asyncio.ensure_future(new.submit("a", settled=told.append))
+    other = asyncio.ensure_future(new.submit("b", settled=told.append))
+    await asyncio.sleep(0)
+    gone.cancel()
+    desk.open.set()
+    assert [await first, await other] == ["first done", "b done"]
+    assert gone.cancelled()
+    assert told == ["a done", "b done"]
+
+
+async def test_the_caller_goes_on_after_the_one_who_is_told_and_hears_of_its_mishap(desk, make):
+    new, told = make(), []
+
+    def mishap(_outcome):
+        told.append("mishap")
+        raise InternalError("a bug")
+
+    outcomes = await asyncio.gather(
+        new.submit("a", settled=mishap), new.submit("b", settled=told.append), return_exceptions=True
+    )
+    assert isinstance(outcomes[0], InternalError)
+    assert outcomes[1] == "b done"
+    assert told == ["mishap", "b done"]
+
+
+async def test_what_came_too_late_is_settled_once(desk, make):
+    new, told = make(patience=0.05), []
+    desk.open.clear()
+    with pytest.raises(UnavailableError):
+        await new.submit("first", settled=told.append)
+    assert await new.run(lambda: "goes on", patience=60) == "goes on"
+    assert [type(each) for each in told] == [UnavailableError]
+
+
 async def test_stopping_finishes_the_queue(desk, make):
     new = make()
     first = await shut(desk, new)
