@@ -151,10 +151,10 @@ async def measure_more_nodes(scale: Scale, note: Note) -> dict[str, float]:
         ready = loop.time() - begun
         await beats.spread(here, scale.interval)
         seen = await beats.steady(here, scale.steady)
-        memory = here.memory
+        memory, not_ready = here.memory, await _not_ready(here)
         further = [rate for rate in scale.rates if rate > seen.per_second]
         held, failed = await beats.highest(here, further, scale.each_rate)
-        note(_what_breaks(scale, seen, held, failed, memory=memory, not_ready=await _not_ready(here)))
+        note(_what_breaks(scale, seen, held, failed, memory=memory, not_ready=not_ready))
         return {
             "more_ready": ready,
             "more_beats": seen.per_second,
