@@ -34,7 +34,7 @@ def problems_of(path: Path) -> Iterator[str]:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a person wrote it: not generated, and not in a hidden folder such as bench/.peers."""
+    """Whether a person wrote it: not generated, and not in a hidden folder."""
     hidden = any(part.startswith(".") for part in path.relative_to(ROOT).parts)
     return not hidden and not path.is_relative_to(GENERATED)
 

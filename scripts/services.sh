@@ -23,7 +23,21 @@ if [ "$(id -u)" = 0 ]; then
     command -v iptables >/dev/null || missing+=(iptables)
 fi
 
+# Kafka: Java to run it, Maven to fetch it.
+if [ -z "${SHOAL_TEST_KAFKA:-}" ]; then
+    command -v java >/dev/null || missing+=(default-jre-headless)
+    command -v mvn >/dev/null || missing+=(maven)
+fi
+
+fetch_kafka() {
+    if [ -n "${SHOAL_TEST_KAFKA:-}" ] || ! command -v java >/dev/null || ! command -v mvn >/dev/null; then
+        return
+    fi
+    "$(dirname "$0")/fetch_kafka.sh" >/dev/null || echo "services: Kafka could not be fetched" >&2
+}
+
 if [ ${#missing[@]} -eq 0 ]; then
+    fetch_kafka
     exit 0
 fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -33,3 +47,4 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
 else
     echo "services: not installed: ${missing[*]}; their tests are skipped (on Debian: apt-get install ${missing[*]})" >&2
 fi
+fetch_kafka

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from shoal.core import faults
+from tests.services.kafka import kafka_broker, stop_broker
 from tests.services.postgres import postgres_server, postgres_url
 
-__all__ = ["postgres_server", "postgres_url"]
+__all__ = ["kafka_broker", "postgres_server", "postgres_url"]
 
 # The suites live in the package; this makes their assertions tell what they compared.
 pytest.register_assert_rewrite("shoal.testing.suites")
@@ -33,6 +34,13 @@ settings.load_profile("shoal")
 def pytest_sessionstart() -> None:
     """Say that there is no event loop yet: else the first plug-in that asks for one makes one and forgets it."""
     asyncio.set_event_loop(None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop what all workers shared; the workers themselves do not come this far with it."""
+    base = getattr(getattr(config, "_tmp_path_factory", None), "_basetemp", None)
+    if base is not None and "PYTEST_XDIST_WORKER" not in os.environ:
+        stop_broker(base)
 
 
 @pytest.fixture(autouse=True)

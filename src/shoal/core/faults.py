@@ -34,6 +34,20 @@ POINTS: dict[str, str] = {
     "agent.forget.before": "a removed workload is about to be forgotten",
     "keeper.spawn.after": "the keeper started a child and has not answered yet",
     "keeper.exit.before": "a child ended and its exit is not yet on disk",
+    "dataflow.snapshot.before": "a task has all barriers of a checkpoint and has snapshotted nothing",
+    "dataflow.snapshot.after": "a task has snapshotted and passed the barrier on; the coordinator has not heard of it",
+    "dataflow.prepare.before": "a sink is about to write ahead what belongs to a checkpoint",
+    "dataflow.prepare.after": "a sink has written ahead; the checkpoint is not complete",
+    "dataflow.manifest.before": "every task's part of a checkpoint is written, its manifest is not",
+    "dataflow.manifest.after": "a checkpoint is complete; no sink was told",
+    "dataflow.commit.before": "a sink was told that a checkpoint is complete and has made nothing visible",
+    "dataflow.commit.after": "a sink has made a checkpoint's output visible; the coordinator has not heard of it",
+    "topics.append.before": "records are about to be written to a segment",
+    "topics.append.written": "records are in a segment; no entry of the journal names them",
+    "topics.append.after": "an append is visible; its caller has no answer",
+    "topics.commit.before": "a transaction is about to be committed",
+    "topics.entry.appended": "an entry is in the journal; its author has not read whether it counts",
+    "topics.roll.before": "a journal has ended and the next one is not made yet",
 }
 """Every point there is, with what is true when it is reached."""
 

@@ -1,0 +1,140 @@
+"""Records as JSON objects. Called through `shoal.topics.codecs`; calls arro3, which is quick both ways."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.topics.codecs.base import Decoded, Encoded, numbers, one_batch, poison, reason_of, unfit, without
+
+_SUSPICIOUS = np.zeros(256, bool)
+_SUSPICIOUS[list(b"{ \t\r")] = True
+
+
+class JsonCodec:
+    """One JSON object in each record.
+
+    Nulls are left out when writing unless `nulls` is set; bytes are written in hexadecimal, times as RFC 3339. When
+    reading, a whole number may be written as text, and the fraction of a number is cut off where the schema asks for
+    a whole one. Objects in which a name stands twice count with the last.
+    """
+
+    name = "json"
+
+    def __init__(self, *, nulls: bool = False) -> None:
+        self._nulls = nulls
+
+    def decode(self, batch: Any, schema: Any) -> Decoded:
+        """All records at once; when that fails, halves of them, until what is left is the poison."""
+        values = batch.column(batch.schema.get_field_index("value"))
+        whole = _joined(values.fill_null(b"") if values.null_count else values)
+        bad = _not_one_object(values, whole)
+        kept = without(len(values), bad)
+        parts: list[Any] = []
+        worse: dict[int, str] = {}
+        if bad:
+            _decode_objects(values.take(kept), None, schema, start=0, parts=parts, bad=worse)
+        else:
+            _decode_objects(values, whole, schema, start=0, parts=parts, bad=worse)
+        for at, reason in worse.items():
+            bad[kept[at].as_py()] = reason
+        good = without(len(values), bad) if worse else kept
+        return Decoded(one_batch(parts, schema), good, poison(batch, bad))
+
+    def encode(self, rows: Any) -> Encoded:
+        """All rows at once."""
+        from arro3.io import write_ndjson
+
+        sink = io.BytesIO()
+        try:
+            write_ndjson(pa.Table.from_batches([rows]), sink, explicit_nulls=self._nulls)
+        except Exception as error:
+            raise unfit(rows.schema, f"must be of types that JSON can hold ({reason_of(error)})") from error
+        return Encoded(_lines(sink.getvalue(), rows.num_rows), numbers(rows.num_rows))
+
+
+def _decode_objects(
+    values: Any, joined: bytes | None, schema: Any, *, start: int, parts: list[Any], bad: dict[int, str]
+) -> None:
+    """Decode values, of which the first has the number `start`: rows go to `parts`, poison goes to `bad`."""
+    if not len(values):
+        return
+    try:
+        table = _read_objects(_joined(values) if joined is None else joined, len(values), schema)
+        reason = "" if table.num_rows == len(values) else "not one JSON object"
+    except Exception as error:  # noqa: BLE001 - the library raises bare exceptions of its own
+        reason = reason_of(error)
+    if not reason:
+        parts.append(table)
+    elif len(values) == 1:
+        bad[start] = reason
+    else:
+        half = len(values) // 2
+        _decode_objects(values.slice(0, half), None, schema, start=start, parts=parts, bad=bad)
+        _decode_objects(values.slice(half), None, schema, start=start + half, parts=parts, bad=bad)
+
+
+def _read_objects(joined: bytes, count: int, schema: Any) -> Any:
+    from arro3.io import read_json
+
+    table = pa.table(read_json(io.BytesIO(joined), schema, batch_size=count + 1))
+    return table if table.schema.equals(schema) else table.cast(schema)
+
+
+def _joined(values: Any) -> bytes:
+    if not len(values):
+        return b""
+    lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    joined: bytes = pc.binary_join(lists, pa.scalar(b"\n", pa.binary()))[0].as_py()
+    return joined
+
+
+def _not_one_object(values: Any, whole: bytes) -> dict[int, str]:
+    """Records that are null, or hold two objects: the reader would count on, and give the rows of others to them.
+
+    Where no record holds two, as many objects as records means one in each. One that holds two has a closing brace
+    before an opening one; as that hardly ever is so, the whole is searched first for any way of writing it.
+    """
+    bad: dict[int, str] = {}
+    if values.null_count:
+        bad = dict.fromkeys(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist(), "no value")
+        values = values.fill_null(b"")
+    content = np.frombuffer(whole, np.uint8)
+    if np.count_nonzero(content == ord("\n")) == max(0, len(values) - 1) and not _has_brace_after_brace(content):
+        return bad
+    suspicious = pc.match_substring_regex(values, r"\}\s*\{").to_numpy(zero_copy_only=False)
+    for at in np.flatnonzero(suspicious).tolist():
+        if not _is_one_object(values[at].as_py()):
+            bad[at] = "not one JSON object"
+    return bad
+
+
+def _has_brace_after_brace(content: npt.NDArray[np.uint8]) -> bool:
+    """Whether a closing brace is followed by an opening one or by a space, after which one might come."""
+    after = np.flatnonzero(content == ord("}")) + 1
+    following = content[after[after < len(content)]]
+    return bool(_SUSPICIOUS[following].any())
+
+
+def _is_one_object(value: bytes) -> bool:
+    """Whether a text in which braces follow each other is one object, with the braces inside a string."""
+    try:
+        return isinstance(json.loads(value), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _lines(content: bytes, count: int) -> Any:
+    """The lines of a text as a binary Array, without their ends."""
+    bounds = np.array([0, len(content)], np.int32)
+    text = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bounds), pa.py_buffer(content)])
+    lines = pc.split_pattern(text, pattern="\n").values
+    if len(lines) != count + 1:
+        raise AssertionError("JSON has as many lines as there are rows")
+    return lines.slice(0, count)

@@ -1,0 +1,74 @@
+"""What lies in memory, as columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.topics.kafka import binding
+
+Values = st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=60)
+
+
+@given(values=Values, cut=st.tuples(st.integers(0, 20), st.integers(0, 20)))
+def test_bytes_are_read_from_where_they_lie(values: list[bytes | None], cut: tuple[int, int]) -> None:
+    column = pa.array(values, pa.binary()).slice(cut[0], max(1, len(values) - sum(cut)))
+    if not len(column):
+        return
+    read = binding.read_bytes(*binding.addresses_of(column))
+    read.validate(full=True)
+    assert read.equals(column)
+
+
+def test_an_empty_value_is_not_none() -> None:
+    places, sizes = binding.addresses_of(pa.array([b"", None, b""], pa.binary()))
+    assert (places != 0).tolist() == [True, False, True]
+    assert sizes.tolist() == [0, 0, 0]
+
+
+def test_values_that_lie_far_apart() -> None:
+    """In parts of the memory that no single buffer spans."""
+    near, far = np.full(50, 65, np.uint8), np.full(2**27, 66, np.uint8)
+    places = np.array([near.ctypes.data, far.ctypes.data, near.ctypes.data + 10])
+    assert np.ptp(places) > 2**31 or pytest.skip("the memory is laid out close together")
+    read = binding.read_bytes(places, np.array([20, 30, 5]))
+    assert read.to_pylist() == [b"A" * 20, b"B" * 30, b"A" * 5]
+
+
+def messages(*rows: dict[str, int]) -> Any:
+    made = np.zeros(len(rows), binding.MESSAGE)
+    for at, row in enumerate(rows):
+        for name, value in row.items():
+            made[name][at] = value
+    return made
+
+
+def test_structs_are_read_by_pointers() -> None:
+    made = messages({"offset": 5, "partition": 2}, {"offset": 6, "error": -191}, {"offset": 7, "size": 9})
+    first = binding.address_of(made)
+    pointers = np.array([first + 144, first, first + 72])
+    read = binding.read_messages(pointers)
+    assert read["offset"].tolist() == [7, 5, 6]
+    assert read["error"].tolist() == [0, 0, -191]
+    assert read["partition"].tolist() == [0, 2, 0]
+
+
+def test_headers_are_seen_behind_the_value() -> None:
+    content = np.frombuffer(b"value\0VALUE\2" + bytes(64), np.uint8).copy()
+    base = content.ctypes.data
+    found = binding.may_have_headers(
+        messages(
+            {"payload": base, "size": 5}, {"payload": base + 6, "size": 5}, {"payload": 0}, {"payload": base, "size": 0}
+        )
+    )
+    on_edge = [(base + 5) % 4096 == 0, (base + 11) % 4096 == 0]
+    assert found.tolist() == [on_edge[0], True, True, True]
+
+
+def test_it_works_where_tests_run() -> None:
+    assert binding.find() is not None
