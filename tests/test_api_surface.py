@@ -3,13 +3,69 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import shoal
+import shoal.topics
 from shoal.core.errors import ShoalError
 
-PUBLIC = ["ShoalError", "__version__"]
+PUBLIC = [
+    "AggregatingState",
+    "App",
+    "CheckpointSettings",
+    "Dataflow",
+    "FlowSettings",
+    "FunctionContext",
+    "ListState",
+    "MapState",
+    "Operator",
+    "PlanError",
+    "ProcessFunction",
+    "Record",
+    "ReducingState",
+    "ShoalError",
+    "Stream",
+    "Topic",
+    "ValueState",
+    "__version__",
+    "col",
+    "count",
+    "fn",
+    "lit",
+    "session",
+    "sliding",
+    "tumbling",
+]
+
+
+TOPICS = [
+    "FencedError",
+    "Fsync",
+    "KafkaSettings",
+    "KafkaTopics",
+    "LocalLogSettings",
+    "LocalTopics",
+    "LogFullError",
+    "Member",
+    "OffsetOutOfRangeError",
+    "Reader",
+    "RebalancedError",
+    "Reset",
+    "Retention",
+    "TopicPartition",
+    "Topics",
+    "Writer",
+    "codec",
+    "ensure_topic",
+    "records",
+    "start_offsets",
+]
 
 
 def test_the_public_names() -> None:
@@ -25,8 +81,41 @@ def test_what_they_are() -> None:
 def test_nothing_else_looks_public() -> None:
     program = (
         "import shoal, types\n"
-        "names = {n for n, v in vars(shoal).items() if not isinstance(v, types.ModuleType)} - {'annotations'}\n"
+        "names = {n for n in dir(shoal) if not isinstance(vars(shoal).get(n), types.ModuleType)} - {'annotations'}\n"
         "print(sorted(n for n in names if not n.startswith('_')))"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == str(sorted(name for name in PUBLIC if not name.startswith("_")))
+
+
+def test_a_stream_program_needs_one_import() -> None:
+    program = (
+        "from shoal import App, Stream, col, count, fn, lit, session, sliding, tumbling\n"
+        "stream = Stream.from_dicts([{'a': 1}]).filter(col('a') > lit(0)).select(b=fn.abs(col('a')))\n"
+        "print(stream.schema.names, App('x').id, tumbling(seconds=1).size, count(3).size)"
+    )
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "['b'] x 1000000 3"
+
+
+def test_the_public_names_of_topics() -> None:
+    assert sorted(shoal.topics.__all__) == TOPICS
+    assert all(getattr(shoal.topics, name) is not None for name in TOPICS)
+    assert [name for name in dir(shoal.topics) if name in TOPICS] == TOPICS
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(shoal.topics, "nothing")  # noqa: B009  so that no type checker minds
+
+
+def test_a_local_log_needs_no_kafka_client() -> None:
+    program = "from shoal.topics import LocalTopics, records; import sys; print('confluent_kafka' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(("module", "public"), [(shoal, PUBLIC), (shoal.topics, TOPICS)])
+def test_type_checkers_are_told_the_same_names(module: ModuleType, public: list[str]) -> None:
+    stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
+    told = set(re.findall(r" as (\w+)$", stub, flags=re.MULTILINE)) | set(
+        re.findall(r"^(\w+):", stub, flags=re.MULTILINE)
+    )
+    assert told - {"__all__"} == set(public)

@@ -1,18 +1,50 @@
 """Shoal runs a real-time machine-learning system on a fleet of node agents.
 
-The public face is what is named here; a test freezes it.
+The public face is what is named here; a test freezes it. Names are looked up when they are asked for: whoever writes a
+stream program pays for Arrow, and nobody else does. `__init__.pyi` beside it tells type checkers the same.
 """
 
 from __future__ import annotations
 
 from shoal.core.errors import ShoalError
 
-__all__ = ["ShoalError", "__version__"]
-
 __version__: str
 
+#: Where each public name lives.
+_HOMES: dict[str, str] = {
+    "AggregatingState": "shoal.dataflow.state.handles",
+    "App": "shoal.dataflow.api.app",
+    "CheckpointSettings": "shoal.dataflow.language.settings",
+    "Dataflow": "shoal.dataflow.api.app",
+    "FlowSettings": "shoal.dataflow.language.settings",
+    "FunctionContext": "shoal.dataflow.operators.process_function",
+    "ListState": "shoal.dataflow.state.handles",
+    "MapState": "shoal.dataflow.state.handles",
+    "Operator": "shoal.dataflow.operators.own_operator",
+    "PlanError": "shoal.dataflow.language.errors",
+    "ProcessFunction": "shoal.dataflow.operators.process_function",
+    "Record": "shoal.dataflow.language.record",
+    "ReducingState": "shoal.dataflow.state.handles",
+    "Stream": "shoal.dataflow.api.stream",
+    "Topic": "shoal.dataflow.api.topic",
+    "ValueState": "shoal.dataflow.state.handles",
+    "col": "shoal.dataflow.language.expressions",
+    "count": "shoal.dataflow.language.windows",
+    "fn": "shoal.dataflow.api.fn",
+    "lit": "shoal.dataflow.language.expressions",
+    "session": "shoal.dataflow.language.windows",
+    "sliding": "shoal.dataflow.language.windows",
+    "tumbling": "shoal.dataflow.language.windows",
+}
 
-def __getattr__(name: str) -> str:
+__all__ = [  # noqa: PLE0604  the lazy names are in the table above
+    "ShoalError",
+    "__version__",
+    *_HOMES,
+]
+
+
+def __getattr__(name: str) -> object:
     # Looked up when asked for: reading the metadata of a package takes longer than the rest of this import.
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
@@ -21,4 +53,14 @@ def __getattr__(name: str) -> str:
             return version("shoal")
         except PackageNotFoundError:  # run from a source tree that was never installed
             return "unknown"
+    if name in _HOMES:
+        import importlib
+
+        home = importlib.import_module(_HOMES[name])
+        globals()[name] = home if name == _HOMES[name].rpartition(".")[2] else getattr(home, name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

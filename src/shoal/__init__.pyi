@@ -1,0 +1,27 @@
+from shoal.core.errors import ShoalError as ShoalError
+from shoal.dataflow.api import fn as fn
+from shoal.dataflow.api.app import App as App
+from shoal.dataflow.api.app import Dataflow as Dataflow
+from shoal.dataflow.api.stream import Stream as Stream
+from shoal.dataflow.api.topic import Topic as Topic
+from shoal.dataflow.language.errors import PlanError as PlanError
+from shoal.dataflow.language.expressions import col as col
+from shoal.dataflow.language.expressions import lit as lit
+from shoal.dataflow.language.record import Record as Record
+from shoal.dataflow.language.settings import CheckpointSettings as CheckpointSettings
+from shoal.dataflow.language.settings import FlowSettings as FlowSettings
+from shoal.dataflow.language.windows import count as count
+from shoal.dataflow.language.windows import session as session
+from shoal.dataflow.language.windows import sliding as sliding
+from shoal.dataflow.language.windows import tumbling as tumbling
+from shoal.dataflow.operators.own_operator import Operator as Operator
+from shoal.dataflow.operators.process_function import FunctionContext as FunctionContext
+from shoal.dataflow.operators.process_function import ProcessFunction as ProcessFunction
+from shoal.dataflow.state.handles import AggregatingState as AggregatingState
+from shoal.dataflow.state.handles import ListState as ListState
+from shoal.dataflow.state.handles import MapState as MapState
+from shoal.dataflow.state.handles import ReducingState as ReducingState
+from shoal.dataflow.state.handles import ValueState as ValueState
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,150 @@
+"""The old form of stream programs: `@app.agent(topic)` over an async function or generator of single records.
+
+It still works, as a dataflow that calls the function record by record, and warns with the new form. Made by
+`shoal.dataflow.api.app`; `shoal.dataflow.api.migrate` rewrites whole programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import textwrap
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.core.errors import PreconditionError
+from shoal.dataflow.api.context import TopicSpec, is_preparing
+from shoal.dataflow.api.lifetime import in_own_thread
+from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.topic import VALUE, append_rows
+from shoal.dataflow.language.logical import Location
+from shoal.dataflow.language.record import Record
+
+
+def deprecation_text(function: Callable[..., Any], topic: str) -> str:
+    """The warning, with what to write instead."""
+    from shoal.dataflow.api.migrate import dataflow_form
+
+    name = getattr(function, "__name__", "process")
+    try:
+        form = dataflow_form(inspect.getsource(function))
+    except (OSError, TypeError):  # made where there is no text, as in a console
+        form = None
+    if form is None:
+        form = (
+            f"@app.dataflow({name!r})\ndef {name}():\n    return (\n        Stream.from_kafka({topic!r})\n"
+            '        .filter(col("…") > 0)\n        .to_kafka("results")\n    )'
+        )
+    return (
+        "@app.agent is deprecated. Use @app.dataflow instead. Agents are now worker nodes, not user code. "
+        f"The new form:\n\n{textwrap.indent(form, '    ')}\n\n"
+        "`shoal migrate my_app.py` prints it for a whole program."
+    )
+
+
+class Agent:
+    """A function over the records of a topic."""
+
+    #: The dataflow that runs it; set by the app that makes it.
+    dataflow: Any
+
+    def __init__(self, name: str, function: Callable[[Any], Any], topic: TopicSpec, at: Location | None) -> None:
+        self.name = name
+        self.topic = topic
+        self.at = at
+        self._function = function
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name} of {self.topic.name}>"
+
+    async def send(self, value: Any, key: Any = None) -> tuple[Any, ...]:
+        """Append a record to its topic; while the app does not run, call the function at once.
+
+        Then what the function yielded or returned is given back.
+        """
+        if self.dataflow.is_running:
+            row = value if isinstance(value, Mapping) else {VALUE: value}
+            await in_own_thread(lambda: append_rows(self.topic, [row], None if key is None else [key]))
+            return ()
+        return tuple(await results_of(self._function, value))
+
+    async def __call__(self, value: Any) -> tuple[Any, ...]:
+        """Call the function with one record."""
+        return tuple(await results_of(self._function, value))
+
+    def define(self, sink: TopicSpec | None) -> Any:
+        """The dataflow that does the same. Without a sink results go nowhere, as they did."""
+        records = Stream.from_topic(self.topic).records().flat_map(RecordCalls(self._function, keep=sink is not None))
+        return records.to_callback(_drop) if sink is None else records.to_topic(sink)
+
+    async def start(self, parallelism: int = 1) -> None:
+        """Start it alone."""
+        await self.dataflow.start(parallelism)
+
+    async def stop(self) -> Any:
+        """Stop it."""
+        return await self.dataflow.stop()
+
+
+def _drop(_batch: Any) -> None:
+    """Results that nobody asked for."""
+
+
+def as_argument(value: Any) -> Any:
+    """What an agent's function gets: a record, or the value itself of a topic that holds plain values."""
+    if not isinstance(value, Mapping):
+        return value
+    return value[VALUE] if len(value) == 1 and VALUE in value else Record(value)
+
+
+async def results_of(function: Callable[[Any], Any], value: Any) -> list[Any]:
+    """Everything that a function of any kind gives for one record."""
+    result = function(as_argument(value))
+    if inspect.isasyncgen(result):
+        return [each async for each in result]
+    if inspect.isawaitable(result):
+        result = await result
+    elif inspect.isgenerator(result):
+        return list(result)
+    return [] if result is None else [result]
+
+
+class _ThreadLoop:
+    """An event loop that is closed when its thread is over."""
+
+    def __init__(self) -> None:
+        self.runner: asyncio.Runner = asyncio.Runner()
+
+    def __del__(self) -> None:
+        self.runner.close()
+
+
+class RecordCalls:
+    """Calls an async function for each record of a task's thread, on an event loop of that thread."""
+
+    def __init__(self, function: Callable[[Any], Any], *, keep: bool) -> None:
+        self._function = function
+        self._keep = keep
+        self._loops = threading.local()
+        self.__name__ = getattr(function, "__name__", "agent")
+
+    def __call__(self, record: Any) -> list[Any]:
+        """What the function gives for a record; nothing when nobody wants it.
+
+        It is never tried with made-up records: agents may do anything to the world. So the first real ones decide.
+        """
+        if is_preparing():
+            raise PreconditionError("an agent is called with real records only")
+        mine: _ThreadLoop | None = getattr(self._loops, "mine", None)
+        if mine is None:
+            mine = self._loops.mine = _ThreadLoop()
+        results = mine.runner.run(results_of(self._function, record))
+        return results if self._keep else []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_function": self._function, "_keep": self._keep, "__name__": self.__name__}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._loops = threading.local()

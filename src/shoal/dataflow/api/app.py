@@ -1,0 +1,439 @@
+"""Apps: what a stream program is written in. Defining one runs nothing and connects to nothing.
+
+    app = App("shop", broker="localhost:9092")
+
+    @app.dataflow()
+    def totals():
+        orders = Stream.from_kafka("orders").filter(col("amount") > 5)
+        return orders.group_by("user").window(tumbling(seconds=60)).sum("amount").to_kafka("totals")
+
+    app.run()
+
+A dataflow's function is called when it is explained or started, and anew each time. `shoal.cli` runs apps by name;
+`shoal.dataflow.execution.engine` does the work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, overload
+
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
+from shoal.dataflow.api import context, legacy
+from shoal.dataflow.api.agents import Agent, deprecation_text
+from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
+from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all
+from shoal.dataflow.api.output import Output
+from shoal.dataflow.api.reading import make_schema
+from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.tables import Table
+from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
+from shoal.dataflow.language.elements import Schema
+from shoal.dataflow.language.errors import PlanError, near
+from shoal.dataflow.language.functions import find_location
+from shoal.dataflow.language.logical import EventTime, Location, Node, Source, rewrite, walk
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
+
+_DEFAULT_DIRECTORY = ".shoal"
+_LOG = "topics"
+_CHECKPOINTS = "checkpoints"
+_SCRATCH = "scratch"
+#: From the beginning of one checkpoint to the next, when nothing was said.
+_SECOND = 1.0
+
+
+class App:
+    """A stream program: topics, tables and dataflows that belong together.
+
+    A broker is the address of Kafka, or `KafkaSettings` with all that belongs to it (`shoal.topics`), or the directory
+    of a local log; without one it is a log below `data_dir`, for one machine. State and offsets are always exact; with
+    `exactly_once` sinks are, too: their rows appear with a checkpoint, and never twice.
+    """
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002  what users of such apps write
+        *,
+        broker: Broker | None = None,
+        data_dir: str | Path | None = None,
+        checkpoint_interval: Span | None = None,
+        exactly_once: bool = False,
+        settings: FlowSettings | None = None,
+        **others: Any,
+    ) -> None:
+        legacy.refuse_others("App", others, type(self), at=find_location())
+        if not id or not all(each.isalnum() or each in "._-" for each in id):
+            raise InvalidError([problem("id", id, "must be letters, digits, dots, dashes and underscores")], what="app")
+        said = context.launch() or context.Launch()
+        data_dir = said.data_dir or data_dir
+        chosen = launched_broker(said.broker, broker, group=id)
+        checkpoint_interval = said.checkpoint_interval or checkpoint_interval
+        exactly_once = exactly_once if said.exactly_once is None else said.exactly_once
+        self.id = id
+        self.data_dir = Path(data_dir) if data_dir is not None else Path(_DEFAULT_DIRECTORY) / id
+        self.broker = chosen or str(self.data_dir / _LOG)
+        self._settings = settings or FlowSettings()
+        self._checkpoint = CheckpointSettings(
+            directory=str(self.data_dir / _CHECKPOINTS),
+            interval=micros(_SECOND if checkpoint_interval is None else checkpoint_interval, "checkpoint_interval")
+            / 1e6,
+            exactly_once=exactly_once,
+        )
+        self._always_checkpoints = checkpoint_interval is not None or exactly_once
+        self._topics: dict[str, TopicSpec] = {}
+        self._tables: dict[str, Table] = {}
+        self._dataflows: dict[str, Dataflow] = {}
+        self._agents: dict[str, Agent] = {}
+
+    # -- what belongs to it -----------------------------------------------------------------------------------
+
+    @property
+    def dataflows(self) -> Mapping[str, Dataflow]:
+        """The dataflows by name, agents among them."""
+        return {**self._dataflows, **{name: agent.dataflow for name, agent in self._agents.items()}}
+
+    def settings_for(self, plan: Sequence[Node]) -> FlowSettings:
+        """How a plan of this app runs: with checkpoints if it has no end, or if they were asked for.
+
+        What has an end begins anew when it is run again; what has none goes on where it was.
+        """
+        sources = [node for node in walk(*plan) if isinstance(node, Source)]
+        endless = any(not node.connector.is_bounded for node in sources)
+        settings = replace(self._settings, scratch=self._settings.scratch or str(self.data_dir / _SCRATCH))
+        if settings.checkpoint is not None or not (endless or self._always_checkpoints):
+            return settings
+        return replace(settings, checkpoint=self._checkpoint)
+
+    def topic(
+        self,
+        name: str,
+        *,
+        schema: Schema | Mapping[str, Any] | None = None,
+        event_time: str = "",
+        disorder: Span = 0,
+        time_unit: str = "",
+        key: str = "",
+        codec: str = "json",
+        partitions: int = 1,
+        broker: Broker | None = None,
+        **others: Any,
+    ) -> Topic:
+        """What is known of a topic: its columns, its event time, its key.
+
+        It is made, where it is not there, when a dataflow that reads it starts. With its name alone, what was declared
+        before.
+        """
+        at = find_location()
+        legacy.refuse_others("app.topic", others, App.topic, at=at)
+        said = (schema, event_time, disorder, time_unit, key, codec, partitions, broker)
+        if name in self._topics and said == (None, "", 0, "", "", "json", 1, None):
+            return Topic(self._topics[name])  # asked for, not declared anew
+        time = EventTime(event_time, micros(disorder, "disorder", at=at), time_unit)
+        made = None if schema is None else make_schema(schema, at=at)
+        place = name_broker(broker, group=self.id, own=self.broker, at=at) if broker else self.broker
+        spec = TopicSpec(name, place, self.id, made, time, codec, key, partitions)
+        self._topics[name] = spec
+        return Topic(spec)
+
+    def table(
+        self,
+        name: str,
+        source: Stream | Topic | str | None = None,
+        *,
+        key: str | Sequence[str] = (),
+        **others: Any,
+    ) -> Table:
+        """A table: the newest row for each key of a stream or a topic, for `stream.join(table, on=…)`.
+
+        Without a source it is a mapping that the app's agents share, in the memory of this process.
+        """
+        at = find_location()
+        legacy.refuse_others("app.table", others, App.table, at=at)
+        keys = (key,) if isinstance(key, str) and key else tuple(key)
+        stream: Stream | None
+        if isinstance(source, str | Topic):
+            with context.defining(self._definition()):
+                stream = Stream.from_topic(source if isinstance(source, str) else source.spec)
+        else:
+            stream = source
+        if stream is not None and not keys:
+            raise PlanError(
+                [problem(f"table {name}", None, "needs a key")], at=at, hint='app.table("users", …, key="id")'
+            )
+        self._tables[name] = Table(name, stream, keys)
+        return self._tables[name]
+
+    def stream(self, topic: str | Topic, **options: Any) -> Stream:
+        """The records of a topic of this app, also outside of a dataflow function."""
+        with context.defining(self._definition()):
+            return Stream.from_topic(topic if isinstance(topic, str) else topic.spec, **options)
+
+    @overload
+    def dataflow(self, name: str | None = None) -> Callable[[Callable[[], Any]], Dataflow]: ...
+
+    @overload
+    def dataflow(self, name: Callable[[], Any]) -> Dataflow: ...
+
+    def dataflow(self, name: str | Callable[[], Any] | None = None) -> Any:
+        """Makes a dataflow of a function that returns a stream: `@app.dataflow()` or `@app.dataflow("name")`."""
+        if callable(name):  # without parentheses
+            return self._register(name.__name__, name)
+
+        def decorate(function: Callable[[], Any]) -> Dataflow:
+            return self._register(name or function.__name__, function)
+
+        return decorate
+
+    def _register(self, name: str, function: Callable[[], Any]) -> Dataflow:
+        self._refuse_taken(name)
+        self._dataflows[name] = Dataflow(name, function, self)
+        return self._dataflows[name]
+
+    def _refuse_taken(self, name: str) -> None:
+        if name in self._dataflows or name in self._agents:
+            rule = "is the name of another dataflow of this app"
+            raise PlanError([problem("dataflow", name, rule)], at=find_location(), hint='@app.dataflow("another name")')
+
+    def agent(
+        self, topic: str | Topic, *, name: str | None = None, sink: str | Topic | None = None, **others: Any
+    ) -> Callable[[Callable[[Any], Any]], Agent]:
+        """Deprecated: a function over single records of a topic. `@app.dataflow` is the new form.
+
+        Results go to the topic `sink`, and nowhere without one. A topic whose only column is `value` holds plain
+        values: its function gets the value itself.
+        """
+        legacy.refuse_others("app.agent", others, App.agent, at=find_location())
+        spec = topic.spec if isinstance(topic, Topic) else self._topics.get(topic) or self._spec(topic)
+        target = sink.spec if isinstance(sink, Topic) else (self._spec(sink) if sink else None)
+        at = find_location()
+
+        def decorate(function: Callable[[Any], Any]) -> Agent:
+            warnings.warn(deprecation_text(function, spec.name), DeprecationWarning, stacklevel=2)
+            label = name or function.__name__
+            self._refuse_taken(label)
+            agent = Agent(label, function, spec, at)
+            agent.dataflow = Dataflow(label, lambda: agent.define(target), self, at=at)
+            self._agents[label] = agent
+            return agent
+
+        return decorate
+
+    def make_topics(self, plan: Sequence[Node]) -> None:
+        """Make the topics that a plan reads and the app was told of, where they are not there yet. Blocks.
+
+        Others are left to whoever writes them: a name that nobody declared may be a mistake.
+        """
+        read = {getattr(node.connector, "topic", None) for node in walk(*plan) if isinstance(node, Source)}
+        for spec in self._topics.values():
+            if spec.name in read:
+                make_topic(spec)
+
+    def _spec(self, topic: str) -> TopicSpec:
+        return self._topics.get(topic) or TopicSpec(topic, self.broker, self.id)
+
+    def _definition(self) -> Definition:
+        return Definition(self.broker, self.id, self._topics)
+
+    # -- running ----------------------------------------------------------------------------------------------
+
+    async def start(self, parallelism: int = 1) -> None:
+        """Start every dataflow, none before all were checked. If one cannot start, those that did are stopped."""
+        await start_all(self.choose(), parallelism=parallelism)
+
+    async def stop(self) -> None:
+        """Stop every dataflow that runs."""
+        await stop_all(list(self.dataflows.values()))
+
+    def run(self, parallelism: int = 1, *, only: Sequence[str] = (), told: Told | None = None) -> None:
+        """Run every dataflow (or only these) until it ends, or until Ctrl-C or SIGTERM. Raises what stops one of them.
+
+        Does nothing in a program that `shoal run` loads: that runs the app itself.
+        """
+        if context.launch() is not None:
+            return
+        if _has_loop():
+            raise PreconditionError(
+                "app.run() has an event loop of its own, and one runs here already", hint="await app.start()"
+            )
+        asyncio.run(run_all(self.choose(only), parallelism=parallelism, told=told))
+
+    def choose(self, names: Sequence[str] = ()) -> list[Dataflow]:
+        """The dataflows of these names; all without any. Raises `PlanError` with what there is."""
+        there = self.dataflows
+        if not there:
+            hint = "@app.dataflow() over a function that returns a stream"
+            raise PlanError([problem(f"app {self.id}", None, "has no dataflow")], hint=hint)
+        wrong = [
+            problem("dataflow", name, f"is none of app {self.id}; {near(name, there, 'dataflows')}")
+            for name in names
+            if name not in there
+        ]
+        if wrong:
+            raise PlanError(wrong)
+        return [there[name] for name in dict.fromkeys(names)] if names else list(there.values())
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(legacy.missing_method(name))
+
+
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+class Dataflow:
+    """A named part of an app that can be explained, started and stopped."""
+
+    def __init__(self, name: str, function: Callable[[], Any], app: App, *, at: Location | None = None) -> None:
+        self.name = name
+        #: The line of the user's program that stands for all of it; None when each step has its own.
+        self._at = at
+        self.app = app
+        self._function = function
+        self._flow: Any = None
+        self._is_starting = False
+        self._prepared: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Dataflow {self.name}{', running' if self.is_running else ''}>"
+
+    def plan(self) -> list[Node]:
+        """Call the function, and give the sinks that it made. Nothing is run."""
+        with context.defining(self.app._definition()) as definition:  # noqa: SLF001  its own app
+            returned = self._function()
+        sinks: list[Node] = list(definition.sinks)
+        for each in returned if isinstance(returned, list | tuple) else (returned,):
+            if isinstance(each, Output):
+                sinks += [] if each.node in sinks else [each.node]
+            elif each is not None:
+                raise self._no_sink(each)
+        if not sinks:
+            raise self._no_sink(None)
+        return list(rewrite(sinks, self._located)) if self._at is not None else sinks
+
+    def _located(self, node: Node) -> Node:
+        return replace(node, at=self._at)
+
+    def _no_sink(self, returned: Any) -> PlanError:
+        field = f"dataflow {self.name!r}"
+        code = getattr(self._function, "__code__", None)
+        at = returned.node.at if isinstance(returned, Stream) else None
+        if at is None and code is not None:
+            at = Location(code.co_filename, code.co_firstlineno, self.name)
+        if isinstance(returned, Stream):
+            rule = "returns a stream without a sink: its results would go nowhere"
+            return PlanError([problem(field, None, rule)], at=at, hint='end it with one: .to_kafka("results")')
+        said = "nothing" if returned is None else f"a {type(returned).__name__}"
+        hint = 'return Stream.from_kafka("orders") … .to_kafka("results")'
+        return PlanError(
+            [problem(field, None, f"must return a stream with a sink, and returned {said}")], at=at, hint=hint
+        )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not come to its end."""
+        return self._flow is not None and not self._flow.is_done
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and nobody stopped it since; it may have come to its end by itself."""
+        return self._flow is not None
+
+    @property
+    def running(self) -> Any:
+        """What runs: metrics and more; None before it was started."""
+        return self._flow
+
+    async def start(self, parallelism: int = 4) -> None:
+        """Start it, and come back when it runs. Raises `PlanError` before anything ran if it cannot.
+
+        A program that ends without `stop()` stops it then.
+        """
+        if self.is_running or self._is_starting:
+            warnings.warn(f"dataflow {self.name!r} runs already", RuntimeWarning, stacklevel=2)
+            return
+        self._is_starting = True
+        try:
+            if self._prepared is None:
+                await self.prepare()
+            prepared, self._prepared = self._prepared, None
+            flow = await in_own_thread(lambda: self._start(prepared, parallelism), unwanted=lambda flow: flow.abort())
+        finally:
+            self._is_starting = False
+        self._flow = flow
+
+    async def prepare(self) -> None:
+        """Check everything that can be checked before it runs. Sources are asked for their columns; nothing is read on.
+
+        Raises `PlanError`. What was found out serves the next start.
+        """
+        plan = self.plan()
+        self._prepared = await in_own_thread(lambda: self._prepare(plan))
+
+    def _prepare(self, plan: Sequence[Node]) -> Any:
+        from shoal.dataflow.plan.prepare import prepare
+
+        self.app.make_topics(plan)
+        with context.preparing():
+            return prepare(plan, find_schema=find_columns)
+
+    def _start(self, prepared: Any, parallelism: int) -> Any:
+        from shoal.dataflow.execution import engine
+
+        settings = self.app.settings_for(prepared.sinks)
+        try:
+            flow = engine.start_prepared(prepared, name=self.job, parallelism=parallelism, settings=settings)
+        except NotFoundError as error:
+            raise with_line(error) from error
+        see_off(flow)
+        return flow
+
+    @property
+    def job_id(self) -> str | None:
+        """The name of its job while it is started; None before and after."""
+        return self.job if self.is_started else None
+
+    @property
+    def job(self) -> str:
+        """The name that its checkpoints and transactions have."""
+        cleaned = "".join(each if each.isalnum() or each in "._-" else "-" for each in self.name)
+        return f"{self.app.id}.{cleaned}"
+
+    async def stop(self) -> Any:
+        """Stop reading, let what is under way come through, and wait for that. Before a start it warns only."""
+        if self._flow is None:
+            warnings.warn(f"dataflow {self.name!r} was not started", RuntimeWarning, stacklevel=2)
+            return None
+        flow, self._flow = self._flow, None
+        return await in_own_thread(flow.stop)
+
+    async def wait(self) -> Any:
+        """Until it has come to its end. Raises what stopped it."""
+        flow = self._flow
+        return None if flow is None else await in_own_thread(flow.wait)
+
+    def run(self, parallelism: int = 1) -> Any:
+        """Run it to its end, in this thread, and say how it went."""
+        flow = self._start(self._prepare(self.plan()), parallelism)
+        try:
+            return flow.wait()
+        except BaseException:
+            flow.abort()
+            raise
+
+    def explain(self, parallelism: int = 1) -> Explanation:
+        """Print the logical and the physical plan. Nothing is run or connected to."""
+        return explain(self.plan(), parallelism=parallelism)
+
+    def visualize(self, path: str | None = None) -> Picture:
+        """The plan as Graphviz text; with a path, as a file of it (.dot or .svg)."""
+        return visualize(self.plan(), path)

@@ -1,0 +1,188 @@
+"""Streams that are grouped by keys and cut into windows: what is aggregated. Part of `shoal.dataflow.api.stream`.
+
+`Grouped` is what `group_by` gives, `Windowed` what `window` gives; both make one node when an aggregate is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic
+
+from shoal.core.errors import problem
+from shoal.dataflow.api.steps import S_co, Steps
+from shoal.dataflow.api.transforms import column_names
+from shoal.dataflow.language.aggregates import ALIASES
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.functions import find_location, make_ref
+from shoal.dataflow.language.logical import (
+    Aggregate,
+    Aggregation,
+    AssignTime,
+    Distinct,
+    EventTime,
+    Location,
+    Reduce,
+)
+from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window
+
+_AT_THE_END = Firing()
+_WINDOWS = (SlidingWindow, SessionWindow, CountWindow)
+
+
+class Windowed(Generic[S_co]):
+    """A stream cut into windows, by key where there are keys."""
+
+    __slots__ = ("_firing", "_keys", "_stream", "_window")
+
+    def __init__(
+        self, stream: Steps[S_co], keys: tuple[str, ...], window: Window | None, firing: Firing = _AT_THE_END
+    ) -> None:
+        self._stream = stream
+        self._keys = keys
+        self._window = window
+        self._firing = firing
+
+    def aggregate(self, aggregations: Mapping[str, Any] | None = None, **named: Any) -> S_co:
+        """Results by name: `aggregate({"total": ("amount", "sum")})` or `aggregate(total=("amount", "sum"))`.
+
+        `("*", "count")` counts rows. A word alone is over the column of its own name: `{"amount": "sum"}`; "count"
+        alone counts rows. Options are a third part: `("x", "variance", {"ddof": 1})`.
+        """
+        at = find_location()
+        wanted = {**(aggregations or {}), **named}
+        made = tuple(_aggregation(name, value, at) for name, value in wanted.items())
+        return self._aggregated(made, at)
+
+    def count(self, name: str = "count") -> S_co:
+        """How many rows."""
+        return self._aggregated((Aggregation(name, "*", "count"),), find_location())
+
+    def sum(self, column: str, name: str | None = None) -> S_co:
+        """The sum of a column."""
+        return self._aggregated((Aggregation(name or column, column, "sum"),), find_location())
+
+    def mean(self, column: str, name: str | None = None) -> S_co:
+        """The mean of a column."""
+        return self._aggregated((Aggregation(name or column, column, "mean"),), find_location())
+
+    def min(self, column: str, name: str | None = None) -> S_co:
+        """The least value of a column."""
+        return self._aggregated((Aggregation(name or column, column, "min"),), find_location())
+
+    def max(self, column: str, name: str | None = None) -> S_co:
+        """The greatest value of a column."""
+        return self._aggregated((Aggregation(name or column, column, "max"),), find_location())
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> S_co:
+        """Two records become one, again and again, until there is one."""
+        at = find_location()
+        node = Reduce(
+            inputs=(self._stream.node,),
+            keys=self._keys,
+            function=make_ref(function, at=at, what="reduce"),
+            window=self._window,
+            firing=self._firing,
+            at=at,
+        )
+        return self._stream.then(node)
+
+    def distinct(self, *columns: str) -> S_co:
+        """The first row of each combination of the keys and these columns."""
+        at = find_location()
+        named = column_names(columns, "distinct column", at)
+        chosen = tuple(dict.fromkeys((*self._keys, *named)))
+        if not chosen:
+            chosen = all_columns(self._stream, "distinct", at)
+        node = Distinct(inputs=(self._stream.node,), columns=chosen, window=self._window, at=at)
+        return self._stream.then(node)
+
+    def _aggregated(self, aggregations: tuple[Aggregation, ...], at: Location | None) -> S_co:
+        node = Aggregate(
+            inputs=(self._stream.node,),
+            keys=self._keys,
+            aggregations=aggregations,
+            window=self._window,
+            firing=self._firing,
+            at=at,
+        )
+        return self._stream.then(node)
+
+
+class WindowedStream(Windowed[S_co]):
+    """What `window` gives."""
+
+    __slots__ = ()
+
+    def group_by(self, *keys: Any) -> WindowedStream[S_co]:
+        """The same by key: each key has windows of its own."""
+        names = column_names(keys, "group key", find_location())
+        return WindowedStream(self._stream, (*self._keys, *names), self._window, self._firing)
+
+
+class GroupedStream(Windowed[S_co]):
+    """What `group_by` gives."""
+
+    __slots__ = ()
+
+    def __init__(self, stream: Steps[S_co], keys: tuple[str, ...]) -> None:
+        super().__init__(stream, keys, None)
+
+    def window(
+        self,
+        window: Window,
+        *,
+        time_column: str | None = None,
+        time_unit: str = "",
+        disorder: Span = 0,
+        allowed_lateness: Span = 0,
+        early_every: Span = 0,
+    ) -> WindowedStream[S_co]:
+        """In windows; see `Stream.window`."""
+        firing = make_firing(allowed_lateness, early_every)
+        stream = with_time(self._stream, window, time_column, time_unit, disorder)
+        return WindowedStream(stream, self._keys, window, firing)
+
+
+def make_firing(allowed_lateness: Span, early_every: Span) -> Firing:
+    """When results are given besides at the end of a window."""
+    at = find_location()
+    late = micros(allowed_lateness, "allowed_lateness", at=at)
+    return Firing(micros(early_every, "early_every", at=at), late)
+
+
+def with_time(stream: Steps[S_co], window: Any, column: str | None, unit: str, disorder: Span) -> Steps[S_co]:
+    """The stream with the event time that its window is said to be made of."""
+    at = find_location()
+    if not isinstance(window, _WINDOWS):
+        hint = "tumbling(seconds=60), sliding(size_seconds=60, slide_seconds=10), session(gap_seconds=30), count(100)"
+        raise PlanError([problem("window", window, "must be a window")], at=at, hint=hint)
+    if column is None:
+        return stream
+    time = EventTime(column, micros(disorder, "disorder", at=at), unit)
+    made: Any = stream.then(AssignTime(inputs=(stream.node,), time=time, at=at))
+    timed: Steps[S_co] = made
+    return timed
+
+
+def all_columns(stream: Steps[Any], what: str, at: Location | None) -> tuple[str, ...]:
+    """Every column, where they are known."""
+    if stream.facts.schema is None:
+        hint = f'name them: .{what}("user_id")'
+        raise PlanError([problem(what, None, "needs columns: which there are is known at run only")], at=at, hint=hint)
+    return tuple(stream.facts.schema.names)
+
+
+def _aggregation(name: str, value: Any, at: Location | None) -> Aggregation:
+    if isinstance(value, str):
+        value = ("*", value) if value == "count" else (name, value)
+    if (
+        not isinstance(value, tuple | list)
+        or not 2 <= len(value) <= 3
+        or not all(isinstance(e, str) for e in value[:2])
+    ):
+        hint = 'aggregate({"total": ("amount", "sum")})'
+        raise PlanError([problem(name, value, "must be a column and an aggregate")], at=at, hint=hint)
+    column, function = str(value[0]), str(ALIASES.get(value[1], value[1]))
+    options = tuple(value[2].items()) if len(value) == 3 else ()
+    return Aggregation(name, column, function, options)

@@ -1,0 +1,239 @@
+"""How long dataflows live: started together, run until they end, fail or somebody asks, stopped in good order.
+
+Dataflows themselves run in threads; what is here is the small asynchronous shell around them. Called by
+`shoal.dataflow.api.app` (`app.run()`, and what was started and never stopped) and through it by `shoal run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import contextvars
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+from shoal.core.clock import SystemClock
+
+T = TypeVar("T")
+
+#: Seconds that a program which is about to end gives to what it started and never stopped.
+_LAST_SECONDS = 10.0
+#: Signals that come within so many seconds are one wish.
+_ONCE_SECONDS = 0.2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Startable(Protocol):
+    """A dataflow, as far as its life goes."""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it was started and nobody stopped it since."""
+
+    async def prepare(self) -> None:
+        """Check what can be checked before it runs."""
+
+    async def start(self, parallelism: int) -> None:
+        """Start it, and come back when it runs."""
+
+    async def stop(self) -> Any:
+        """Stop it in good order."""
+
+    async def wait(self) -> Any:
+        """Until it has ended. Raises what stopped it."""
+
+
+class Told:
+    """What happens on the way, for whoever wants to say it. Does nothing by itself."""
+
+    def started(self, flow: Startable) -> None:
+        """It runs."""
+
+    def ended(self, flow: Startable, report: Any) -> None:
+        """It came to its end, or was stopped."""
+
+    def asked(self) -> None:
+        """Somebody wants everything to stop."""
+
+
+async def run_all(flows: Sequence[Startable], *, parallelism: int, told: Told | None = None) -> None:
+    """Run dataflows until all have ended, or one fails, or a signal asks. Raises what stopped the first that failed.
+
+    A signal lets what is under way come through and makes the last checkpoint; a second one ends the process at once.
+    """
+    listener = told or Told()
+    asked = asyncio.Event()
+
+    def ask() -> None:
+        if not asked.is_set():
+            asked.set()
+            listener.asked()
+
+    with stopping_on_signals(ask):
+        await start_all(flows, parallelism=parallelism, told=listener, asked=asked)
+        try:
+            await _watch([flow for flow in flows if flow.is_started], asked, listener)
+            await stop_all(flows, listener)
+        except BaseException:
+            # What is raised is the reason; that others could not be stopped in good order behind it is not.
+            with contextlib.suppress(Exception):
+                await stop_all(flows, listener)
+            raise
+
+
+async def start_all(
+    flows: Sequence[Startable], *, parallelism: int, told: Told | None = None, asked: asyncio.Event | None = None
+) -> None:
+    """Check all, then start all. If one cannot start, those that did are stopped again; `asked` ends it early."""
+    for flow in flows:
+        await flow.prepare()
+    try:
+        for flow in flows:
+            if asked is not None and asked.is_set():
+                return
+            await flow.start(parallelism)
+            if told is not None:
+                told.started(flow)
+    except BaseException:
+        with contextlib.suppress(Exception):
+            await stop_all(flows)
+        raise
+
+
+async def stop_all(flows: Sequence[Startable], told: Told | None = None) -> None:
+    """Stop those that run, all at once. Raises the first error when all are down."""
+    left = [flow for flow in flows if flow.is_running]
+    outcomes = await asyncio.gather(*(flow.stop() for flow in left), return_exceptions=True)
+    for flow, outcome in zip(left, outcomes, strict=True):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if told is not None:
+            told.ended(flow, outcome)
+
+
+async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -> None:
+    """Until all have ended, or somebody asks, or one fails: then that is raised."""
+    waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}
+    wish = asyncio.ensure_future(asked.wait())
+    left = set(waits)
+    try:
+        while left and not asked.is_set():
+            done, _ = await asyncio.wait({*left, wish}, return_when=asyncio.FIRST_COMPLETED)
+            for each in done & left:
+                left.discard(each)
+                told.ended(waits[each], each.result())
+    finally:
+        for each in (*left, wish):
+            each.cancel()
+        await asyncio.gather(*left, wish, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def stopping_on_signals(ask: Callable[[], None]) -> Iterator[None]:
+    """Call `ask` on the loop at the first SIGINT, SIGTERM or SIGHUP. The second ends the process.
+
+    Handlers are the process's own, not the loop's: also a loop that hangs lets itself be ended. Signals that whoever
+    started the process has switched off stay off. Outside of the main thread nobody hears signals. Whoever tells a
+    process and then its whole group, as some supervisors do, has told it once.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    clock = SystemClock()
+    heard: list[float] = []
+
+    def hear(number: int, _frame: Any) -> None:
+        heard.append(clock.monotonic())
+        if len(heard) == 1:
+            loop.call_soon_threadsafe(ask)
+        elif heard[-1] - heard[0] > _ONCE_SECONDS:
+            os._exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    mine = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in mine:
+        signal.signal(number, hear)
+    try:
+        yield
+    finally:
+        for number in mine:
+            signal.signal(number, before[number])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Threads
+
+
+async def in_own_thread(function: Callable[[], T], *, unwanted: Callable[[T], Any] | None = None) -> T:
+    """Call a function that blocks, in a thread of its own.
+
+    The loop's own pool is small: as many dataflows as it has threads, each waited for, and nobody could stop one.
+    `unwanted` gets the result when whoever waited for it has given up.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            _discard(result, error, unwanted)
+        elif error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def body() -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = context.run(function)
+        except BaseException as raised:  # noqa: BLE001  it is raised to whoever waits
+            error = raised
+        try:
+            loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop was closed meanwhile
+            _discard(result, error, unwanted)
+
+    threading.Thread(target=body, name="shoal-call", daemon=True).start()
+    return await future
+
+
+def _discard(result: Any, error: BaseException | None, unwanted: Callable[[Any], Any] | None) -> None:
+    if error is None and unwanted is not None:
+        threading.Thread(target=unwanted, args=(result,), name="shoal-discard", daemon=True).start()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Programs that end without stopping what they started
+
+_left: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def see_off(flow: Any) -> None:
+    """Stop a running flow in good order when the program ends without having done so."""
+    _left.add(flow)
+
+
+@atexit.register
+def _end_what_is_left() -> None:
+    for flow in list(_left):
+        if flow.is_done:
+            continue
+        try:
+            flow.stop(timeout=_LAST_SECONDS)
+        except Exception:  # noqa: BLE001  the program is over, and whoever wanted to know how it went has waited for it
+            flow.abort()

@@ -1,0 +1,261 @@
+"""Streams as users write them. A `Stream` is a place in a plan; every method adds one step to it and runs nothing.
+
+    Stream.from_kafka("orders").filter(col("amount") > 5).group_by("user").window(tumbling(seconds=60)).sum("amount")
+
+Its methods come from `reading` (sources), `transforms`, `joins`, `writing` (sinks) and `terminals` (what runs it at
+once); keys and windows are here. Made by users, and by `shoal.dataflow.api.app` while a dataflow is defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.core.errors import problem
+from shoal.dataflow.api.grouping import GroupedStream, WindowedStream, all_columns, make_firing, with_time
+from shoal.dataflow.api.joins import Joins
+from shoal.dataflow.api.reading import Reading, make_policy, make_schema
+from shoal.dataflow.api.terminals import Terminals
+from shoal.dataflow.api.transforms import Transforms, column_names
+from shoal.dataflow.api.writing import Writing
+from shoal.dataflow.language.elements import Schema
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.expressions import Expression
+from shoal.dataflow.language.functions import find_location, label_of, make_ref
+from shoal.dataflow.language.logical import (
+    Distinct,
+    FunctionRef,
+    KeyBy,
+    MapRecords,
+    Node,
+    OnError,
+    Process,
+    Sink,
+)
+from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.windows import Window
+from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
+from shoal.dataflow.plan.facts import Facts
+
+
+class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["Stream"], Terminals["Stream"]):
+    """Rows on their way."""
+
+    __slots__ = ()
+
+    @staticmethod
+    def _make(node: Node, facts: Facts, before: tuple[Facts, ...]) -> Stream:
+        return Stream(node, facts, before)
+
+    def __repr__(self) -> str:
+        columns = "columns known at run" if self.schema is None else ", ".join(self.schema.names)
+        return f"<{type(self).__name__} {type(self._node).__name__.lower()} ({columns})>"
+
+    # -- keys and windows -------------------------------------------------------------------------------------
+
+    def key_by(self, *keys: Any) -> KeyedStream:
+        """Rows with equal keys meet in one task from here on; what follows is by key."""
+        at = find_location()
+        names = column_names(keys, "key", at)
+        made = self._next(KeyBy(inputs=(self._node,), keys=names, at=at))
+        return KeyedStream(made, self, names)
+
+    def group_by(self, *keys: Any) -> GroupedStream[Stream]:
+        """By key, to be aggregated: `group_by("user").aggregate({"total": ("amount", "sum")})`."""
+        at = find_location()
+        names = column_names(keys, "group key", at)
+        if not names:
+            raise PlanError([problem("group_by", None, "needs a column")], at=at)
+        return GroupedStream(self, names)
+
+    def aggregate(self, aggregations: Mapping[str, Any] | None = None, **named: Any) -> Stream:
+        """One result over all rows; see `GroupedStream.aggregate`."""
+        return WindowedStream(self, (), None).aggregate(aggregations, **named)
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> Stream:
+        """Two records become one, again and again, until there is one."""
+        return WindowedStream(self, (), None).reduce(function)
+
+    def distinct(self, *columns: Any, ttl: Span = 0) -> Stream:
+        """The first row of each combination of values, of all columns or of these. `ttl` is how long one is known."""
+        at = find_location()
+        named = column_names(columns, "distinct column", at) or all_columns(self, "distinct", at)
+        node = Distinct(inputs=(self._node,), columns=named, ttl=micros(ttl, "ttl", at=at), at=at)
+        return self._next(node)
+
+    def window(
+        self,
+        window: Window,
+        *,
+        time_column: str | None = None,
+        time_unit: str = "",
+        disorder: Span = 0,
+        allowed_lateness: Span = 0,
+        early_every: Span = 0,
+    ) -> WindowedStream[Stream]:
+        """Cut into windows: `window(tumbling(seconds=60)).aggregate(…)`.
+
+        Windows are made of event time: that of the source, or the column named here. Rows that come later than
+        `allowed_lateness` behind their window's end go to the side output `late`; earlier ones correct its result.
+        `early_every` gives preliminary results. Both make the results change: see `changes_as_rows`.
+        """
+        firing = make_firing(allowed_lateness, early_every)
+        return WindowedStream(with_time(self, window, time_column, time_unit, disorder), (), window, firing)
+
+    def process(
+        self,
+        function: Any,
+        *,
+        schema: Schema | Mapping[str, Any] | None = None,
+        on_error: str | OnError = OnError.FAIL,
+    ) -> Stream:
+        """A process function over all rows, in one task. By key it is `key_by(…).process(…)`."""
+        return self._processed((), function, schema, on_error)
+
+    def _processed(self, keys: tuple[str, ...], function: Any, schema: Any, on_error: str | OnError) -> Stream:
+        at = find_location()
+        made = None if schema is None else make_schema(schema, at=at)
+        node = Process(
+            inputs=(self._node,),
+            keys=keys,
+            function=_process_ref(function),
+            schema=made,
+            on_error=make_policy(on_error, at),
+            at=at,
+        )
+        return self._next(node)
+
+    # -- records ----------------------------------------------------------------------------------------------
+
+    def records(self) -> RecordStream:
+        """The same rows one by one: `map`, `filter` and `flat_map` get single records from here on."""
+        return RecordStream(self._node, self._facts, self._before)
+
+    def batches(self) -> Stream:
+        """The same rows in batches."""
+        return Stream(self._node, self._facts, self._before)
+
+    # -- for people -------------------------------------------------------------------------------------------
+
+    def explain(self, parallelism: int = 1) -> Explanation:
+        """Print the logical and the physical plan. Nothing is run or connected to."""
+        return explain([self._shown()], parallelism=parallelism)
+
+    def visualize(self, path: str | None = None) -> Picture:
+        """The plan as Graphviz text; with a path, as a file of it (.dot or .svg)."""
+        return visualize([self._shown()], path)
+
+    def _shown(self) -> Node:
+        from shoal.dataflow.connectors.memory import CollectSink
+
+        return Sink(inputs=(self._node,), connector=CollectSink(), at=find_location())
+
+
+class KeyedStream(Stream):
+    """Rows by key. What is not by key, such as `map`, gives a plain stream again."""
+
+    __slots__ = ("_keys", "_origin")
+
+    def __init__(self, made: Stream, origin: Stream, keys: tuple[str, ...]) -> None:
+        super().__init__(made.node, made.facts, (origin.facts,))
+        self._origin = origin
+        self._keys = keys
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The key columns."""
+        return self._keys
+
+    # An aggregate exchanges rows by itself: behind the key step it could not do a part of its work before.
+
+    def aggregate(self, aggregations: Mapping[str, Any] | None = None, **named: Any) -> Stream:
+        """Results by key; see `GroupedStream.aggregate`."""
+        return GroupedStream(self._origin, self._keys).aggregate(aggregations, **named)
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> Stream:
+        """Two records of a key become one, again and again."""
+        return GroupedStream(self._origin, self._keys).reduce(function)
+
+    def distinct(self, *columns: Any, ttl: Span = 0) -> Stream:
+        """The first row of each key, or of each combination of the key and these columns."""
+        names = column_names(columns, "distinct column", find_location())
+        return self._origin.distinct(*dict.fromkeys((*self._keys, *names)), ttl=ttl)
+
+    def window(
+        self,
+        window: Window,
+        *,
+        time_column: str | None = None,
+        time_unit: str = "",
+        disorder: Span = 0,
+        allowed_lateness: Span = 0,
+        early_every: Span = 0,
+    ) -> WindowedStream[Stream]:
+        """In windows, each key its own; see `Stream.window`."""
+        firing = make_firing(allowed_lateness, early_every)
+        stream = with_time(self._origin, window, time_column, time_unit, disorder)
+        return WindowedStream(stream, self._keys, window, firing)
+
+    def process(
+        self,
+        function: Any,
+        *,
+        schema: Schema | Mapping[str, Any] | None = None,
+        on_error: str | OnError = OnError.FAIL,
+    ) -> Stream:
+        """A process function by key: keyed state, timers and side outputs."""
+        return self._origin._processed(self._keys, function, schema, on_error)  # noqa: SLF001  its own kind
+
+
+class RecordStream(Stream):
+    """Rows one by one. A record is a mapping whose values are attributes, too; functions return one, or a value."""
+
+    __slots__ = ()
+
+    def map(
+        self,
+        function: Expression | Callable[[Any], Any],
+        *,
+        schema: Schema | Mapping[str, Any] | None = None,
+        on_error: str | OnError = OnError.FAIL,
+    ) -> RecordStream:
+        """What a function makes of each record."""
+        if isinstance(function, Expression):
+            return super().map(function).records()
+        return self._step("map", function, schema, on_error)
+
+    def filter(
+        self, predicate: Expression | Callable[[Any], Any], *, on_error: str | OnError = OnError.FAIL
+    ) -> RecordStream:
+        """Records for which a function is true."""
+        if isinstance(predicate, Expression):
+            return super().filter(predicate).records()
+        return self._step("filter", predicate, None, on_error)
+
+    def flat_map(
+        self,
+        function: Callable[[Any], Any],
+        *,
+        schema: Schema | Mapping[str, Any] | None = None,
+        on_error: str | OnError = OnError.FAIL,
+    ) -> RecordStream:
+        """Any number of records for each record: what a function returns in a list, or yields."""
+        return self._step("flat_map", function, schema, on_error)
+
+    def _step(self, kind: str, function: Any, schema: Any, on_error: str | OnError) -> RecordStream:
+        at = find_location()
+        made = None if schema is None else make_schema(schema, at=at)
+        node = MapRecords(
+            inputs=(self._node,),
+            function=make_ref(function, at=at, what=kind),
+            kind=kind,
+            schema=made,
+            on_error=make_policy(on_error, at),
+            at=at,
+        )
+        return self._next(node).records()
+
+
+def _process_ref(function: Any) -> FunctionRef:
+    """A process function may be a function, an instance with methods, or a class of such."""
+    return FunctionRef("", label_of(function), "", function)

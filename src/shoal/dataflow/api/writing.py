@@ -1,0 +1,113 @@
+"""Where streams end: `to_kafka("results")`, `to_parquet("results/")` and others. Part of `shoal.dataflow.api.stream`.
+
+Each makes a sink node around the description of a connector, and gives an `Output`: what can be run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shoal.dataflow.api.context import Broker, TopicSpec, note_sink
+from shoal.dataflow.api.output import Output
+from shoal.dataflow.api.reading import place_of_topic
+from shoal.dataflow.api.steps import S_co, Steps
+from shoal.dataflow.api.transforms import column_names, one_of
+from shoal.dataflow.connectors.base import SinkConnector
+from shoal.dataflow.language.functions import find_location, make_ref
+from shoal.dataflow.language.logical import Location, Sink
+from shoal.dataflow.plan.facts import check_columns
+
+
+class Writing(Steps[S_co]):
+    """Sinks."""
+
+    __slots__ = ()
+
+    def to_sink(self, connector: SinkConnector) -> Output:
+        """Rows into a connector of one's own."""
+        return self._end(connector, find_location())
+
+    def to_kafka(
+        self,
+        *where: Broker | TopicSpec,
+        bootstrap_servers: Broker | None = None,
+        topic: str | None = None,
+        codec_type: str | None = None,
+        codec_options: Mapping[str, Any] | None = None,
+        key: str | None = None,
+    ) -> Output:
+        """Rows into a topic: `to_kafka("results")`, with the app's broker; or `to_kafka(bootstrap_servers, topic)`.
+
+        `key` is the column that becomes the record's key: it decides the partition, and what a change replaces.
+        """
+        from shoal.dataflow.connectors.topics import TopicSink
+
+        at = find_location()
+        said = place_of_topic("to_kafka", where, broker=bootstrap_servers, topic=topic, group=None, at=at)
+        known = self._facts.keys[0] if len(self._facts.keys) == 1 else None
+        named = key or said.key or known
+        check_columns([named] if named else [], self._facts.schema, at=at, what="key")
+        connector = TopicSink(
+            said.name,
+            broker=said.broker,
+            codec=codec_type or said.codec or "json",
+            key=named,
+            options=tuple((codec_options or {}).items()),
+            partitions=said.partitions,
+        )
+        return self._end(connector, at)
+
+    def to_topic(self, topic: str | TopicSpec, **options: Any) -> Output:
+        """Rows into a topic of the app, in Kafka or in its local log."""
+        return self.to_kafka(topic, **options)
+
+    def to_parquet(self, path: str, *, partition_by: Sequence[str] = ()) -> Output:
+        """Rows into Parquet files below a directory."""
+        from shoal.dataflow.connectors.files import ParquetSink
+
+        at = find_location()
+        return self._end(ParquetSink(str(path), partition_by=column_names(tuple(partition_by), "partition", at)), at)
+
+    def to_csv(self, path: str) -> Output:
+        """Rows into CSV files below a directory."""
+        from shoal.dataflow.connectors.files import CsvSink
+
+        return self._end(CsvSink(str(path)), find_location())
+
+    def to_json(self, path: str) -> Output:
+        """Rows into files of JSON lines below a directory."""
+        from shoal.dataflow.connectors.files import JsonLinesSink
+
+        return self._end(JsonLinesSink(str(path)), find_location())
+
+    def to_sql(
+        self,
+        table: str,
+        database: str = ":memory:",
+        *,
+        mode: str = "append",
+        key: str | Sequence[str] | None = None,
+    ) -> Output:
+        """Rows into a table, through DuckDB. With `key` a row replaces the one with the same key."""
+        from shoal.dataflow.connectors.sql import SqlSink
+
+        at = find_location()
+        one_of(mode, ("append", "upsert"), "mode", at)
+        named = column_names((key,), "key", at) if key else ()
+        if mode == "upsert" and not named:
+            named = self._facts.keys
+        return self._end(SqlSink(table, database=database, keys=named), at)
+
+    def to_callback(self, function: Callable[[Any], Any]) -> Output:
+        """Each batch to a function."""
+        from shoal.dataflow.connectors.memory import CallbackSink
+
+        at = find_location()
+        return self._end(CallbackSink(make_ref(function, at=at, what="callback")), at)
+
+    def _end(self, connector: Any, at: Location | None) -> Output:
+        node = Sink(inputs=(self._node,), connector=connector, at=at)
+        output = Output.behind(node, self._facts)
+        note_sink(node)
+        return output

@@ -1,0 +1,86 @@
+"""What the coordinator of a run and its tasks say to each other: plain values, so that they can cross processes later.
+
+Orders go to a task, reports come from one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.dataflow.operators.base import OperatorState
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TaskId:
+    """One parallel instance of a stage."""
+
+    stage: int
+    subtask: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}.{self.subtask}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Snapshot now, and pass the barrier on. For tasks that no barrier comes to: sources, and those that have ended."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The checkpoint is complete: make its output visible, and say so."""
+
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopReading:
+    """Read no further. With `finish` event time comes to its end, and windows that are open are put out as they are."""
+
+    finish: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Everything is done: end."""
+
+
+Order: TypeAlias = Trigger | Commit | StopReading | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A task's share of a checkpoint: the state of each of its steps, by uid."""
+
+    task: TaskId
+    checkpoint: int
+    state: Mapping[str, OperatorState]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A task's sinks have made a checkpoint's output visible."""
+
+    task: TaskId
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """All inputs of a task have ended and everything that came of them has left it."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A task would like a checkpoint before its time."""
+
+    task: TaskId
+
+
+Report: TypeAlias = Acknowledged | Committed | Drained | Asked

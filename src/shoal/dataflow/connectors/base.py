@@ -1,0 +1,212 @@
+"""The seams to the outside: sources that can be read again from a place, and sinks that commit with a checkpoint.
+
+A connector is a frozen description that can be written down. `open_…` is called in a task, never while a plan is made.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from shoal.core.clock import Clock
+from shoal.dataflow.language.elements import Batch, Schema
+
+#: An Arrow array.
+Array: TypeAlias = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A part of a source that is read in order by one task: a file, a partition."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Rows of one split, and the place right after them."""
+
+    split: Split
+    batch: Batch
+    #: What `seek` takes: JSON values only, so that it can lie in a checkpoint.
+    position: Any
+    #: Records that could not be read: their place and why. None when all could.
+    poison: Batch | None = None
+    #: The records' own timestamps, int64 microseconds, where the source has such.
+    times: Array | None = None
+    #: The traces that the records belong to, binary, where the source has such.
+    traces: Array | None = None
+
+
+class SplitReader(Protocol):
+    """Reads the splits of one task. Called by one thread."""
+
+    def seek(self, split: Split, position: Any) -> None:
+        """Go on after a place that an earlier `Fetched` named. A split that was never sought begins at its start."""
+        ...
+
+    def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
+        """The next rows of any split; None when there were none in time, or there is nothing more."""
+        ...
+
+    def ended(self) -> frozenset[Split]:
+        """The splits that have come to their end for good. An endless source has none."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+@runtime_checkable
+class WakeableReader(Protocol):
+    """A reader that may have one method more: else whoever wants its task waits until `fetch` returns."""
+
+    def wake(self) -> None:
+        """End a `fetch` that waits, or the next one that would. The only method that another thread may call."""
+        ...
+
+
+@runtime_checkable
+class PlacedReader(Protocol):
+    """A reader that begins somewhere else at another time: where it began has to lie in the checkpoint."""
+
+    def places(self) -> Mapping[str, Any]:
+        """Where each split stands before anything was fetched, by its name. Called once, after every `seek`."""
+        ...
+
+
+@runtime_checkable
+class FrugalReader(Protocol):
+    """A reader that can leave out of `Fetched` what nobody asks for."""
+
+    def need(self, *, times: bool, traces: bool) -> None:
+        """Whether the times of records are read, and whether their traces are. Called once, before all else."""
+        ...
+
+
+@runtime_checkable
+class GrowingReader(Protocol):
+    """A reader of an endless source whose splits may become more while it is read."""
+
+    def add(self, splits: Sequence[Split]) -> None:
+        """Read these too, from their start."""
+        ...
+
+
+class SourceConnector(Protocol):
+    """Where rows come from.
+
+    It may also have `on_error` (an `OnError`; rows that cannot be read fail the run without it), and `most_splits`:
+    how many splits it has at most where that is known without looking, so that no more tasks are planned for it.
+    """
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it has an end."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        ...
+
+    def find_schema(self) -> Schema:
+        """Its columns; may look at the data. Called once, when a program starts and none was declared."""
+        ...
+
+    def find_splits(self) -> Sequence[Split]:
+        """Its parts, in a stable order. Asked again from time to time on endless sources: there may be more."""
+        ...
+
+    def open_reader(self, splits: Sequence[Split], schema: Schema, *, clock: Clock) -> SplitReader:
+        """Begin to read these."""
+        ...
+
+
+class SinkMode(enum.Enum):
+    """What a sink can hold."""
+
+    APPEND = "append"  # rows that stay
+    UPSERT = "upsert"  # rows that replace the one with the same key, and deletions
+
+
+def _nobody_asks() -> None:
+    """There are no checkpoints."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Who writes: names that stay the same over every attempt of a job."""
+
+    job: str
+    sink: str
+    subtask: int
+    parallelism: int
+    clock: Clock
+    #: Whether rows become visible with checkpoints only, each once.
+    exactly_once: bool = False
+    #: Whether there are checkpoints at all: then `prepare` and `commit` are called, else `flush` at the end.
+    has_checkpoints: bool = False
+    #: The most tasks that this sink ever had under this job's name: they may have left things open.
+    former_parallelism: int = 0
+    #: Asks for a checkpoint before its time: what waits for one has grown large.
+    ask_checkpoint: Callable[[], None] = _nobody_asks
+
+
+class SinkWriter(Protocol):
+    """Writes for one task, in three steps around a checkpoint. Called by one thread.
+
+    A checkpoint may fail after `prepare`: then no `commit` comes for it, and the next `prepare` has what both hold.
+    """
+
+    def write(self, batch: Batch) -> None:
+        """Rows to be put out with the next checkpoint, or at once where exactly once was not asked for."""
+        ...
+
+    def prepare(self, checkpoint: int) -> bytes:
+        """Everything that is not committed is written ahead: the bytes lie in the checkpoint until it is."""
+        ...
+
+    def commit(self, checkpoint: int) -> None:
+        """The checkpoint is complete: what it and those before prepared becomes visible, once, however often called."""
+        ...
+
+    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
+        """Go on from (checkpoint, subtask, bytes) of every task that wrote then: what was not committed is.
+
+        Each task gets all of them and takes those that concern it. Called once, before anything is written, also when
+        there is no checkpoint: whatever earlier attempts left open is let go of.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Without checkpoints: everything written so far is out when this returns."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it; what was not committed is given up."""
+        ...
+
+
+class SinkConnector(Protocol):
+    """Where rows go.
+
+    With `takes_hidden = True` it is given the engine's own columns too.
+    """
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """What it can hold."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        ...
+
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> SinkWriter:
+        """Begin to write. Without a schema the first batch says what the columns are."""
+        ...

@@ -1,0 +1,359 @@
+"""Files as sinks: Parquet, CSV and JSON lines. A file appears under its name when it is committed, by a rename.
+
+With checkpoints a sink is a directory. Files being written, and those that wait for their checkpoint, lie in its
+`.pending`, which no reader looks into; `commit` moves them out. Without checkpoints, and with one task, a path that
+ends as a file does is that file. Called by tasks through `shoal.dataflow.execution.sinks`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from shoal.core import files
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError, problem
+from shoal.dataflow.connectors.base import SinkContext, SinkMode
+from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.failures import CheckpointError
+
+_PENDING = ".pending"
+#: Rows of a row group, about.
+_GROUP_ROWS = 131_072
+#: A file that has grown to so many bytes in memory is closed, and the next begun.
+_ROLL_BYTES = 256 * 1024 * 1024
+#: How many files of different partitions are written at once.
+_MOST_OPEN = 64
+#: Without checkpoints a file is closed, and seen, so many microseconds after it was begun.
+_ROLL_MICROS = 30_000_000
+
+
+class FileFormat(Protocol):
+    """Writes batches into one open file."""
+
+    def write(self, batch: Batch) -> None:
+        """Rows."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left, and what a format has at its end."""
+        ...
+
+
+MakeFormat = Callable[[Any, Schema], FileFormat]
+
+
+class _ParquetFormat:
+    def __init__(self, file: Any, schema: Schema) -> None:
+        self._schema = schema
+        self._writer = pq.ParquetWriter(file, schema)
+        self._waiting: list[Batch] = []
+        self._rows = 0
+
+    def write(self, batch: Batch) -> None:
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= _GROUP_ROWS:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, schema=self._schema))
+        self._waiting, self._rows = [], 0
+
+    def close(self) -> None:
+        self._write_group()
+        self._writer.close()
+
+
+class _CsvFormat:
+    def __init__(self, file: Any, schema: Schema) -> None:
+        self._writer = pa_csv.CSVWriter(file, schema)
+
+    def write(self, batch: Batch) -> None:
+        self._writer.write_batch(batch)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _LinesFormat:
+    def __init__(self, file: Any, schema: Schema) -> None:
+        self._file = file
+
+    def write(self, batch: Batch) -> None:
+        from arro3.io import write_ndjson
+
+        write_ndjson(pa.Table.from_batches([batch]), self._file)
+
+    def close(self) -> None:
+        """A line ends with itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSink:
+    """What the three kinds have in common."""
+
+    path: str
+
+    suffix: ClassVar[str] = ""
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """Rows in files stay."""
+        return frozenset({SinkMode.APPEND})
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        return self.path
+
+    def _writer(
+        self, make: MakeFormat, schema: Schema | None, context: SinkContext, partition_by: tuple[str, ...] = ()
+    ) -> FilesWriter:
+        return FilesWriter(self.path, self.suffix, make, context, schema=schema, partition_by=partition_by)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSink(_FileSink):
+    """Parquet files, in directories `column=value` for the columns of `partition_by`."""
+
+    partition_by: tuple[str, ...] = ()
+
+    suffix: ClassVar[str] = ".parquet"
+
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
+        """Begin to write."""
+        return self._writer(_ParquetFormat, schema, context, tuple(self.partition_by))
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSink(_FileSink):
+    """CSV files with a line of names."""
+
+    suffix: ClassVar[str] = ".csv"
+
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
+        """Begin to write."""
+        return self._writer(_CsvFormat, schema, context)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesSink(_FileSink):
+    """Files with one JSON object in each line."""
+
+    suffix: ClassVar[str] = ".jsonl"
+
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
+        """Begin to write."""
+        return self._writer(_LinesFormat, schema, context)
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    """A file being written."""
+
+    file: Any
+    format: FileFormat
+    pending: str
+    folder: str
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """A file that waits for its checkpoint: where it lies, and what it will be called."""
+
+    checkpoint: int
+    pending: str
+    final: str
+
+
+class FilesWriter:
+    """Writes the files of one task."""
+
+    def __init__(
+        self,
+        path: str,
+        suffix: str,
+        make: MakeFormat,
+        context: SinkContext,
+        *,
+        schema: Schema | None,
+        partition_by: tuple[str, ...] = (),
+    ) -> None:
+        self._path = path
+        self._suffix = suffix
+        self._make = make
+        self._context = context
+        self._schema = schema
+        self._partition_by = partition_by
+        self._open: dict[str, _OpenFile] = {}
+        #: Closed since the last checkpoint.
+        self._closed: list[_OpenFile] = []
+        self._moves: list[_Move] = []
+        self._count = 0
+        self._published = 0
+        self._stamp = int(context.clock.wall().timestamp() * 1000)
+        self._roll_at: int | None = None
+        self._is_single = (
+            not context.has_checkpoints and context.parallelism == 1 and path.endswith(suffix) and not partition_by
+        )
+
+    # -- rows -------------------------------------------------------------------------------------------------
+
+    def write(self, batch: Batch) -> None:
+        """Rows into the file that is open, or into that of their partition."""
+        if self._schema is None:
+            self._schema = batch.schema
+        if not self._partition_by:
+            self._write("", batch)
+            return
+        for folder, part in split_by(batch, self._partition_by):
+            self._write(folder, part)
+
+    def _write(self, folder: str, batch: Batch) -> None:
+        target = self._open.pop(folder, None) or self._begin(folder, batch.schema)
+        self._open[folder] = target  # the last written is the last to be closed for want of room
+        target.format.write(batch)
+        target.bytes += batch.nbytes
+        if target.bytes >= _ROLL_BYTES and not self._is_single:
+            self._close_file(folder)
+        if len(self._open) > _MOST_OPEN:
+            self._close_file(next(iter(self._open)))
+
+    def _begin(self, folder: str, schema: Schema) -> _OpenFile:
+        pending = self._path if self._is_single else self._pending_name()
+        if self._roll_at is None and not self._context.has_checkpoints and not self._is_single:
+            self._roll_at = int(self._context.clock.wall().timestamp() * 1_000_000) + _ROLL_MICROS
+        file = files.open_file(pending, "wb")
+        return _OpenFile(file, self._make(file, schema), pending, folder)
+
+    def _pending_name(self) -> str:
+        self._count += 1
+        name = f"{self._context.job}.{self._context.sink}.{self._context.subtask}.{self._stamp}-{self._count}"
+        return files.join(self._path, _PENDING, name)
+
+    def _close_file(self, folder: str) -> None:
+        target = self._open.pop(folder)
+        target.format.close()
+        target.file.close()
+        if self._context.has_checkpoints:
+            self._closed.append(target)
+        elif not self._is_single:
+            self._published += 1
+            mark = f"{self._context.job}-{self._stamp}"
+            files.rename(target.pending, self._final_name(folder, mark, self._published))
+
+    def _close_all(self) -> None:
+        for folder in list(self._open):
+            self._close_file(folder)
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def prepare(self, checkpoint: int) -> bytes:
+        """Close what is open. The files are whole and durable, and not to be seen."""
+        self._close_all()
+        self._moves += [
+            _Move(checkpoint, each.pending, self._final_name(each.folder, f"{checkpoint:012d}", number))
+            for number, each in enumerate(self._closed)
+        ]
+        self._closed = []
+        if not self._moves:
+            return b""
+        return json.dumps([[each.checkpoint, each.pending, each.final] for each in self._moves]).encode()
+
+    def _final_name(self, folder: str, mark: str, number: int) -> str:
+        name = f"part-{mark}-{self._context.subtask:04d}-{number:04d}{self._suffix}"
+        return files.join(self._path, folder, name) if folder else files.join(self._path, name)
+
+    def commit(self, checkpoint: int) -> None:
+        """Move the files of the checkpoint to their names."""
+        for move in self._moves:
+            if move.checkpoint <= checkpoint:
+                _carry_out(move)
+        self._moves = [each for each in self._moves if each.checkpoint > checkpoint]
+
+    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
+        """Move what was prepared and not moved; remove what attempts that died left behind."""
+        width, own = self._context.parallelism, self._context.subtask
+        for _checkpoint, subtask, content in prepared:
+            if subtask % width == own and content:
+                for number, pending, final in json.loads(content):
+                    _carry_out(_Move(number, pending, final))
+        if self._context.has_checkpoints:
+            self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        prefix = f"{self._context.job}.{self._context.sink}."
+        for entry in files.list_files(files.join(self._path, _PENDING)):
+            name = files.name(entry.path)
+            subtask = name.removeprefix(prefix).partition(".")[0]
+            is_ours = name.startswith(prefix) and subtask.isdecimal()
+            if is_ours and int(subtask) % self._context.parallelism == self._context.subtask:
+                files.remove(entry.path)
+
+    def flush(self) -> None:
+        """There are no checkpoints: what is open is closed, and seen."""
+        if self._is_single and not self._open and self._schema is not None:  # no rows: a file that says so
+            self._write("", pa.RecordBatch.from_pylist([], schema=self._schema))
+        self._close_all()
+
+    def next_tick(self) -> int | None:
+        """When files are to be closed that nobody sees before."""
+        return self._roll_at if self._open else None
+
+    def on_tick(self, now: int) -> None:
+        """Close them; the next rows begin new ones."""
+        self._roll_at = None
+        self._close_all()
+
+    def close(self) -> None:
+        """Throw away what was not committed."""
+        for each in self._open.values():
+            # A format that is not closed writes its end when it is collected, into a file that is closed by then.
+            with contextlib.suppress(OSError, ShoalError, pa.ArrowException):
+                each.format.close()
+            each.file.discard()
+        self._open.clear()
+
+
+def _carry_out(move: _Move) -> None:
+    try:
+        files.rename(move.pending, move.final)
+    except NotFoundError as error:
+        if not files.exists(move.final):  # else it was moved before the crash
+            raise CheckpointError(
+                f"{move.pending}, which checkpoint {move.checkpoint} has prepared, is gone",
+                hint="somebody removed files below .pending",
+            ) from error
+
+
+def split_by(batch: Batch, names: tuple[str, ...]) -> list[tuple[str, Batch]]:
+    """A batch cut by the values of columns, with the directory of each part. The columns are in the names alone."""
+    missing = [name for name in names if name not in batch.schema.names]
+    if missing:
+        raise InvalidError([problem("partition_by", name, "must be a column") for name in missing])
+    keys = batch.select(list(names))
+    table = pa.Table.from_batches([keys.append_column("__row", pa.array(range(batch.num_rows)))])
+    groups = table.group_by(list(names), use_threads=False).aggregate([("__row", "list")])
+    rest = batch.drop_columns(list(names))
+    found: list[tuple[str, Batch]] = []
+    for row in range(groups.num_rows):
+        folder = "/".join(f"{name}={_folder(groups[name][row].as_py())}" for name in names)
+        found.append((folder, rest.take(groups["__row_list"][row].values)))
+    return found
+
+
+def _folder(value: Any) -> str:
+    if value is None:
+        return "__HIVE_DEFAULT_PARTITION__"
+    text: str = pc.utf8_replace_slice(pa.scalar(str(value)), 200, 1 << 30, "").as_py()
+    return "".join(each if each.isalnum() or each in "-_.: " else f"%{ord(each):02X}" for each in text)

@@ -1,0 +1,433 @@
+"""Files as sources: Parquet, CSV and JSON lines, each file a split. All of them through `shoal.core.files`.
+
+The sinks beside them are in `shoal.dataflow.connectors.file_sinks`, and can be had from here too.
+
+A path is a file, a directory, or a name with `*` in its last part. Names that begin with a dot or an underscore are
+left out, as are files of other kinds in a directory.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+import pyarrow.parquet as pq
+
+from shoal.core import files
+from shoal.core.clock import Clock
+from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.dataflow.connectors.base import Fetched, Split
+from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
+from shoal.dataflow.connectors.rows import empty_batch, poison_batch, sift
+from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.logical import OnError
+
+__all__ = ["CsvSink", "CsvSource", "JsonLinesSink", "JsonLinesSource", "ParquetSink", "ParquetSource"]
+
+_BLOCK = 1024 * 1024
+_SAMPLE = 256 * 1024
+
+_NOTHING: frozenset[Split] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows from a file, the place right after them, and what could not be read."""
+
+    batch: Batch
+    position: Any
+    poison: Batch | None = None
+
+
+class Opened(Protocol):
+    """One file being read."""
+
+    def read(self, max_rows: int) -> Piece | None:
+        """The next rows; None at the end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+def find_files(path: str, suffixes: Sequence[str]) -> list[str]:
+    """The files that a path means, by name."""
+    last = files.name(path)
+    if "*" in last or "?" in last:
+        entries = files.list_files(files.parent(path))
+        found = [
+            each.path for each in entries if not each.is_directory and fnmatch.fnmatch(files.name(each.path), last)
+        ]
+    elif not files.exists(path):
+        raise NotFoundError("file", path)
+    else:
+        found = _in_directory(path, suffixes) if _is_directory(path) else [path]
+    if not found:
+        raise NotFoundError("file", path, hint=f"there is no {' or '.join(suffixes)} file there")
+    return sorted(found)
+
+
+def _is_directory(path: str) -> bool:
+    above, last = files.parent(path), files.name(path)
+    return any(each.is_directory for each in files.list_files(above) if files.name(each.path) == last) if last else True
+
+
+def _in_directory(path: str, suffixes: Sequence[str]) -> list[str]:
+    entries = files.list_files(path, recursive=True)
+    base = len(path.rstrip("/").split("/"))
+    return [
+        each.path
+        for each in entries
+        if each.path.endswith(tuple(suffixes))
+        and not any(part.startswith((".", "_")) for part in each.path.split("/")[base:])
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _FileSource:
+    """What the three kinds have in common."""
+
+    path: str
+    columns: tuple[str, ...] | None = None
+    batch_size: int = 65_536
+    on_error: OnError = OnError.FAIL
+    schema: Schema | None = None
+
+    suffixes: ClassVar[tuple[str, ...]] = ("",)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Files end."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        return self.path
+
+    def find_splits(self) -> Sequence[Split]:
+        """The files."""
+        return tuple(Split(path) for path in find_files(self.path, self.suffixes))
+
+    def find_schema(self) -> Schema:
+        """The columns of the first file."""
+        schema = self.schema if self.schema is not None else self._look(find_files(self.path, self.suffixes)[0])
+        if self.columns is None:
+            return schema
+        missing = [name for name in self.columns if name not in schema.names]
+        if missing:
+            rule = f"must be one of {', '.join(schema.names)}"
+            raise InvalidError([problem("column", name, rule) for name in missing], what=self.path)
+        return pa.schema([schema.field(name) for name in self.columns])
+
+    def open_reader(self, splits: Sequence[Split], schema: Schema, *, clock: Clock) -> FilesReader:
+        """Begin to read."""
+        return FilesReader(splits, lambda path, position: self._open(path, schema, position))
+
+    def _look(self, path: str) -> Schema:
+        raise NotImplementedError
+
+    def _open(self, path: str, schema: Schema, position: Any) -> Opened:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetSource(_FileSource):
+    """Parquet files."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+
+    def with_columns(self, names: tuple[str, ...]) -> ParquetSource:
+        """The same with these columns only: the others are not read."""
+        return replace(self, columns=names)
+
+    def _look(self, path: str) -> Schema:
+        with files.open_file(path) as file:
+            return pq.read_schema(file)
+
+    def _open(self, path: str, schema: Schema, position: Any) -> Opened:
+        return _OpenedParquet(path, schema, self.batch_size, int(position or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class CsvSource(_FileSource):
+    """CSV files with a line of names."""
+
+    delimiter: str = ","
+
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".tsv")
+
+    def with_columns(self, names: tuple[str, ...]) -> CsvSource:
+        """The same with these columns only."""
+        return replace(self, columns=names)
+
+    def _look(self, path: str) -> Schema:
+        with files.open_file(path) as file, _csv_reader(file, self.delimiter, None, 0, None) as reader:
+            return reader.schema
+
+    def _open(self, path: str, schema: Schema, position: Any) -> Opened:
+        return _OpenedCsv(path, schema, self, int(position or 0))
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesSource(_FileSource):
+    """Files with one JSON object in each line."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
+
+    def with_columns(self, names: tuple[str, ...]) -> JsonLinesSource:
+        """The same with these columns only."""
+        return replace(self, columns=names)
+
+    def _look(self, path: str) -> Schema:
+        with files.open_file(path) as file:
+            sample = file.read(_SAMPLE)
+        whole = sample[: sample.rfind(b"\n") + 1] or sample
+        try:
+            return pa_json.read_json(pa.BufferReader(whole)).schema
+        except pa.ArrowInvalid as error:
+            raise InvalidError([problem(path, None, f"is not JSON lines: {error}")]) from error
+
+    def _open(self, path: str, schema: Schema, position: Any) -> Opened:
+        return _OpenedLines(path, schema, self.on_error, int(position or 0))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class FilesReader:
+    """Reads files one after the other."""
+
+    def __init__(self, splits: Sequence[Split], open_file: Callable[[str, Any], Opened]) -> None:
+        self._left = list(splits)
+        self._open_file = open_file
+        self._positions: dict[str, Any] = {}
+        self._opened: Opened | None = None
+        self._ended: set[Split] = set()
+
+    def seek(self, split: Split, position: Any) -> None:
+        """Go on after a place."""
+        self._positions[split.name] = position
+
+    def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
+        """The next rows of the file that it is at."""
+        while self._left:
+            split = self._left[0]
+            if self._opened is None:
+                self._opened = self._open_file(split.name, self._positions.get(split.name))
+            piece = self._opened.read(max_rows)
+            if piece is not None:
+                return Fetched(split, piece.batch, piece.position, poison=piece.poison)
+            self._close_file()
+            self._ended.add(self._left.pop(0))
+        return None
+
+    def ended(self) -> frozenset[Split]:
+        """The files that were read to their end."""
+        return frozenset(self._ended) if self._ended else _NOTHING
+
+    def close(self) -> None:
+        """Let go of the file that it is at."""
+        self._close_file()
+
+    def _close_file(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.close()
+
+
+class _OpenedParquet:
+    """The position is a number of rows: reading goes on in the row group that holds it."""
+
+    def __init__(self, path: str, schema: Schema, batch_size: int, position: int) -> None:
+        self._file = files.open_file(path)
+        parquet = pq.ParquetFile(self._file)
+        groups, skip = _groups_from(parquet, position)
+        self._row = position - skip
+        self._skip = skip
+        self._schema = schema
+        self._batches: Iterator[Batch] = parquet.iter_batches(
+            batch_size=batch_size, row_groups=groups, columns=schema.names, use_threads=False
+        )
+        self._rest: Batch | None = None
+
+    def read(self, max_rows: int) -> Piece | None:
+        while True:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            self._rest = None
+            if batch is None:
+                return None
+            if self._skip:
+                skipped = min(self._skip, batch.num_rows)
+                self._skip -= skipped
+                self._row += skipped
+                batch = batch.slice(skipped)
+            if batch.num_rows > max_rows:
+                batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
+            if batch.num_rows:
+                self._row += batch.num_rows
+                return Piece(_fit(batch, self._schema), self._row)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _fit(batch: Batch, schema: Schema) -> Batch:
+    if batch.schema.equals(schema):
+        return batch
+    return batch.select(schema.names).cast(schema)
+
+
+def _groups_from(parquet: Any, position: int) -> tuple[list[int], int]:
+    """The row groups from a row on, and how many rows of the first to leave out."""
+    start = 0
+    for group in range(parquet.num_row_groups):
+        rows = parquet.metadata.row_group(group).num_rows
+        if position < start + rows:
+            return list(range(group, parquet.num_row_groups)), position - start
+        start += rows
+    return [], 0
+
+
+def _csv_reader(
+    file: Any, delimiter: str, schema: Schema | None, skip: int, on_invalid: Callable[[Any], str] | None
+) -> Any:
+    return pa_csv.open_csv(
+        file,
+        read_options=pa_csv.ReadOptions(block_size=_BLOCK, skip_rows_after_names=skip, use_threads=False),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=on_invalid),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=schema, include_columns=None if schema is None else schema.names
+        ),
+    )
+
+
+@dataclass(slots=True)
+class _Invalid:
+    """Lines that have the wrong number of fields, collected while a file is parsed."""
+
+    lines: list[tuple[Any, str]] = field(default_factory=list)
+
+    def __call__(self, row: Any) -> str:
+        self.lines.append((row.text, f"{row.actual_columns} fields instead of {row.expected_columns}"))
+        return "skip"
+
+    def take(self) -> Batch | None:
+        lines, self.lines = self.lines, []
+        return poison_batch(lines) if lines else None
+
+
+class _OpenedCsv:
+    """The position is a number of lines. Where bad rows do not fail the run, fields are read as text and cast here."""
+
+    def __init__(self, path: str, schema: Schema, source: CsvSource, position: int) -> None:
+        self._file = files.open_file(path)
+        self._schema = schema
+        self._row = position
+        self._is_strict = source.on_error is OnError.FAIL
+        self._invalid = _Invalid()
+        as_text = pa.schema([pa.field(name, pa.utf8()) for name in schema.names])
+        self._reader = _csv_reader(
+            self._file,
+            source.delimiter,
+            schema if self._is_strict else as_text,
+            position,
+            None if self._is_strict else self._invalid,
+        )
+        self._rest: Batch | None = None
+
+    def read(self, max_rows: int) -> Piece | None:
+        while True:
+            batch = self._rest if self._rest is not None else self._next()
+            self._rest = None
+            poison = self._invalid.take()
+            self._row += 0 if poison is None else poison.num_rows
+            if batch is None:
+                return None if poison is None else Piece(empty_batch(self._schema), self._row, poison)
+            if batch.num_rows > max_rows:
+                batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
+            if batch.num_rows or poison is not None:
+                self._row += batch.num_rows
+                return self._piece(batch, poison)
+
+    def _next(self) -> Batch | None:
+        try:
+            return self._reader.read_next_batch()
+        except StopIteration:
+            return None
+
+    def _piece(self, batch: Batch, poison: Batch | None) -> Piece:
+        if self._is_strict:
+            return Piece(batch, self._row, poison)
+        rows = list(range(batch.num_rows))
+        good, bad = sift(rows, lambda part: batch.slice(part[0], len(part)).cast(self._schema), self._schema)
+        if bad is not None:
+            shown = [
+                (batch.slice(int(row), 1).to_pylist()[0], error) for row, error in zip(*_columns(bad), strict=True)
+            ]
+            more = poison_batch(shown)
+            poison = more if poison is None else pa.concat_batches([poison, more])
+        return Piece(good, self._row, poison)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._file.close()
+
+
+def _columns(poison: Batch) -> tuple[list[str], list[str]]:
+    return poison.column("value").to_pylist(), poison.column("error").to_pylist()
+
+
+class _OpenedLines:
+    """The position is a number of bytes. Blocks are cut behind their last whole line."""
+
+    def __init__(self, path: str, schema: Schema, policy: OnError, position: int) -> None:
+        self._file = files.open_file(path)
+        self._file.seek(position)
+        self._schema = schema
+        self._policy = policy
+        self._place = position
+        self._rest = b""
+
+    def read(self, max_rows: int) -> Piece | None:
+        block = self._block()
+        if not block:
+            return None
+        self._place += len(block)
+        batch, poison = self._parse(block)
+        return Piece(batch, self._place, poison)
+
+    def _block(self) -> bytes:
+        content = self._rest
+        while True:
+            more = self._file.read(_BLOCK)
+            content += more
+            cut = content.rfind(b"\n") + 1
+            if cut or not more:
+                cut = cut if more else len(content)
+                self._rest = content[cut:]
+                return content[:cut]
+
+    def _parse(self, block: bytes) -> tuple[Batch, Batch | None]:
+        options = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore")
+
+        def convert(lines: Sequence[bytes]) -> Batch:
+            table = pa_json.read_json(pa.BufferReader(b"\n".join(lines)), parse_options=options)
+            if table.num_rows != len(lines):
+                raise ValueError("not one JSON object in each line")
+            return table.combine_chunks().to_batches()[0] if table.num_rows else empty_batch(self._schema)
+
+        lines = [line for line in block.split(b"\n") if line.strip()]
+        if self._policy is OnError.FAIL:
+            return (convert(lines) if lines else empty_batch(self._schema)), None
+        return sift(lines, convert, self._schema)
+
+    def close(self) -> None:
+        self._file.close()

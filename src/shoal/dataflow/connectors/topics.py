@@ -1,0 +1,297 @@
+"""Topics as sources and sinks: Kafka, or the local log.
+
+A source reads each partition as a split, from offsets that lie in the checkpoint. What a sink writes with is in
+`shoal.dataflow.connectors.topic_writers`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from shoal.core.clock import Clock
+from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of
+from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, Target, TopicWriter
+from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.logical import OnError
+from shoal.topics.base import (
+    Reader,
+    Reset,
+    TopicPartition,
+    start_offsets,
+)
+from shoal.topics.codecs import Codec, codec
+from shoal.topics.headers import event_times, trace_ids
+
+#: Records that are looked at for the columns of a topic that declares none.
+_SAMPLE = 100
+_SAMPLE_SECONDS = 1.0
+_FETCH_BYTES = 8 * 1024 * 1024
+
+_NOTHING: frozenset[Split] = frozenset()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Source
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSource:
+    """A topic to be read."""
+
+    topic: str
+    broker: str
+    group: str = ""
+    codec: str = "json"
+    #: Where to begin without a checkpoint: earliest, latest, or committed (the group's offsets, else the earliest).
+    start: str = "earliest"
+    #: Options of the codec.
+    options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    schema: Schema | None = None
+    on_error: OnError = OnError.FAIL
+    #: Read up to what was there at the start, and end.
+    bounded: bool = False
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.start not in {"earliest", "latest", "committed"}:
+            raise InvalidError([problem("start", self.start, "must be earliest, latest or committed")])
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it ends."""
+        return self.bounded
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        return f"topic {self.topic}"
+
+    def with_columns(self, names: tuple[str, ...]) -> TopicSource:
+        """The same with these columns only."""
+        return replace(self, columns=names)
+
+    def make_codec(self) -> Codec:
+        """What decodes its records."""
+        return codec(self.codec, **dict(self.options))
+
+    def find_schema(self) -> Schema:
+        """The declared columns, else those of a sample. An empty topic has none to show."""
+        schema = self.schema if self.schema is not None else self._sample()
+        return schema if self.columns is None else pa.schema([schema.field(name) for name in self.columns])
+
+    def find_splits(self) -> Sequence[Split]:
+        """Its partitions."""
+        with topics_of(self.broker) as topics:
+            try:
+                count = topics.describe(self.topic).partitions
+            except NotFoundError as error:
+                hint = f"write to it first, or name it in the program: app.topic({self.topic!r}, schema=…) makes it"
+                raise NotFoundError("topic", self.topic, hint=hint) from error
+        return tuple(Split(str(number)) for number in range(count))
+
+    def open_reader(self, splits: Sequence[Split], schema: Schema, *, clock: Clock) -> TopicReader:
+        """Begin to read."""
+        return TopicReader(self, splits, schema)
+
+    def _sample(self) -> Schema:
+        with topics_of(self.broker) as topics:
+            partitions = topics.describe(self.topic).topic_partitions()
+            with topics.reader(reset=Reset.EARLIEST) as reader:
+                reader.assign(topics.first_offsets(partitions))
+                fetched = reader.read(max_records=_SAMPLE, timeout=_SAMPLE_SECONDS)
+        if not fetched:
+            raise InvalidError(
+                [problem(f"topic {self.topic}", None, "is empty, so its columns are not known")],
+                hint=f'say them: app.topic("{self.topic}", schema=pa.schema([("id", pa.int64()), …]))',
+            )
+        return _guess(self.codec, fetched[0].batch.column("value"), self.topic)
+
+
+def _guess(name: str, values: Any, topic: str) -> Schema:
+    """The columns that a sample of values has."""
+    try:
+        if name == "json":
+            import pyarrow.json
+
+            joined = b"\n".join(value for value in values.to_pylist() if value is not None)
+            return pyarrow.json.read_json(pa.BufferReader(joined)).schema
+        if name == "arrow":
+            return pa.ipc.open_stream(values[0].as_buffer()).schema
+        if name in {"raw", "bytes"}:
+            return pa.schema([pa.field("value", pa.binary())])
+        if name == "string":
+            return pa.schema([pa.field("value", pa.utf8())])
+    except (pa.ArrowException, ValueError) as error:
+        rule = f"has records that are no {name}: {error}"
+        raise InvalidError([problem(f"topic {topic}", None, rule)], hint="say its codec and its columns") from error
+    hint = f'say them: app.topic("{topic}", schema=pa.schema([("id", pa.int64()), …]))'
+    raise InvalidError([problem(f"topic {topic}", name, "the columns of this codec must be declared")], hint=hint)
+
+
+class TopicReader:
+    """Reads partitions. The position of one is its next offset."""
+
+    def __init__(self, source: TopicSource, splits: Sequence[Split], schema: Schema) -> None:
+        self._source = source
+        self._schema = schema
+        self._codec = source.make_codec()
+        self._splits = {self._partition(split): split for split in splits}
+        self._sought: dict[TopicPartition, int] = {}
+        self._ends: dict[TopicPartition, int] = {}
+        self._waiting: deque[Any] = deque()
+        self._needs_times = self._needs_traces = True
+        self._has_headers = False
+        self._reader: Reader | None = None
+        self._topics = take_topics(source.broker)
+
+    def need(self, *, times: bool, traces: bool) -> None:
+        """What of a record is read beside its value."""
+        self._needs_times, self._needs_traces = times, traces
+
+    def seek(self, split: Split, position: Any) -> None:
+        """Go on with an offset."""
+        self._sought[self._partition(split)] = int(position)
+
+    def places(self) -> Mapping[str, Any]:
+        """Where it begins: without it a topic that is read from its end would lose what came before a restart."""
+        return {str(each.partition): offset for each, offset in self._begin().positions().items()}
+
+    def add(self, splits: Sequence[Split]) -> None:
+        """Read new partitions too."""
+        self._splits |= {self._partition(split): split for split in splits}
+        if self._reader is not None:
+            here = dict(self._reader.positions())
+            new = [self._partition(split) for split in splits]
+            self._reader.assign(here | self._topics.first_offsets(new))
+
+    def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
+        """The records of one partition."""
+        if not self._splits:
+            return None
+        reader = self._begin()
+        if not self._waiting:
+            if self._source.bounded:
+                timeout = min(timeout, 0.2)
+            self._waiting.extend(reader.read(max_records=max_rows, max_bytes=_FETCH_BYTES, timeout=timeout))
+        if not self._waiting:
+            return None
+        fetched = self._waiting.popleft()
+        return self._decode(fetched.topic_partition, self._before_end(fetched), fetched.next_offset)
+
+    def ended(self) -> frozenset[Split]:
+        """Of a bounded source: the partitions that were read up to where they ended at the start."""
+        if not self._source.bounded or self._reader is None or self._waiting:
+            return frozenset(self._splits.values()) if self._source.bounded and not self._splits else _NOTHING
+        here = self._reader.positions()
+        return frozenset(self._splits[each] for each, end in self._ends.items() if here.get(each, 0) >= end)
+
+    def wake(self) -> None:
+        """End a read that waits."""
+        if self._reader is not None:
+            self._reader.wake()
+
+    def close(self) -> None:
+        """Let go of the partitions."""
+        if self._reader is not None:
+            self._reader.close()
+        return_topics(self._source.broker)
+
+    def _partition(self, split: Split) -> TopicPartition:
+        return TopicPartition(self._source.topic, int(split.name))
+
+    def _begin(self) -> Reader:
+        if self._reader is None:
+            rest = self._splits.keys() - self._sought.keys()
+            self._reader = self._topics.reader(columns=self._columns())
+            self._reader.assign(self._sought | self._start(rest))
+            if self._source.bounded:
+                self._ends = self._topics.next_offsets(self._splits)
+        return self._reader
+
+    def _columns(self) -> list[str]:
+        """Those of a record that are looked at. What cannot be read is shown with its key."""
+        columns = ["offset", "key", "value"]
+        if self._needs_times:
+            columns.append("timestamp")
+        if self._needs_times or self._needs_traces:  # event times are in the headers, too
+            columns.append("headers")
+        return columns
+
+    def _start(self, partitions: Any) -> dict[TopicPartition, int]:
+        if self._source.start == "committed" and self._source.group:
+            return start_offsets(self._topics, self._source.group, partitions)
+        if self._source.start == "latest":
+            return self._topics.next_offsets(partitions)
+        return self._topics.first_offsets(partitions)
+
+    def _before_end(self, fetched: Any) -> Batch:
+        """Of a bounded source what was there at the start; what came since is left out."""
+        end = self._ends.get(fetched.topic_partition)
+        batch = fetched.batch
+        if end is None or fetched.next_offset <= end:
+            return batch
+        offsets = batch.column(0).to_numpy()
+        return batch.slice(0, int(offsets.searchsorted(end)))
+
+    def _decode(self, partition: TopicPartition, batch: Batch, position: int) -> Fetched:
+        decoded = self._codec.decode(batch, self._schema)
+        traces = self._traces(batch)
+        times = event_times(batch) if self._needs_times or traces is not None else None
+        if decoded.rows.num_rows != batch.num_rows or decoded.poison.num_rows:
+            times = None if times is None else times.take(decoded.records)
+            traces = None if traces is None else traces.take(decoded.records)
+        poison = decoded.poison if decoded.poison.num_rows else None
+        return Fetched(self._splits[partition], decoded.rows, position, poison=poison, times=times, traces=traces)
+
+    def _traces(self, batch: Batch) -> Any:
+        """The traces, from the first batch on that has one: rows without headers carry no column for them."""
+        headers = batch.column(batch.schema.get_field_index("headers"))
+        if not self._needs_traces:
+            return None
+        if not self._has_headers and headers.null_count == len(headers):
+            return None
+        self._has_headers = True
+        return trace_ids(batch)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sink
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSink:
+    """A topic to be written. It is made when it is not there."""
+
+    topic: str
+    broker: str
+    codec: str = "json"
+    #: The column that decides the partition; empty for records without a key.
+    key: str | None = None
+    #: Options of the codec.
+    options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    partitions: int = 1
+    #: The engine's own columns become headers and timestamps of the records.
+    takes_hidden: bool = True
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """A log holds rows that stay, and changes too where a key says whose they are."""
+        return frozenset({SinkMode.APPEND, SinkMode.UPSERT} if self.key else {SinkMode.APPEND})
+
+    @property
+    def label(self) -> str:
+        """What explain() calls it."""
+        return f"topic {self.topic}"
+
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> TopicWriter | ExactTopicWriter:
+        """Begin to write."""
+        recording = Recording(codec(self.codec, **dict(self.options)), self.key)
+        target = Target(self.topic, self.broker, self.partitions)
+        return ExactTopicWriter(target, recording, context) if context.exactly_once else TopicWriter(target, recording)

@@ -1,0 +1,464 @@
+"""The steps of one task, called one by the other; and the routers, by which rows leave the task.
+
+Built by `shoal.dataflow.execution.planner`, driven by `shoal.dataflow.execution.task` from one thread. A step is called
+with a batch and puts its rows into its output, which calls the steps behind it: no queue, no thread and no copy lies
+between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from shoal.dataflow.execution.channels import Channel, Idle
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Watermark
+from shoal.dataflow.language.failures import OperatorFailedError
+from shoal.dataflow.language.logical import Location
+from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.plan.physical import MAIN
+
+Receiver: TypeAlias = Callable[[Batch], None]
+
+
+class StepOutput:
+    """Where a step puts its rows; counts them on the way."""
+
+    __slots__ = ("batches", "dropped", "rows", "settle", "sides", "targets")
+
+    def __init__(self) -> None:
+        #: Lets event time move on while a step is still putting rows out. Set by the chain.
+        self.settle: Callable[[], None] = _nothing
+        self.targets: list[Receiver] = []
+        self.sides: dict[str, list[Receiver]] = {}
+        self.rows = 0
+        self.batches = 0
+        self.dropped = 0
+
+    def emit(self, batch: Batch) -> None:
+        """Rows for the steps behind. A batch without rows goes nowhere."""
+        rows = batch.num_rows
+        if rows:
+            self.rows += rows
+            self.batches += 1
+            for target in self.targets:
+                target(batch)
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        """Rows for a side output; counted as dropped when nobody reads it."""
+        if not batch.num_rows:
+            return
+        targets = self.sides.get(tag)
+        if not targets:
+            self.dropped += batch.num_rows
+            return
+        for target in targets:
+            target(batch)
+
+    def connect(self, tag: str, target: Receiver) -> None:
+        """Let somebody have what is put out ahead, or on the side."""
+        (self.targets if tag == MAIN else self.sides.setdefault(tag, [])).append(target)
+
+
+def _nothing() -> None:
+    """There is no chain yet."""
+
+
+class Router:
+    """The sending end of an edge, in one task: shares rows out over channels, and tells all of them the rest."""
+
+    def __init__(self, channels: Sequence[Channel], share: Share) -> None:
+        self._channels = tuple(channels)
+        self._share = share
+        self._watermark = START_OF_TIME
+        self._idle = False
+
+    def send(self, batch: Batch) -> None:
+        """Rows, each to the task that it belongs to. Waits while a channel is full."""
+        if self._idle and self._watermark > START_OF_TIME:
+            # Everyone is to hear that rows come again, also who gets none of them: the tasks behind have one watermark.
+            self._tell(Watermark(self._watermark))
+        self._idle = False
+        for index, part in self._share(batch):
+            self._channels[index].put(part)
+
+    def advance(self, watermark: int) -> None:
+        """Tell the watermark when it has grown."""
+        if watermark > self._watermark:
+            self._watermark = watermark
+            self._tell(Watermark(watermark))
+            self._idle = False
+
+    def rest(self) -> None:
+        """Tell that nothing is expected for now."""
+        if not self._idle:
+            self._idle = True
+            self._tell(Idle())
+
+    def barrier(self, checkpoint: int) -> None:
+        """Pass a barrier on."""
+        self._tell(Barrier(checkpoint))
+
+    def end(self) -> None:
+        """Nothing comes any more."""
+        self._tell(End())
+
+    def _tell(self, element: Watermark | Barrier | End | Idle) -> None:
+        for channel in self._channels:
+            channel.put(element)
+
+
+#: How rows are shared out: parts of a batch, with the number of the channel for each.
+Share: TypeAlias = Callable[[Batch], Iterable[tuple[int, Batch]]]
+
+
+@runtime_checkable
+class TimeMaker(Protocol):
+    """An operator that makes event time of its own, and so says itself when it is idle."""
+
+    def is_idle(self) -> bool:
+        """Whether no row came for so long that nobody should wait for its time."""
+        ...
+
+
+class SinkOperator(Protocol):
+    """An operator that commits with checkpoints."""
+
+    def prepare(self, checkpoint: int) -> OperatorState:
+        """Write ahead what is not committed."""
+        ...
+
+    def commit(self, checkpoint: int) -> None:
+        """Make it visible."""
+        ...
+
+    def flush(self) -> None:
+        """Without checkpoints: make everything visible."""
+        ...
+
+    def restore_sink(self, states: Sequence[tuple[int, int, OperatorState]]) -> None:
+        """Go on from (checkpoint, subtask, state) of every task of the checkpoint."""
+        ...
+
+
+@dataclass(slots=True)
+class RunningStep:
+    """A step in a task. Without an operator rows go through it as they are."""
+
+    uid: str
+    name: str
+    context: Context
+    operator: Operator | None
+    at: Location | None = None
+    #: The steps of this chain that it reads, each with the input that it is to this one; none for the first.
+    parents: tuple[tuple[int, int], ...] = ()
+    output: StepOutput = field(default_factory=StepOutput)
+    routers: list[Router] = field(default_factory=list)
+    sink: SinkOperator | None = None
+    is_source: bool = False
+    #: Whether it has put out what was left, now or before the checkpoint that it goes on from.
+    has_ended: bool = False
+    watermark: int = START_OF_TIME
+    #: The watermark of what comes out of it, and of each of its inputs.
+    behind: int = START_OF_TIME
+    port_watermarks: dict[int, int] = field(default_factory=dict)
+
+    def overrides(self, method: str) -> bool:
+        """Whether the operator does something of its own there: what nobody listens to is not called."""
+        return self.operator is not None and getattr(type(self.operator), method) is not getattr(Operator, method)
+
+    def receiver(self, port: int) -> Receiver:
+        """What calls the operator with a batch, and says which one it was when it raises."""
+        if self.operator is None:
+            return self.output.emit
+        process, output, failed = self.operator.process, self.output, self.failed
+
+        def receive(batch: Batch) -> None:
+            try:
+                process(batch, output, port=port)
+            except OperatorFailedError:  # of a step behind this one: it has its name already
+                raise
+            except Exception as error:
+                raise failed(error) from error
+
+        return receive
+
+    def failed(self, error: Exception) -> Exception:
+        """The error with the step's name."""
+        return OperatorFailedError(self.name, error, at=self.at, subtask=self.context.subtask)
+
+    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the operator, with the step's name on what it raises."""
+        try:
+            return method(*arguments)
+        except OperatorFailedError:
+            raise
+        except Exception as error:
+            raise self.failed(error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What a step has put out so far."""
+
+    uid: str
+    name: str
+    subtask: int
+    rows: int
+    batches: int
+    #: Rows for side outputs that nobody reads.
+    dropped: int
+    watermark: int
+    #: What the operator counts itself: rows that were late or skipped, keys that it holds.
+    statistics: Mapping[str, int]
+
+
+#: The state of a step that has put everything out: there is nothing left in it, and nothing more to come.
+_ENDED = b"ended"
+_OVER = OperatorState(shared=_ENDED)
+
+
+class Chain:
+    """The steps of one task, in an order in which none comes before those that it reads."""
+
+    def __init__(self, steps: Sequence[RunningStep]) -> None:
+        self._steps = tuple(steps)
+        self._sinks = [(step, step.sink) for step in steps if step.sink is not None]
+        self._opened: list[RunningStep] = []
+        self._heard = START_OF_TIME
+        self._has_routers = any(step.routers for step in steps)
+        self._shifting = {index for index, step in enumerate(steps) if step.overrides("output_watermark")}
+        self._hearing = {index for index, step in enumerate(steps) if step.overrides("on_port_watermark")}
+        self._idlers = _time_makers(steps)
+        self.makes_time = bool(self._idlers)
+        self._ticking = [step for step in steps if step.overrides("next_tick")]
+        self.has_preferences = self._steps[0].overrides("preferred_ports")
+        for step in steps:
+            step.output.settle = self.settle
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether there is something to commit."""
+        return bool(self._sinks)
+
+    @property
+    def first(self) -> RunningStep:
+        """The step that the task's own input goes to."""
+        return self._steps[0]
+
+    # -- life -------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open every step, from the last to the first: whoever emits finds those behind it ready."""
+        for step in reversed(self._steps):
+            if step.operator is not None:
+                self._opened.append(step)
+                step.call(step.operator.open, step.context)
+
+    def restore(self, states: Mapping[str, Sequence[tuple[int, int, OperatorState]]]) -> None:
+        """Go on from (checkpoint, subtask, state) of each step. Sinks hear of it also when there is nothing."""
+        for step in self._steps:
+            found = states.get(step.uid, ())
+            if step.sink is not None:
+                step.call(step.sink.restore_sink, found)
+            elif step.operator is not None and found:
+                self._restore_step(step, step.operator, [state for _checkpoint, _subtask, state in found])
+
+    def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[OperatorState]) -> None:
+        ended = [state.shared == _ENDED for state in states]
+        place, width = step.context.subtask, step.context.parallelism
+        step.has_ended = all(ended) or (len(ended) == width and ended[place])
+        step.call(operator.restore, [state for state, over in zip(states, ended, strict=True) if not over])
+
+    def end(self) -> None:
+        """All inputs have ended. Steps put out what is left only if event time has come to its end, too."""
+        if self._heard == END_OF_TIME:
+            for step in self._steps:
+                self._end_step(step)
+                self.settle()  # a step that held rows back has let go of them, and of event time behind it
+        for step in self._steps:
+            for router in step.routers:
+                router.end()
+
+    def _end_step(self, step: RunningStep) -> None:
+        """Let a step put out what is left, once in the life of a job: what a checkpoint has of its end is its output.
+
+        Called when event time comes to its end, before those behind it hear of that: what it puts out is not late.
+        """
+        operator = step.operator
+        if operator is None or step.has_ended:
+            return
+        step.has_ended = True
+        if len(step.parents) > 1:
+            for _parent, port in step.parents:
+                step.call(operator.on_port_end, port, step.output)
+        step.call(operator.on_end, step.output)
+
+    def close(self) -> list[Exception]:
+        """Close every step that was opened, whatever the others do; gives what they raised."""
+        errors: list[Exception] = []
+        while self._opened:
+            step = self._opened.pop()
+            try:
+                if step.operator is not None:
+                    step.operator.close()
+            except Exception as error:  # noqa: BLE001 - the others are to be closed all the same; it is handed on
+                errors.append(step.failed(error))
+        return errors
+
+    # -- event time -------------------------------------------------------------------------------------------
+
+    def advance(self, watermark: int) -> None:
+        """Event time has come so far on all inputs of the task: tell each step, in order."""
+        if watermark > self._heard:
+            self._heard = watermark
+            self._propagate()
+
+    def advance_port(self, port: int, watermark: int) -> None:
+        """Event time has come so far on one input of the task."""
+        if 0 in self._hearing:
+            self._tell_port(self._steps[0], port, watermark)
+            self.settle()
+
+    def end_port(self, port: int) -> None:
+        """One input of the task has ended, with event time at its end."""
+        step = self._steps[0]
+        if step.operator is not None:
+            step.call(step.operator.on_port_end, port, step.output)
+            self.settle()
+
+    def settle(self) -> None:
+        """Something went through: steps that shift event time may have moved on."""
+        if self._shifting:
+            self._propagate()
+
+    def rest(self, *, is_empty: bool = False) -> None:
+        """All inputs of the task are idle; with `is_empty` there are none, so that nothing can be expected at all."""
+        if self._has_routers:
+            self._spread_rest(True, is_empty=is_empty)
+
+    def look_idle(self) -> None:
+        """Steps that make event time of their own may have become idle, whatever the task's inputs are."""
+        if self.makes_time:
+            self._spread_rest(False, is_empty=False)
+
+    def _spread_rest(self, first: bool, *, is_empty: bool) -> None:
+        resting: list[bool] = []
+        for index, step in enumerate(self._steps):
+            if index in self._idlers:
+                rests = is_empty or self._idlers[index].is_idle()
+            else:
+                rests = all(resting[parent] for parent, _port in step.parents) if step.parents else first
+            resting.append(rests)
+            if rests:
+                for router in step.routers:
+                    router.rest()
+
+    def _propagate(self) -> None:
+        for index, step in enumerate(self._steps):
+            before = self._heard
+            if step.parents:
+                before = min(self._steps[parent].behind for parent, _port in step.parents)
+                if index in self._hearing:
+                    for parent, port in step.parents:
+                        self._tell_port(step, port, self._steps[parent].behind)
+            self._tell(index, step, before)
+
+    def _tell(self, index: int, step: RunningStep, watermark: int) -> None:
+        operator = step.operator
+        if watermark > step.watermark:
+            step.watermark = watermark
+            if operator is not None:
+                step.call(operator.on_watermark, watermark, step.output)
+            if watermark == END_OF_TIME:
+                self._end_step(step)
+        behind = watermark if operator is None or index not in self._shifting else operator.output_watermark(watermark)
+        if behind > step.behind:
+            step.behind = behind
+            for router in step.routers:
+                router.advance(behind)
+
+    def _tell_port(self, step: RunningStep, port: int, watermark: int) -> None:
+        if watermark > step.port_watermarks.get(port, START_OF_TIME) and step.operator is not None:
+            step.port_watermarks[port] = watermark
+            step.call(step.operator.on_port_watermark, watermark, port, step.output)
+
+    # -- the time of day --------------------------------------------------------------------------------------
+
+    def next_tick(self) -> int | None:
+        """When a step wants to be called for the time of day, in microseconds since 1970."""
+        due = [tick for step in self._ticking if (tick := _next_tick(step)) is not None]
+        return min(due) if due else None
+
+    def tick(self, now: int) -> None:
+        """Call the steps whose time has come."""
+        for step in self._ticking:
+            due = _next_tick(step)
+            if due is not None and due <= now and step.operator is not None:
+                step.call(step.operator.on_tick, now, step.output)
+        self.settle()
+
+    # -- checkpoints ------------------------------------------------------------------------------------------
+
+    def snapshot(self, checkpoint: int) -> dict[str, OperatorState]:
+        """The state of every step, in order."""
+        found: dict[str, OperatorState] = {}
+        for step in self._steps:
+            if step.sink is not None:
+                found[step.uid] = step.call(step.sink.prepare, checkpoint)
+            elif step.operator is not None:
+                is_over = step.has_ended and not step.is_source and step.overrides("snapshot")
+                found[step.uid] = _OVER if is_over else step.call(step.operator.snapshot)
+        return found
+
+    def pass_barrier(self, checkpoint: int) -> None:
+        """Tell all tasks behind this one."""
+        for step in self._steps:
+            for router in step.routers:
+                router.barrier(checkpoint)
+
+    def commit(self, checkpoint: int) -> None:
+        """Sinks make visible what they prepared."""
+        for step, sink in self._sinks:
+            step.call(sink.commit, checkpoint)
+
+    def flush(self) -> None:
+        """Sinks make everything visible."""
+        for step, sink in self._sinks:
+            step.call(sink.flush)
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def preferred_ports(self) -> frozenset[int]:
+        """The inputs that the first step would rather read."""
+        operator = self.first.operator
+        return frozenset() if operator is None else operator.preferred_ports()
+
+    def counts(self) -> tuple[StepCounts, ...]:
+        """What each step has put out; read from other threads too."""
+        return tuple(
+            StepCounts(
+                uid=step.uid,
+                name=step.name,
+                subtask=step.context.subtask,
+                rows=step.output.rows,
+                batches=step.output.batches,
+                dropped=step.output.dropped,
+                watermark=step.watermark,
+                statistics={} if step.operator is None else step.operator.statistics(),
+            )
+            for step in self._steps
+        )
+
+
+def _time_makers(steps: Sequence[RunningStep]) -> dict[int, TimeMaker]:
+    found: dict[int, TimeMaker] = {}
+    for index, step in enumerate(steps):
+        operator: object = step.operator
+        if isinstance(operator, TimeMaker):
+            found[index] = operator
+    return found
+
+
+def _next_tick(step: RunningStep) -> int | None:
+    return None if step.operator is None else step.operator.next_tick()

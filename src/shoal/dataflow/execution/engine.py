@@ -1,0 +1,389 @@
+"""Runs a plan in this process: one thread for each task, one for checkpoints.
+
+`run` runs a bounded plan to its end, `start` starts one that is stopped some day. Both prepare what users wrote
+(`shoal.dataflow.plan.prepare`), plan it (`physical`), build tasks (`planner`), bring them to their last checkpoint and
+let them go. Whatever fails in one task stops all of them, and is raised to whoever waits. Called by
+`shoal.dataflow.api.stream`, `shoal.dataflow.api.app` and `shoal.cli`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.errors import DeadlineError, InvalidError, problem
+from shoal.dataflow.checkpoint.claim import JobClaim, claim_job
+from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
+from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
+from shoal.dataflow.checkpoint.protocol import Members, Rules
+from shoal.dataflow.checkpoint.restore import check_match, share_states
+from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, History
+from shoal.dataflow.connectors.base import Split
+from shoal.dataflow.execution.chain import StepCounts
+from shoal.dataflow.execution.channels import RunCancelled
+from shoal.dataflow.execution.planner import Program, build_tasks, layout_of, stateful_uids
+from shoal.dataflow.execution.scratch import Scratch, make_scratch
+from shoal.dataflow.execution.task import SourceTask, Task
+from shoal.dataflow.language.logical import Custom, Node, Process, Sink, Source
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.plan.facts import Facts
+from shoal.dataflow.plan.physical import PhysicalPlan, key_groups_of
+from shoal.dataflow.plan.physical import plan as plan_physically
+from shoal.dataflow.plan.prepare import Prepared, prepare
+
+log = logging.getLogger(__name__)
+
+_JOB_RULE = "must be letters, digits, dots, dashes and underscores, and begin with a letter or a digit"
+
+
+@dataclass(frozen=True, slots=True)
+class FlowMetrics:
+    """A run at one moment."""
+
+    steps: tuple[StepCounts, ...]
+    #: Bytes that wait in the queues of each task, by its name.
+    waiting_bytes: Mapping[str, int]
+    checkpoints: CheckpointCounts
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """How a run went."""
+
+    name: str
+    seconds: float
+    #: What each step put out, over all of its tasks.
+    steps: tuple[StepCounts, ...]
+    checkpoints: CheckpointCounts
+    #: The number of the checkpoint that it went on from; None when it began at the beginning.
+    restored: int | None
+    #: What sinks that collect have collected, by their uid.
+    tables: Mapping[str, Any]
+
+    def rows(self, uid: str) -> int:
+        """The rows that a step put out, over all of its tasks."""
+        return sum(each.rows for each in self.steps if each.uid == uid)
+
+
+def run(
+    plan: Sequence[Node],
+    *,
+    name: str = "flow",
+    parallelism: int = 1,
+    settings: FlowSettings | None = None,
+    clock: Clock | None = None,
+) -> RunReport:
+    """Run a plan to its end. Raises what any of its tasks raised."""
+    return run_prepared(prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock)
+
+
+def start(
+    plan: Sequence[Node],
+    *,
+    name: str = "flow",
+    parallelism: int = 1,
+    settings: FlowSettings | None = None,
+    clock: Clock | None = None,
+) -> RunningFlow:
+    """Start a plan, and return at once."""
+    return start_prepared(prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock)
+
+
+def run_prepared(
+    prepared: Prepared,
+    *,
+    name: str = "flow",
+    parallelism: int = 1,
+    settings: FlowSettings | None = None,
+    clock: Clock | None = None,
+) -> RunReport:
+    """The same for a plan that was prepared before."""
+    flow = start_prepared(prepared, name=name, parallelism=parallelism, settings=settings, clock=clock)
+    try:
+        return flow.wait()
+    except BaseException:
+        flow.abort()
+        raise
+
+
+def start_prepared(
+    prepared: Prepared,
+    *,
+    name: str = "flow",
+    parallelism: int = 1,
+    settings: FlowSettings | None = None,
+    clock: Clock | None = None,
+) -> RunningFlow:
+    """The same for a plan that was prepared before."""
+    _check_name(name)
+    chosen = settings or FlowSettings()
+    physical = plan_physically(prepared.sinks, parallelism=parallelism, key_groups=chosen.key_groups)
+    flow = RunningFlow(name, physical, prepared.facts, chosen, clock or SystemClock())
+    flow.begin()
+    return flow
+
+
+def _check_name(name: str) -> None:
+    if not name or not name[0].isalnum() or not all(each.isalnum() or each in "._-" for each in name):
+        raise InvalidError([problem("name", name, _JOB_RULE)], what="flow")
+
+
+def _needs_scratch(plan: PhysicalPlan, settings: FlowSettings) -> bool:
+    """Whether a step may put something on disk while it runs: state in RocksDB, or what a user's operator likes to."""
+    nodes = [step.node for stage in plan.stages for step in stage.steps]
+    with_state = settings.state == "rocks" and any(isinstance(node, Process) for node in nodes)
+    return with_state or any(isinstance(node, Custom) for node in nodes)
+
+
+class RunningFlow:
+    """A plan that runs. Every method may be called from any thread but its own tasks'."""
+
+    def __init__(
+        self,
+        name: str,
+        physical: PhysicalPlan,
+        facts: Mapping[Node, Facts],
+        settings: FlowSettings,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.plan = physical
+        self._facts = facts
+        self._settings = settings
+        self._clock = clock
+        self._tasks: dict[TaskId, Task] = {}
+        self._threads: list[threading.Thread] = []
+        self._coordinator: Coordinator | None = None
+        self._lock = threading.Lock()
+        self._left = 0
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+        self._restored: int | None = None
+        self._began = clock.monotonic()
+        self._ended: float | None = None
+        self._scratch: Scratch | None = None
+        self._claim: JobClaim | None = None
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Build the tasks and start them. Called once, by whoever made it."""
+        try:
+            if _needs_scratch(self.plan, self._settings):
+                self._scratch = make_scratch(self._settings.scratch)
+            self._build()
+        except BaseException:
+            self._clear_up()
+            raise
+        bodies = [(str(task.name), task.run) for task in self._tasks.values()]
+        if self._coordinator is not None:
+            bodies.append(("checkpoints", self._coordinator.run))
+        self._left = len(bodies)
+        self._threads = [
+            threading.Thread(target=self._body, args=(body,), name=f"{self.name}/{label}"[:60], daemon=True)
+            for label, body in bodies
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _build(self) -> None:
+        checkpoint = self._settings.checkpoint
+        storage, found, history = None, None, History(0, {})
+        layout = layout_of(self.plan)
+        if checkpoint is not None:
+            self._claim = claim_job(checkpoint.directory, self.name)
+            storage = CheckpointStorage(checkpoint.directory, self.name, keep=checkpoint.keep)
+            found = self._find_checkpoint(storage, checkpoint)
+            history = storage.begin(layout)
+        program = Program(
+            job=self.name,
+            plan=self.plan,
+            facts=self._facts,
+            settings=self._settings,
+            clock=self._clock,
+            splits=self._find_splits(),
+            former_widths=history.widths,
+            scratch="" if self._scratch is None else self._scratch.path,
+        )
+        self._clear_collected()
+        self._tasks = {task.task: task for task in build_tasks(program, self._report)}
+        if found is not None:
+            self._restore(found)
+        if storage is not None and checkpoint is not None:
+            self._coordinator = self._make_coordinator(storage, checkpoint, history.highest)
+
+    def _find_checkpoint(self, storage: CheckpointStorage, settings: CheckpointSettings) -> Checkpoint | None:
+        found = storage.latest() if settings.restore else None
+        if found is not None:
+            check_match(
+                found,
+                layout_of(self.plan),
+                stateful=stateful_uids(self.plan),
+                allow_missing=settings.allow_missing_state,
+                allow_unknown=settings.allow_unknown_state,
+            )
+        return found
+
+    def _restore(self, found: Checkpoint) -> None:
+        self._restored = found.number
+        log.info("flow %s goes on from checkpoint %d", self.name, found.number)
+        for ident, task in self._tasks.items():
+            width = self.plan.stages[ident.stage].parallelism
+            task.restore_from(share_states(found, key_groups_of(ident.subtask, width, self.plan.key_groups)))
+
+    def _make_coordinator(self, storage: CheckpointStorage, settings: CheckpointSettings, highest: int) -> Coordinator:
+        members = Members(
+            everyone=frozenset(self._tasks),
+            sources=frozenset(ident for ident, task in self._tasks.items() if isinstance(task, SourceTask)),
+            committing=frozenset(ident for ident, task in self._tasks.items() if task.has_sinks),
+        )
+        rules = Rules(settings.interval, settings.min_pause, settings.timeout, settings.tolerated_failures)
+        return Coordinator(
+            members=members,
+            rules=rules,
+            storage=storage,
+            layout=layout_of(self.plan),
+            highest=highest,
+            clock=self._clock,
+            send=self._send,
+        )
+
+    def _find_splits(self) -> dict[str, tuple[Split, ...]]:
+        return {
+            step.uid: tuple(step.node.connector.find_splits())
+            for stage in self.plan.stages
+            for step in stage.steps
+            if isinstance(step.node, Source)
+        }
+
+    # -- while it runs ----------------------------------------------------------------------------------------
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has come to its end, good or bad."""
+        return self._done.is_set()
+
+    @property
+    def failed(self) -> BaseException | None:
+        """What stopped it; None while nothing did."""
+        return self._error
+
+    @property
+    def restored(self) -> int | None:
+        """The number of the checkpoint that it went on from."""
+        return self._restored
+
+    def metrics(self) -> FlowMetrics:
+        """What it has done so far."""
+        return FlowMetrics(
+            steps=tuple(counts for task in self._tasks.values() for counts in task.counts()),
+            waiting_bytes={task.name: task.waiting_bytes for task in self._tasks.values()},
+            checkpoints=CheckpointCounts() if self._coordinator is None else self._coordinator.counts,
+        )
+
+    def stop(self, *, finish: bool = False, timeout: float | None = None) -> RunReport:
+        """Stop reading, let what is under way come through, make the last checkpoint, and wait for all of that.
+
+        Windows that are open stay so in the checkpoint. With `finish` event time comes to its end and they are put out
+        as they are: for a flow that will not go on.
+        """
+        for ident, task in self._tasks.items():
+            if isinstance(task, SourceTask):
+                self._send(ident, StopReading(finish))
+        return self.wait(timeout)
+
+    def abort(self) -> None:
+        """End at once: nothing more is put out, no checkpoint is made. Does nothing when it has ended."""
+        if not self._done.is_set():
+            self._fail(RunCancelled())
+            self._done.wait(timeout=10.0)
+
+    def wait(self, timeout: float | None = None) -> RunReport:
+        """Until it has ended. Raises what stopped it, or `DeadlineError` when it still runs after `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise DeadlineError(f"flow {self.name!r} still runs after {timeout:g} seconds")
+        for thread in self._threads:
+            thread.join()
+        if self._error is not None and not isinstance(self._error, RunCancelled):
+            raise self._error
+        return self._report_run()
+
+    def _report_run(self) -> RunReport:
+        ended = self._ended if self._ended is not None else self._clock.monotonic()
+        now = self.metrics()
+        return RunReport(
+            name=self.name,
+            seconds=ended - self._began,
+            steps=now.steps,
+            checkpoints=now.checkpoints,
+            restored=self._restored,
+            tables=self._tables(),
+        )
+
+    def _collectors(self) -> dict[str, Any]:
+        return {
+            step.uid: step.node.connector.into
+            for stage in self.plan.stages
+            for step in stage.steps
+            if isinstance(step.node, Sink) and hasattr(step.node.connector, "into")
+        }
+
+    def _clear_collected(self) -> None:
+        for into in self._collectors().values():
+            into.clear()
+
+    def _tables(self) -> dict[str, Any]:
+        schemas = {
+            step.uid: self._facts[step.node.inputs[0]].schema
+            for stage in self.plan.stages
+            for step in stage.steps
+            if isinstance(step.node, Sink)
+        }
+        return {uid: into.table(schemas[uid]) for uid, into in self._collectors().items()}
+
+    # -- threads ----------------------------------------------------------------------------------------------
+
+    def _body(self, body: Any) -> None:
+        try:
+            body()
+        except RunCancelled:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
+            self._fail(error)
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._ended = self._clock.monotonic()
+        self._clear_up()
+        self._done.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure counts; everyone else is told to end."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        for task in self._tasks.values():
+            task.cancel()
+        if self._coordinator is not None:
+            self._coordinator.stop()
+
+    def _clear_up(self) -> None:
+        scratch, self._scratch = self._scratch, None
+        if scratch is not None:
+            scratch.remove()
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def _send(self, task: TaskId, order: Order) -> None:
+        self._tasks[task].mailbox.put(order)
+
+    def _report(self, message: Report) -> None:
+        if self._coordinator is not None:
+            self._coordinator.report(message)

@@ -1,0 +1,206 @@
+"""Morsels: a batch cut into slices that fit into a cache, and the stateless part of a chain run over them by workers.
+
+Cutting copies nothing. Each worker has operators of its own and a deque of morsels; one that has none left takes from
+the other end of another's. Rows come out in the order in which they came in. It is an option
+(`FlowSettings.morsel_workers`): what it is worth depends on how long kernels run outside of the interpreter's lock.
+Built by `shoal.dataflow.execution.planner`, called as an operator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.expressions import Expression
+from shoal.dataflow.language.logical import Filter, Node, Project
+from shoal.dataflow.operators.base import Context, Operator, Output
+from shoal.dataflow.plan.physical import MAIN, Edge, Stage
+
+
+def find_runs(stage: Stage, outputs: Sequence[Edge]) -> list[range]:
+    """The steps of a stage that morsels can be run through: row by row, one behind the other, read by nobody else."""
+    runs: list[range] = []
+    for index, step in enumerate(stage.steps):
+        if not _is_row_wise(step.node):
+            continue
+        if runs and runs[-1].stop == index and _is_only_reader(stage, outputs, index):
+            runs[-1] = range(runs[-1].start, index + 1)
+        else:
+            runs.append(range(index, index + 1))
+    return runs
+
+
+def _is_row_wise(node: Node) -> bool:
+    """Whether it is made of kernels alone. Users' functions hold the interpreter's lock, and may mind the order."""
+    return isinstance(node, Project) or (isinstance(node, Filter) and isinstance(node.predicate, Expression))
+
+
+def _is_only_reader(stage: Stage, outputs: Sequence[Edge], index: int) -> bool:
+    before = index - 1
+    readers = [other for other, step in enumerate(stage.steps) if any(link.step == before for link in step.links)]
+    links = stage.steps[index].links
+    return (
+        readers == [index]
+        and len(links) == 1
+        and links[0].tag == MAIN
+        and not any(edge.source_step == before for edge in outputs)
+    )
+
+
+class _Gathering:
+    """The end of a worker's chain: keeps what came out of a morsel."""
+
+    __slots__ = ("batches",)
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def emit(self, batch: Batch) -> None:
+        if batch.num_rows:
+            self.batches.append(batch)
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        """Only operators without side outputs are put here."""
+
+
+class _Feeding:
+    """An output that feeds the next operator."""
+
+    __slots__ = ("_next", "_out")
+
+    def __init__(self, following: Operator, out: Output) -> None:
+        self._next = following
+        self._out = out
+
+    def emit(self, batch: Batch) -> None:
+        if batch.num_rows:
+            self._next.process(batch, self._out)
+
+    def emit_side(self, tag: str, batch: Batch) -> None:
+        """Only operators without side outputs are put here."""
+
+
+class Pipeline:
+    """Stateless operators, one behind the other, for one worker."""
+
+    def __init__(self, operators: Sequence[Operator]) -> None:
+        self.operators = tuple(operators)
+        self._gathering = _Gathering()
+        out: Output = self._gathering
+        for operator in reversed(self.operators):
+            out = _Feeding(operator, out)
+        self._first = out
+
+    def run(self, morsel: Batch) -> list[Batch]:
+        """What comes of a morsel."""
+        self._gathering.batches = []
+        self._first.emit(morsel)
+        return self._gathering.batches
+
+
+class _Round:
+    """One batch being worked on."""
+
+    def __init__(self, morsels: Sequence[Batch], workers: int) -> None:
+        self.results: list[list[Batch]] = [[] for _ in morsels]
+        self._left = len(morsels)
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self.error: BaseException | None = None
+        share = -(-len(morsels) // workers)
+        numbered = list(enumerate(morsels))
+        self._shares = [deque(numbered[start : start + share]) for start in range(0, share * workers, share)]
+
+    def work(self, worker: int, pipeline: Pipeline) -> None:
+        """Own morsels from the front, then others' from the back."""
+        while (taken := self._take(worker)) is not None:
+            number, morsel = taken
+            try:
+                if self.error is None:
+                    self.results[number] = pipeline.run(morsel)
+            except BaseException as error:  # noqa: BLE001 - it is raised to the task
+                self.error = error
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._done.set()
+
+    def _take(self, worker: int) -> tuple[int, Batch] | None:
+        count = len(self._shares)
+        for step in range(count):
+            share = self._shares[(worker + step) % count]
+            try:
+                return share.popleft() if step == 0 else share.pop()
+            except IndexError:
+                continue
+        return None
+
+    def wait(self) -> None:
+        """Until every morsel is done."""
+        self._done.wait()
+
+
+class MorselStep(Operator):
+    """Several stateless steps as one, over morsels. The task's own thread is the first of the workers."""
+
+    def __init__(self, make: Callable[[], Sequence[Operator]], *, workers: int, rows: int) -> None:
+        self._pipelines = [Pipeline(make()) for _ in range(workers)]
+        self._rows = rows
+        self._threads: list[threading.Thread] = []
+        self._rounds: list[_Round | None] = [None] * workers
+        self._wanted = threading.Condition()
+        self._is_closed = False
+
+    def open(self, context: Context) -> None:
+        """Open the operators of every worker, and start the workers."""
+        for pipeline in self._pipelines:
+            for operator in pipeline.operators:
+                operator.open(context)
+        for worker in range(1, len(self._pipelines)):
+            thread = threading.Thread(
+                target=self._serve, args=(worker,), name=f"morsels/{context.name}/{worker}"[:60], daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
+        """Run the steps over a batch."""
+        if batch.num_rows < 2 * self._rows or len(self._pipelines) == 1:
+            for made in self._pipelines[0].run(batch):
+                out.emit(made)
+            return
+        morsels = [batch.slice(start, self._rows) for start in range(0, batch.num_rows, self._rows)]
+        current = _Round(morsels, len(self._pipelines))
+        with self._wanted:
+            self._rounds = [current] * len(self._pipelines)
+            self._wanted.notify_all()
+        current.work(0, self._pipelines[0])
+        current.wait()
+        if current.error is not None:
+            raise current.error
+        for batches in current.results:
+            for made in batches:
+                out.emit(made)
+
+    def _serve(self, worker: int) -> None:
+        while True:
+            with self._wanted:
+                while self._rounds[worker] is None and not self._is_closed:
+                    self._wanted.wait()
+                current, self._rounds[worker] = self._rounds[worker], None
+            if current is None:
+                return
+            current.work(worker, self._pipelines[worker])
+
+    def close(self) -> None:
+        """Stop the workers, and close their operators."""
+        with self._wanted:
+            self._is_closed = True
+            self._wanted.notify_all()
+        for thread in self._threads:
+            thread.join()
+        for pipeline in self._pipelines:
+            for operator in pipeline.operators:
+                operator.close()

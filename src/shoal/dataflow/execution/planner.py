@@ -1,0 +1,343 @@
+"""Builds the tasks of a run from a physical plan: operators, chains, channels and routers.
+
+Called by `shoal.dataflow.execution.engine`. Which operator does a node's work is said by `make_operator`; sources,
+sinks and steps that only say where rows go are built here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from shoal.core import files
+from shoal.core.clock import Clock
+from shoal.dataflow.checkpoint.messages import Asked, Report, TaskId
+from shoal.dataflow.checkpoint.storage import Layout
+from shoal.dataflow.connectors.base import SinkContext, Split
+from shoal.dataflow.execution.chain import Chain, Router, RunningStep, Share
+from shoal.dataflow.execution.channels import Inbox
+from shoal.dataflow.execution.event_time import AssignTimes
+from shoal.dataflow.execution.factories import Work, make_operator
+from shoal.dataflow.execution.morsels import MorselStep, find_runs
+from shoal.dataflow.execution.sinks import SinkStep
+from shoal.dataflow.execution.sources import SourceDriver, SourceShare
+from shoal.dataflow.execution.task import InboxTask, Reporting, SourceTask, Task
+from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.keys import key_groups, partition, tasks_of
+from shoal.dataflow.language.logical import (
+    Aggregate,
+    AssignTime,
+    Custom,
+    Distinct,
+    Join,
+    KeyBy,
+    Merge,
+    Node,
+    Process,
+    Reduce,
+    Sink,
+    Source,
+    Union,
+    walk,
+)
+from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.operators.base import Context, Operator, OperatorState
+from shoal.dataflow.plan.facts import Facts
+from shoal.dataflow.plan.physical import Edge, Exchange, PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
+
+#: Nodes whose steps keep something that a restart needs. How far a step that names event time had come is not: without
+#: it time begins anew behind it, and nothing is late that was not.
+_STATEFUL = (Aggregate, Custom, Distinct, Join, Merge, Process, Reduce, Sink, Source)
+#: Nodes that only say where rows go.
+_TRANSPARENT = (KeyBy, Union)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything that the tasks of a run are made from."""
+
+    job: str
+    plan: PhysicalPlan
+    facts: Mapping[Node, Facts]
+    settings: FlowSettings
+    clock: Clock
+    #: The splits of each source, by its uid, as they were when the run started.
+    splits: Mapping[str, tuple[Split, ...]]
+    #: The most tasks that each step had in earlier runs of the job, by uid.
+    former_widths: Mapping[str, int]
+    scratch: str
+
+    @property
+    def exactly_once(self) -> bool:
+        """Whether sinks put their output out with checkpoints."""
+        checkpoint = self.settings.checkpoint
+        return checkpoint is not None and checkpoint.exactly_once
+
+
+def layout_of(plan: PhysicalPlan) -> Layout:
+    """What a plan looks like to its checkpoints."""
+    steps = [(step, stage.parallelism) for stage in plan.stages for step in stage.steps]
+    return Layout(
+        key_groups=plan.key_groups,
+        kinds={step.uid: kind_of(step.node) for step, _width in steps},
+        widths={step.uid: width for step, width in steps},
+    )
+
+
+def stateful_uids(plan: PhysicalPlan) -> frozenset[str]:
+    """The steps that a checkpoint has to have something of. Before an exchange, which may come and go, nothing is."""
+    steps = [step for stage in plan.stages for step in stage.steps if step.role is not Role.PARTIAL]
+    return frozenset(step.uid for step in steps if isinstance(step.node, _STATEFUL))
+
+
+def carries_headers(source: Source, plan: PhysicalPlan) -> bool:
+    """Whether rows of a source get to a sink that writes traces and event times down."""
+    sinks = [
+        step.node
+        for stage in plan.stages
+        for step in stage.steps
+        if isinstance(step.node, Sink) and getattr(step.node.connector, "takes_hidden", False)
+    ]
+    return any(node is source for node in walk(*sinks))
+
+
+def build_tasks(program: Program, report: Callable[[Report], None]) -> list[Task]:
+    """Every task of a run, none of them started."""
+    reporting = Reporting(report, has_checkpoints=program.settings.checkpoint is not None)
+    inboxes = {
+        TaskId(stage.number, subtask): _inbox(program, stage, subtask)
+        for stage in program.plan.stages
+        if program.plan.inputs_of(stage.number)
+        for subtask in range(stage.parallelism)
+    }
+    return [
+        _TaskPlan(program, stage, subtask, inboxes=inboxes, reporting=reporting).build()
+        for stage in program.plan.stages
+        for subtask in range(stage.parallelism)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Channels
+
+
+def _channels_into(plan: PhysicalPlan, stage: Stage, subtask: int) -> list[tuple[Edge, int]]:
+    """The channels of an inbox, in their order: the edge of each and the task that writes it."""
+    found: list[tuple[Edge, int]] = []
+    for edge in plan.inputs_of(stage.number):
+        if edge.exchange is Exchange.FORWARD:
+            found.append((edge, subtask))
+        else:
+            found += [(edge, writer) for writer in range(plan.stages[edge.source].parallelism)]
+    return found
+
+
+def _inbox(program: Program, stage: Stage, subtask: int) -> Inbox:
+    channels = _channels_into(program.plan, stage, subtask)
+    share = max(1, program.settings.queue_bytes // len(channels))
+    return Inbox([edge.port for edge, _writer in channels], capacity=share)
+
+
+def _router(plan: PhysicalPlan, edge: Edge, subtask: int, inboxes: Mapping[TaskId, Inbox]) -> Router:
+    target = plan.stages[edge.target]
+    readers = [subtask] if edge.exchange is Exchange.FORWARD else list(range(target.parallelism))
+    channels = [
+        inboxes[TaskId(target.number, reader)].channel(_channels_into(plan, target, reader).index((edge, subtask)))
+        for reader in readers
+    ]
+    return Router(channels, _share(edge, subtask, len(channels), plan.key_groups))
+
+
+def _share(edge: Edge, subtask: int, width: int, total: int) -> Share:
+    match edge.exchange:
+        case Exchange.HASH:
+            return partial(_share_by_key, edge.keys, width, total)
+        case Exchange.BROADCAST:
+            return lambda batch: [(index, batch) for index in range(width)]
+        case Exchange.REBALANCE:
+            return _Turns(subtask, width)
+        case _:
+            return lambda batch: [(0, batch)]
+
+
+def _share_by_key(keys: tuple[str, ...], width: int, total: int, batch: Batch) -> Iterable[tuple[int, Batch]]:
+    return partition(batch, tasks_of(key_groups(batch, keys, total), width, total), width)
+
+
+class _Turns:
+    """Batches go to one task after the other; each writer begins with another one."""
+
+    def __init__(self, first: int, width: int) -> None:
+        self._next = first % width
+        self._width = width
+
+    def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
+        index, self._next = self._next, (self._next + 1) % self._width
+        return [(index, batch)]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Tasks
+
+
+class _TaskPlan:
+    """One task being built."""
+
+    def __init__(
+        self, program: Program, stage: Stage, subtask: int, *, inboxes: Mapping[TaskId, Inbox], reporting: Reporting
+    ) -> None:
+        self._program = program
+        self._stage = stage
+        self._subtask = subtask
+        self._inboxes = inboxes
+        self._reporting = reporting
+        self._ident = TaskId(stage.number, subtask)
+        self._driver = self._make_driver()
+
+    def build(self) -> Task:
+        """The task."""
+        program = self._program
+        chain = Chain(self._steps())
+        name = f"{self._stage.name}.{self._subtask}"
+        if self._driver is not None:
+            return SourceTask(
+                self._ident,
+                name,
+                chain,
+                self._driver,
+                clock=program.clock,
+                settings=program.settings,
+                reporting=self._reporting,
+            )
+        return InboxTask(
+            self._ident,
+            name,
+            chain,
+            self._inboxes[self._ident],
+            clock=program.clock,
+            settings=program.settings,
+            reporting=self._reporting,
+            channels=len(_channels_into(program.plan, self._stage, self._subtask)),
+        )
+
+    def _steps(self) -> list[RunningStep]:
+        steps = [self._step(each) for each in self._stage.steps]
+        self._cut_into_morsels(steps)
+        for index, step in enumerate(self._stage.steps):
+            for link in step.links:
+                steps[link.step].output.connect(link.tag, steps[index].receiver(link.port))
+        for edge in self._program.plan.outputs_of(self._stage.number):
+            router = _router(self._program.plan, edge, self._subtask, self._inboxes)
+            steps[edge.source_step].output.connect(edge.tag, router.send)
+            steps[edge.source_step].routers.append(router)
+        return steps
+
+    def _step(self, step: Step) -> RunningStep:
+        operator = self._operator(step)
+        return RunningStep(
+            uid=step.uid,
+            name=step.name,
+            context=self._context(step),
+            operator=operator,
+            at=step.node.at,
+            parents=tuple((link.step, link.port) for link in step.links),
+            sink=operator if isinstance(operator, SinkStep) else None,
+            is_source=isinstance(step.node, Source),
+        )
+
+    def _cut_into_morsels(self, steps: list[RunningStep]) -> None:
+        """Where workers are asked for, the last of several stateless steps does the work of all of them."""
+        settings = self._program.settings
+        if settings.morsel_workers < 2:
+            return
+        for run in find_runs(self._stage, self._program.plan.outputs_of(self._stage.number)):
+            for index in run:
+                steps[index].operator = None
+            steps[run[-1]].operator = MorselStep(
+                partial(self._operators_of, run), workers=settings.morsel_workers, rows=settings.morsel_rows
+            )
+
+    def _operators_of(self, run: range) -> list[Operator]:
+        made = (self._operator(self._stage.steps[index]) for index in run)
+        return [operator for operator in made if operator is not None]
+
+    def _context(self, step: Step) -> Context:
+        width = self._stage.parallelism
+        return Context(
+            name=step.name,
+            subtask=self._subtask,
+            parallelism=width,
+            key_groups=key_groups_of(self._subtask, width, self._program.plan.key_groups),
+            clock=self._program.clock,
+            scratch=self._scratch(step),
+            max_rows=self._program.settings.batch_rows,
+        )
+
+    def _scratch(self, step: Step) -> str:
+        root = self._program.scratch
+        return files.join(root, f"{self._stage.number}.{step.uid}", str(self._subtask)) if root else ""
+
+    def _operator(self, step: Step) -> Operator | None:
+        node = step.node
+        if isinstance(node, Source) and self._driver is not None:
+            return _SourceStep(self._driver)
+        if isinstance(node, Sink):
+            return self._sink(step, node)
+        if isinstance(node, AssignTime):
+            return AssignTimes(node.time)
+        if isinstance(node, _TRANSPARENT):
+            return None
+        facts = self._program.facts
+        inputs = [facts[each] for each in node.inputs]
+        return make_operator(Work(node, inputs, facts[node], step.role, self._program.settings.state))
+
+    def _sink(self, step: Step, node: Sink) -> SinkStep:
+        program = self._program
+        context = SinkContext(
+            job=program.job,
+            sink=step.uid,
+            subtask=self._subtask,
+            parallelism=self._stage.parallelism,
+            clock=program.clock,
+            exactly_once=program.exactly_once,
+            has_checkpoints=program.settings.checkpoint is not None,
+            former_parallelism=program.former_widths.get(step.uid, 0),
+            ask_checkpoint=partial(self._reporting.report, Asked(self._ident)),
+        )
+        return SinkStep(node.connector, program.facts[node.inputs[0]].schema, context)
+
+    def _make_driver(self) -> SourceDriver | None:
+        step = self._stage.steps[0]
+        if not isinstance(step.node, Source):
+            return None
+        program, facts = self._program, self._program.facts[step.node]
+        share = SourceShare(
+            node=step.node,
+            schema=facts.schema,
+            splits=program.splits[step.uid],
+            subtask=self._subtask,
+            parallelism=self._stage.parallelism,
+            needs_time=facts.needs_time,
+            carries_headers=carries_headers(step.node, program.plan),
+        )
+        return SourceDriver(share, program.settings, program.clock)
+
+
+class _SourceStep(Operator):
+    """The first step of a source task: the task reads, this keeps the places."""
+
+    def __init__(self, driver: SourceDriver) -> None:
+        self._driver = driver
+
+    def statistics(self) -> Mapping[str, int]:
+        """Rows that could not be read."""
+        return {"skipped": self._driver.skipped}
+
+    def snapshot(self) -> OperatorState:
+        """The places that its splits have reached."""
+        return self._driver.snapshot()
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Go on from there."""
+        self._driver.restore(states)

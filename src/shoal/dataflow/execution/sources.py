@@ -1,0 +1,333 @@
+"""How a source task reads: splits shared out, event times and watermarks per split, batches of the right size.
+
+`SourceDriver` is driven by `shoal.dataflow.execution.task` in one thread and drives a connector's `SplitReader`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from shoal.core.clock import Clock
+from shoal.core.errors import InvalidError, PreconditionError, problem
+from shoal.dataflow.connectors.base import (
+    Fetched,
+    FrugalReader,
+    GrowingReader,
+    PlacedReader,
+    Split,
+    SplitReader,
+    WakeableReader,
+)
+from shoal.dataflow.execution.event_time import Silence, Watermarks, to_micros
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, TIME, TRACE, Batch, Schema
+from shoal.dataflow.language.failures import PoisonError
+from shoal.dataflow.language.logical import OnError, Source
+from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.operators.base import OperatorState, Output
+
+#: A source that reads looks at the clock more often than this, in seconds; or twice as often as it waits for rows.
+_LONGEST_STEP = 0.25
+#: What a source puts out on the side, `errors`: where a record that cannot be read is, what it was, and why.
+ERRORS = pa.schema(
+    [("split", pa.utf8()), ("offset", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("error", pa.utf8())]
+)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Splits
+
+
+def share_splits(splits: Sequence[Split], subtask: int, parallelism: int) -> tuple[Split, ...]:
+    """The splits of one task: every `parallelism`-th of them."""
+    return tuple(splits[subtask::parallelism])
+
+
+def owns_new_split(split: Split, subtask: int, parallelism: int) -> bool:
+    """Whether a split that turned up while the job runs is this task's. All tasks agree, whatever they have seen."""
+    return zlib.crc32(split.name.encode()) % parallelism == subtask
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sizes
+
+
+class BatchSize:
+    """How many rows to ask a source for: as many as make a batch of the wanted bytes, from what came before."""
+
+    _EVERY = 16  # counting the bytes of a batch costs more than reading its number of rows
+
+    def __init__(self, settings: FlowSettings) -> None:
+        self._most = settings.batch_rows
+        self._bytes = settings.batch_bytes
+        self._seen = 0
+        self.rows = settings.batch_rows
+
+    def saw(self, batch: Batch) -> None:
+        """A batch came."""
+        self._seen += 1
+        if batch.num_rows and (self._seen == 1 or self._seen % self._EVERY == 0):
+            width = max(1.0, batch.nbytes / batch.num_rows)
+            self.rows = max(1, min(self._most, int(self._bytes / width)))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The driver
+
+
+@dataclass(frozen=True, slots=True)
+class SourceShare:
+    """What one task of a source reads."""
+
+    node: Source
+    #: The columns, without the engine's own.
+    schema: Schema
+    #: Every split that there was at the start, in the connector's order.
+    splits: tuple[Split, ...]
+    subtask: int
+    parallelism: int
+    #: Whether something behind it needs event time.
+    needs_time: bool
+    #: Whether a sink behind it writes the traces and event times of records down.
+    carries_headers: bool = False
+
+
+class SourceDriver:
+    """Reads the splits of one task. Opened, called and closed by the task's thread."""
+
+    def __init__(self, share: SourceShare, settings: FlowSettings, clock: Clock) -> None:
+        self._share = share
+        self._connector: Any = share.node.connector
+        self._policy: OnError = getattr(self._connector, "on_error", OnError.FAIL)
+        self._settings = settings
+        self._clock = clock
+        self._time = share.node.time if share.needs_time else None
+        self._splits = {each.name: each for each in share_splits(share.splits, share.subtask, share.parallelism)}
+        self._positions: dict[str, Any] = {}
+        self._ended: set[str] = set()
+        self._restored: dict[str, dict[str, Any]] = {}
+        self._marks: Watermarks | None = None
+        self._silence = Silence(clock, max(_LONGEST_STEP, 2 * settings.poll))
+        self._reader: SplitReader | None = None
+        self._look_at = 0.0
+        self._waking = threading.Lock()
+        self.size = BatchSize(settings)
+        self.skipped = 0
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it has an end."""
+        return bool(self._connector.is_bounded)
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Go on from the places that all tasks of this source had reached."""
+        for state in states:
+            if state.shared:
+                found = json.loads(state.shared)
+                self._check_origin(found["topic"], found["splits"])
+                self._restored |= found["splits"]
+
+    def _check_origin(self, source: str, splits: Mapping[str, Any]) -> None:
+        """Places in one topic mean nothing in another, though both have a partition 0."""
+        mine = _topic_of(self._connector)
+        known = {each.name for each in self._share.splits}
+        if source != mine and not known.isdisjoint(splits):
+            raise PreconditionError(
+                f"the checkpoint has the places that were reached in topic {source!r}, and the program reads {mine!r}",
+                hint="a source of something else is another source: give it a uid of its own, .uid(…), and start with "
+                "allow_missing_state and allow_unknown_state",
+                topic=source,
+            )
+
+    def open(self) -> None:
+        """Begin to read."""
+        now, silent = self._clock.monotonic(), self._silence.seconds()
+        self._ended = {name for name in self._splits if self._restored.get(name, {}).get("ended")}
+        reading = [split for name, split in self._splits.items() if name not in self._ended]
+        if self._time is not None:
+            self._marks = Watermarks(self._time, reading, silent)
+        self._look_at = now + self._settings.discovery
+        self._reader = self._connector.open_reader(reading, self._share.schema, clock=self._clock)
+        if isinstance(self._reader, FrugalReader):
+            reads_times = self._time is not None and not self._time.column
+            self._reader.need(times=reads_times, traces=self._share.carries_headers)
+        for split in reading:
+            self._resume(split, silent)
+        if reading and isinstance(self._reader, PlacedReader):
+            self._positions |= self._reader.places()
+
+    def _resume(self, split: Split, now: float) -> None:
+        known = self._restored.get(split.name)
+        if known is None or self._reader is None:
+            return
+        self._positions[split.name] = known["position"]
+        if known["position"] is not None:
+            self._reader.seek(split, known["position"])
+        if self._marks is not None and known["greatest"] is not None:
+            self._marks.add(split, now, greatest=known["greatest"])
+
+    def fetch(self, out: Output, *, timeout: float) -> Batch | None:
+        """The next rows, with the engine's columns; None when there were none. What cannot be read goes by `out`."""
+        if self._reader is None:
+            return None
+        fetched = self._reader.fetch(max_rows=self.size.rows, timeout=timeout)
+        self._take_ended()
+        if fetched is None:
+            return None
+        self._positions[fetched.split.name] = fetched.position
+        if fetched.poison is not None and fetched.poison.num_rows:
+            self._refuse(fetched.poison, out, fetched.split)
+        if not fetched.batch.num_rows:
+            return None
+        self.size.saw(fetched.batch)
+        return self._with_columns(fetched, out)
+
+    def watermark(self) -> tuple[int, bool]:
+        """The task's watermark, and whether it is idle: one that knows no event time holds nobody back."""
+        if self._marks is not None and not self.is_done():
+            return self._marks.current(self._silence.seconds())
+        return (END_OF_TIME, False) if self.is_done() else (START_OF_TIME, True)
+
+    def is_done(self) -> bool:
+        """Whether every split has come to its end, and no more can turn up."""
+        return self.is_bounded and len(self._ended) == len(self._splits)
+
+    def has_nothing(self) -> bool:
+        """Whether there is no split to read for now."""
+        return len(self._ended) == len(self._splits)
+
+    def look_for_splits(self) -> None:
+        """Ask an endless source from time to time whether there is more of it."""
+        now = self._clock.monotonic()
+        if self.is_bounded or now < self._look_at or not isinstance(self._reader, GrowingReader):
+            return
+        self._look_at = now + self._settings.discovery
+        known = {each.name for each in self._share.splits} | self._splits.keys()
+        share = self._share
+        new = [
+            each
+            for each in self._connector.find_splits()
+            if each.name not in known and owns_new_split(each, share.subtask, share.parallelism)
+        ]
+        for split in new:
+            self._splits[split.name] = split
+            if self._marks is not None:
+                self._marks.add(split, self._silence.seconds())
+        if new:
+            self._reader.add(new)
+
+    def wake(self) -> None:
+        """End a `fetch` that waits, if the reader can. Called by other threads."""
+        with self._waking:
+            if isinstance(self._reader, WakeableReader):
+                self._reader.wake()
+
+    def snapshot(self) -> OperatorState:
+        """The places that its splits have reached."""
+        splits = {name: self._entry(split) for name, split in self._splits.items()}
+        return OperatorState(shared=json.dumps({"topic": _topic_of(self._connector), "splits": splits}).encode())
+
+    def _entry(self, split: Split) -> dict[str, Any]:
+        greatest = START_OF_TIME if self._marks is None else self._marks.greatest(split)
+        return {
+            "position": self._positions.get(split.name),
+            "greatest": None if greatest == START_OF_TIME else greatest,
+            "ended": split.name in self._ended,
+        }
+
+    def close(self) -> None:
+        """Let go of it."""
+        with self._waking:  # a reader that is closed must not be woken: its descriptors may be others' by then
+            reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    # -- rows -------------------------------------------------------------------------------------------------
+
+    def _take_ended(self) -> None:
+        if self._reader is None:
+            return
+        for split in self._reader.ended():
+            if split.name not in self._ended:
+                self._ended.add(split.name)
+                if self._marks is not None:
+                    self._marks.end(split)
+
+    def _with_columns(self, fetched: Fetched, out: Output) -> Batch | None:
+        batch = fetched.batch
+        carried = self._share.carries_headers
+        if carried:  # also without any: rows of several sources that meet have the same columns
+            traces = pa.nulls(batch.num_rows, pa.binary()) if fetched.traces is None else fetched.traces
+            batch = batch.append_column(TRACE, traces)
+        if self._time is None:
+            return batch.append_column(TIME, fetched.times) if carried and fetched.times is not None else batch
+        times = self._times(fetched)
+        if times.null_count:
+            batch, times = self._without_nulls(batch, times, fetched.split, out)
+            if not batch.num_rows:
+                return None
+        if self._marks is not None:
+            self._marks.saw(fetched.split, pc.max(times).as_py(), self._silence.seconds())
+        return batch.append_column(TIME, times)
+
+    def _times(self, fetched: Fetched) -> Any:
+        time = self._share.node.time
+        if time is not None and time.column:
+            return to_micros(fetched.batch.column(time.column), time.unit)
+        if fetched.times is None:
+            rule = "the source has no timestamps of its own: name the column that holds event time"
+            raise InvalidError([problem("event time", self._connector.label, rule)])
+        return fetched.times
+
+    def _without_nulls(self, batch: Batch, times: Any, split: Split, out: Output) -> tuple[Batch, Any]:
+        """Rows that have no event time cannot be put into any window: they are poison."""
+        bad = batch.filter(pc.is_null(times))
+        shown = {"value": [str(row).encode() for row in bad.to_pylist()], "error": ["no event time"] * bad.num_rows}
+        self._refuse(pa.RecordBatch.from_pydict(shown), out, split)
+        good = pc.is_valid(times)
+        return batch.filter(good), times.filter(good)
+
+    def _refuse(self, poison: Batch, out: Output, split: Split) -> None:
+        if self._policy is OnError.FAIL:
+            first: Mapping[str, Any] = poison.slice(0, 1).to_pylist()[0]
+            raise PoisonError(
+                f"{self._connector.label}, split {split.name}: {poison.num_rows} rows cannot be read, such as {first}",
+                hint="let them be skipped or put out on the side: on_error='skip' or on_error='side'",
+                split=split.name,
+            )
+        self.skipped += poison.num_rows
+        if self._policy is OnError.SIDE:
+            out.emit_side("errors", as_errors(poison, split))
+
+
+def _topic_of(connector: Any) -> str:
+    """The topic that a source reads; empty for others, whose splits have names that no other source has."""
+    return str(getattr(connector, "topic", ""))
+
+
+def as_errors(poison: Batch, split: Split) -> Batch:
+    """What a reader could not read, with the columns of `ERRORS`."""
+    names = poison.schema.names
+
+    def column(name: str, *, other: str = "") -> Any:
+        kind = ERRORS.field(name).type
+        found = name if name in names else other
+        return poison.column(found).cast(kind) if found in names else pa.nulls(poison.num_rows, kind)
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(split.name, pa.utf8()), poison.num_rows),
+            column("offset"),
+            column("key"),
+            column("value"),
+            column("error", other="reason"),
+        ],
+        schema=ERRORS,
+    )

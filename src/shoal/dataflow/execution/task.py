@@ -1,0 +1,401 @@
+"""A task: one thread that reads its input, calls its chain, and keeps time, watermarks and checkpoints.
+
+`SourceTask` reads a source, `InboxTask` the channels from other tasks. Both are plain synchronous loops. Made by
+`shoal.dataflow.execution.planner`, started by `shoal.dataflow.execution.engine`; orders come in by the mailbox, reports
+go out by `report`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.core.clock import Clock
+from shoal.core.faults import reach
+from shoal.dataflow.checkpoint.messages import (
+    Acknowledged,
+    Commit,
+    Committed,
+    Drained,
+    Finish,
+    Order,
+    Report,
+    StopReading,
+    TaskId,
+    Trigger,
+)
+from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
+from shoal.dataflow.execution.channels import Idle, Inbox, RunCancelled
+from shoal.dataflow.execution.sources import SourceDriver
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, End, Watermark
+from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.operators.base import OperatorState
+
+#: A batch with less than this part of the rows that were asked for is small.
+_SMALL = 16
+#: Batches that follow each other within so many paces are a stream; what comes after a longer rest is not kept waiting.
+_STEADY = 10
+#: Seconds between two looks whether a step that makes event time has become idle.
+_IDLE_LOOK = 0.5
+
+
+class Mailbox:
+    """Orders for a task from other threads."""
+
+    def __init__(self) -> None:
+        self._orders: deque[Order] = deque()
+        self._condition = threading.Condition()
+        self._cancelled = False
+        #: Ends whatever else the task waits for.
+        self.interrupt: Callable[[], None] = _nothing
+
+    def put(self, order: Order) -> None:
+        """Hand an order over, and wake the task."""
+        with self._condition:
+            self._orders.append(order)
+            self._condition.notify()
+        self.interrupt()
+
+    def take(self) -> Order | None:
+        """The next order, without waiting."""
+        if self._cancelled:
+            raise RunCancelled
+        return self._orders.popleft() if self._orders else None
+
+    def wait(self, timeout: float | None) -> None:
+        """Until there is an order, or time runs out."""
+        with self._condition:
+            if not self._orders and not self._cancelled:
+                self._condition.wait(timeout)
+
+    def cancel(self) -> None:
+        """The run is over."""
+        with self._condition:
+            self._cancelled = True
+            self._condition.notify()
+        self.interrupt()
+
+
+def _nothing() -> None:
+    """There is nothing else to wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reporting:
+    """How a task says what it did."""
+
+    report: Callable[[Report], None]
+    #: Whether there are checkpoints: then a task that has come to its end waits for the last one.
+    has_checkpoints: bool
+
+
+class Task:
+    """What both kinds have: a chain, a mailbox, and the time of day."""
+
+    def __init__(
+        self, task: TaskId, name: str, chain: Chain, *, clock: Clock, settings: FlowSettings, reporting: Reporting
+    ) -> None:
+        self.task = task
+        self.name = name
+        self.mailbox = Mailbox()
+        self._chain = chain
+        self._clock = clock
+        self._settings = settings
+        self._reporting = reporting
+        self._states: Mapping[str, Sequence[tuple[int, int, OperatorState]]] = {}
+        self._snapshotted = 0
+        self._finished = False
+
+    @property
+    def has_sinks(self) -> bool:
+        """Whether there is something to commit."""
+        return self._chain.has_sinks
+
+    def restore_from(self, states: Mapping[str, Sequence[tuple[int, int, OperatorState]]]) -> None:
+        """What to go on from, before it is started."""
+        self._states = states
+
+    def run(self) -> None:
+        """The body of its thread. Raises what stopped it; `RunCancelled` when that was somebody else's failure."""
+        try:
+            self._chain.open()
+            self._chain.restore(self._states)
+            self._states = {}
+            self._loop()
+            self._chain.end()
+            self._wind_up()
+        except BaseException:
+            self._close()
+            raise
+        errors = self._close()
+        if errors:
+            raise errors[0]
+
+    def cancel(self) -> None:
+        """End soon, whatever it does. From any thread."""
+        self.mailbox.cancel()
+
+    def counts(self) -> tuple[StepCounts, ...]:
+        """What its steps have put out."""
+        return self._chain.counts()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in its queues."""
+        return 0
+
+    def _loop(self) -> None:
+        raise NotImplementedError
+
+    def _close(self) -> list[Exception]:
+        return self._chain.close()
+
+    def _wind_up(self) -> None:
+        """Everything has left the chain. With checkpoints the last one is still to come."""
+        if not self._reporting.has_checkpoints:
+            self._chain.flush()
+            return
+        self._reporting.report(Drained(self.task))
+        while not self._finished:
+            self.mailbox.wait(None)
+            self._obey()
+
+    # -- orders -----------------------------------------------------------------------------------------------
+
+    def _obey(self) -> None:
+        while (order := self.mailbox.take()) is not None:
+            match order:
+                case Trigger(checkpoint):
+                    self._snapshot(checkpoint)
+                case Commit(checkpoint):
+                    self._commit(checkpoint)
+                case StopReading(finish):
+                    self._stop_reading(finish=finish)
+                case Finish():
+                    self._finished = True
+
+    def _stop_reading(self, *, finish: bool) -> None:
+        """Only sources read."""
+
+    def _snapshot(self, checkpoint: int) -> None:
+        if checkpoint <= self._snapshotted:
+            return  # asked twice: by the barrier, and because it had come to its end
+        self._snapshotted = checkpoint
+        reach("dataflow.snapshot.before")
+        state = self._chain.snapshot(checkpoint)
+        self._chain.pass_barrier(checkpoint)
+        reach("dataflow.snapshot.after")
+        self._reporting.report(Acknowledged(self.task, checkpoint, state))
+
+    def _commit(self, checkpoint: int) -> None:
+        self._chain.commit(checkpoint)
+        self._reporting.report(Committed(self.task, checkpoint))
+
+    # -- time -------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> float | None:
+        """Call the steps whose time has come; seconds until the next wants to be called."""
+        due = self._chain.next_tick()
+        if due is None:
+            return None
+        now = self._now()
+        if due <= now:
+            self._chain.tick(now)
+            due = self._chain.next_tick()
+        return None if due is None else max(0.0, (due - now) / 1_000_000)
+
+    def _now(self) -> int:
+        return int(self._clock.wall().timestamp() * 1_000_000)
+
+
+class SourceTask(Task):
+    """Reads a source."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        name: str,
+        chain: Chain,
+        driver: SourceDriver,
+        *,
+        clock: Clock,
+        settings: FlowSettings,
+        reporting: Reporting,
+    ) -> None:
+        super().__init__(task, name, chain, clock=clock, settings=settings, reporting=reporting)
+        self._driver = driver
+        self._stopping = False
+        self._fetched_at = 0.0
+        self.mailbox.interrupt = driver.wake
+
+    def _loop(self) -> None:
+        step = self._chain.first
+        step.call(self._driver.open)
+        emit = step.output.emit
+        self._obey()
+        while not self._stopping and not self._driver.is_done():
+            timeout = self._patience()
+            began = self._clock.monotonic()
+            batch = step.call(self._fetch, timeout)
+            if batch is not None:
+                emit(batch)
+            self._advance()
+            self._pause(0 if batch is None else batch.num_rows, began, timeout)
+            self._obey()
+        if not self._stopping:
+            self._chain.advance(END_OF_TIME)
+
+    def _fetch(self, timeout: float) -> object:
+        return self._driver.fetch(self._chain.first.output, timeout=timeout)
+
+    def _stop_reading(self, *, finish: bool) -> None:
+        self._stopping = True
+        if finish:
+            self._chain.advance(END_OF_TIME)
+
+    def _patience(self) -> float:
+        until_tick = self._tick()
+        return self._settings.poll if until_tick is None else min(self._settings.poll, until_tick)
+
+    def _advance(self) -> None:
+        watermark, is_idle = self._driver.watermark()
+        if watermark > START_OF_TIME:
+            self._chain.advance(watermark)
+        self._chain.settle()
+        if is_idle:
+            self._chain.rest(is_empty=self._driver.has_nothing())
+        else:
+            self._chain.look_idle()
+
+    def _pause(self, rows: int, began: float, timeout: float) -> None:
+        """Do not go round in circles: when there is nothing, and when rows trickle in faster than they are worth."""
+        if self._driver.is_bounded:
+            if not rows and not self._driver.is_done() and self._clock.monotonic() - began < timeout / 2:
+                self.mailbox.wait(self._settings.pace)
+            return
+        self._driver.look_for_splits()
+        now = self._clock.monotonic()
+        if not rows:
+            if now - began < timeout / 2:
+                self.mailbox.wait(timeout - (now - began))
+            return
+        steady = now - self._fetched_at < self._settings.pace * _STEADY
+        self._fetched_at = now
+        if steady and rows * _SMALL < self._driver.size.rows:
+            self.mailbox.wait(self._settings.pace)
+
+    def _close(self) -> list[Exception]:
+        errors: list[Exception] = []
+        try:
+            self._driver.close()
+        except Exception as error:  # noqa: BLE001 - the chain is to be closed all the same; it is handed on
+            errors.append(self._chain.first.failed(error))
+        return errors + super()._close()
+
+
+@dataclass(slots=True)
+class _Input:
+    """What is known of one channel."""
+
+    receive: Receiver
+    watermark: int = START_OF_TIME
+    is_idle: bool = False
+
+
+class InboxTask(Task):
+    """Reads what other tasks send."""
+
+    def __init__(
+        self,
+        task: TaskId,
+        name: str,
+        chain: Chain,
+        inbox: Inbox,
+        *,
+        clock: Clock,
+        settings: FlowSettings,
+        reporting: Reporting,
+        channels: int,
+    ) -> None:
+        super().__init__(task, name, chain, clock=clock, settings=settings, reporting=reporting)
+        self._inbox = inbox
+        receivers = {port: chain.first.receiver(port) for port in {inbox.port(each) for each in range(channels)}}
+        self._inputs = [_Input(receivers[inbox.port(each)]) for each in range(channels)]
+        self._ports = {inbox.port(each) for each in range(channels)}
+        self._ended_ports: set[int] = set()
+        self.mailbox.interrupt = inbox.wake
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes in its queues."""
+        return self._inbox.waiting_bytes
+
+    def cancel(self) -> None:
+        """End soon, whatever it does, and whoever waits to send to it."""
+        super().cancel()
+        self._inbox.cancel()
+
+    def _loop(self) -> None:
+        left = len(self._inputs)
+        while left:
+            self._obey()
+            timeout = self._patience()
+            preferred = self._chain.preferred_ports() if self._chain.has_preferences else frozenset()
+            received = self._inbox.get(timeout, preferred=preferred)
+            if received is None:
+                continue
+            element = received.element
+            if isinstance(element, Watermark):
+                self._hear(received.channel, element.time)
+            elif isinstance(element, Barrier):
+                self._snapshot(element.checkpoint)
+            elif isinstance(element, End):
+                left -= 1
+            elif isinstance(element, Idle):
+                self._inputs[received.channel].is_idle = True
+                self._advance()
+            else:
+                source = self._inputs[received.channel]
+                source.is_idle = False
+                source.receive(element)
+                self._chain.settle()
+
+    def _patience(self) -> float | None:
+        until_tick = self._tick()
+        if not self._chain.makes_time:
+            return until_tick
+        self._chain.look_idle()
+        return _IDLE_LOOK if until_tick is None else min(_IDLE_LOOK, until_tick)
+
+    def _hear(self, channel: int, watermark: int) -> None:
+        source = self._inputs[channel]
+        source.is_idle = False
+        source.watermark = max(source.watermark, watermark)
+        if len(self._ports) > 1:
+            port = self._inbox.port(channel)
+            peers = [each for index, each in enumerate(self._inputs) if self._inbox.port(index) == port]
+            least = min(each.watermark for each in peers)
+            self._chain.advance_port(port, least)
+            # An input that ends before the end of time does not end here: the job is stopped, and it goes on later.
+            if least == END_OF_TIME and port not in self._ended_ports:
+                self._ended_ports.add(port)
+                self._chain.end_port(port)
+        self._advance()
+
+    def _advance(self) -> None:
+        """The least watermark of the inputs that count. When all that are left are idle it stands still.
+
+        An input that ended without coming to the end of time still counts: the job was stopped, and what is left of
+        that input comes after the restart.
+        """
+        going = [each for each in self._inputs if each.watermark != END_OF_TIME]
+        if not going:
+            self._chain.advance(END_OF_TIME)
+            return
+        active = [each.watermark for each in going if not each.is_idle]
+        if not active:
+            self._chain.rest()
+        elif (least := min(active)) > START_OF_TIME:
+            self._chain.advance(least)

@@ -1,0 +1,118 @@
+"""How a flow runs: sizes of batches and queues, checkpoints, workers. Frozen values with their rules checked.
+
+Made by whoever starts a flow (`shoal.dataflow.api.app`, `shoal.cli`); read by `shoal.dataflow.execution.engine` and
+what it builds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shoal.core.errors import InvalidError, Problem, problem
+
+KIB = 1024
+MIB = 1024 * KIB
+
+#: The number of shares of the key space. Fixed for a job: its checkpoints are laid out by it.
+KEY_GROUPS = 128
+
+_STATES = ("memory", "rocks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSettings:
+    """Where checkpoints lie, and how often there is one."""
+
+    #: A directory, through `shoal.core.files`. Every job has its own below it, by its name.
+    directory: str
+    #: Seconds from the beginning of one to the beginning of the next. Output of sinks that are exact waits for it.
+    interval: float = 1.0
+    #: Seconds of rest after one, however long it took.
+    min_pause: float = 0.05
+    #: Seconds after which one that is not complete is given up.
+    timeout: float = 600.0
+    #: How many complete ones are kept.
+    keep: int = 3
+    #: So many in a row may fail before the run does.
+    tolerated_failures: int = 3
+    #: Start from the newest one when there is one.
+    restore: bool = True
+    #: An operator of the plan that the checkpoint has no state for begins empty, instead of an error.
+    allow_missing_state: bool = False
+    #: State of an operator that the plan no longer has is given up, instead of an error.
+    allow_unknown_state: bool = False
+    #: Sinks put their output out once, with the checkpoint. Without it: at once, and again after a crash.
+    exactly_once: bool = True
+
+    def __post_init__(self) -> None:
+        _refuse(
+            "checkpoint",
+            [
+                *_at_least("interval", self.interval, 0.01),
+                *_at_least("min_pause", self.min_pause, 0),
+                *_at_least("timeout", self.timeout, 0.1),
+                *_at_least("keep", self.keep, 1),
+                *_at_least("tolerated_failures", self.tolerated_failures, 0),
+                *([] if self.directory else [problem("directory", self.directory, "must be a path")]),
+            ],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowSettings:
+    """How the tasks of a flow work."""
+
+    #: Rows of a batch at most. Fewer when they are wide, or when there are no more just now.
+    batch_rows: int = 65_536
+    #: Bytes of a batch, about.
+    batch_bytes: int = 4 * MIB
+    #: Bytes that may wait for one task, shared by the channels to it. With the batches that are being worked on, and
+    #: state, this bounds a flow's memory.
+    queue_bytes: int = 16 * MIB
+    #: Seconds from one small batch of an endless source to the next, at least: the rows between come together.
+    pace: float = 0.002
+    #: Seconds that a source waits for rows before it looks at the clock again.
+    poll: float = 0.05
+    #: Threads that share the kernels of each task, morsel by morsel, its own among them; below 2 for that one alone.
+    morsel_workers: int = 0
+    #: Rows of a morsel.
+    morsel_rows: int = 16_384
+    #: Shares of the key space.
+    key_groups: int = KEY_GROUPS
+    #: Seconds between two looks for new splits of endless sources.
+    discovery: float = 10.0
+    #: Where keyed state of process functions lies: in memory, or in RocksDB for more than fits there.
+    state: str = "memory"
+    #: A directory below which runs have one of their own each, for state that does not fit into memory; what runs that
+    #: were killed left there is removed. An app's is in its `data_dir`; without one it is among the temporary files.
+    scratch: str = ""
+    #: None: nothing survives the process.
+    checkpoint: CheckpointSettings | None = None
+
+    def __post_init__(self) -> None:
+        _refuse(
+            "settings",
+            [
+                *_at_least("batch_rows", self.batch_rows, 1),
+                *_at_least("batch_bytes", self.batch_bytes, 1),
+                *_at_least("queue_bytes", self.queue_bytes, 1),
+                *_at_least("pace", self.pace, 0),
+                *_at_least("poll", self.poll, 0.001),
+                *_at_least("morsel_workers", self.morsel_workers, 0),
+                *_at_least("morsel_rows", self.morsel_rows, 1),
+                *_at_least("key_groups", self.key_groups, 1),
+                *_at_least("discovery", self.discovery, 0.001),
+                *([] if self.state in _STATES else [problem("state", self.state, "must be memory or rocks")]),
+            ],
+        )
+
+
+def _at_least(field: str, value: float, least: float) -> list[Problem]:
+    return [] if value >= least else [problem(field, value, f"must be at least {least:g}")]
+
+
+def _refuse(what: str, problems: Iterable[Problem]) -> None:
+    found = list(problems)
+    if found:
+        raise InvalidError(found, what=what)

@@ -1,0 +1,166 @@
+"""Distinct: the first row of each combination of values; for ever, within a window, or until it is forgotten.
+
+Rows go out as they come. Within tumbling windows a combination counts anew in each, and rows of a window that has ended
+are late. With a time to live a combination is forgotten that long (in processing time) after its first row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.language.elements import START_OF_TIME, Batch
+from shoal.dataflow.language.keys import Integers
+from shoal.dataflow.language.windows import SlidingWindow, Window
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.batches import event_times, processing_time
+from shoal.dataflow.operators.keycolumns import with_room
+from shoal.dataflow.operators.keyed_state import check_kept, key_table, numbers_of, restored_slots, said_kept
+from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.liveness import Liveness
+from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+
+_WINDOW = "__window"
+_UNTIL = "until"
+
+
+class Distinct(Operator):
+    """The first row of each combination of `columns`."""
+
+    def __init__(self, *, columns: tuple[str, ...], window: Window | None = None, ttl: int = 0) -> None:
+        if window is not None and (not isinstance(window, SlidingWindow) or window.size != window.slide):
+            raise InvalidError([problem("window", window, "must be a tumbling one for distinct")])
+        self._columns = columns
+        self._kept = said_kept(columns, "distinct rows", window)
+        self._window = window
+        self._ttl = ttl
+        self._index = KeyIndex([*columns, _WINDOW] if window is not None else columns)
+        self._liveness = Liveness()
+        #: The moment from which on a combination does not count any more: of event time with a window, else of
+        #: processing time.
+        self._room = np.zeros(0, np.int64)
+        self._count = 0
+        self._watermark = START_OF_TIME
+        self._late = 0
+
+    def open(self, context: Context) -> None:
+        """Remember the clock."""
+        self._context = context
+
+    def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
+        """Let the first ones through."""
+        if self._window is not None:
+            batch = self._without_late(batch, out)
+        if not batch.num_rows:
+            return
+        columns = [batch.column(name) for name in self._columns]
+        if self._window is not None:
+            ends = event_times(batch) // self._window.size * self._window.size + self._window.size
+            columns.append(pa.array(ends))
+        known = len(self._index) if self._columns or self._window is not None else self._count
+        slots = self._index.slots_of(columns, batch.num_rows)
+        fresh = slots >= known
+        if self._ttl:
+            fresh |= self._outlived(slots, known)
+        rows = _firsts(slots, np.flatnonzero(fresh))
+        if len(rows):
+            self._remember(slots[rows], ends[rows] if self._window is not None else None)
+            out.emit(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows)))
+
+    def on_watermark(self, time: int, out: Output) -> None:
+        """Forget windows that are over."""
+        self._watermark = max(self._watermark, time)
+        if self._window is not None:
+            self._forget(self._watermark)
+
+    def on_tick(self, now: int, out: Output) -> None:
+        """Forget what was kept long enough."""
+        self._forget(now, always=True)
+
+    def next_tick(self) -> int | None:
+        """When the first one is to be forgotten, about."""
+        if not self._ttl or not self._count:
+            return None
+        return int(self._until.min()) + self._ttl // 4
+
+    def statistics(self) -> dict[str, int]:
+        """What is held, and what was late."""
+        return {"keys": self._count, "late": self._late}
+
+    def snapshot(self) -> OperatorState:
+        """Combinations by key group: that of the columns, whatever the window."""
+        shared = pack({}, watermark=self._watermark, **self._kept)
+        count = self._count
+        if not count:
+            return OperatorState(shared=shared)
+        slots = np.arange(count)
+        table = key_table(self._index, slots, {_UNTIL: self._until})
+        groups = self._groups(slots)
+        return OperatorState(pack_groups({"seen": (table, groups)}), shared)
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Take combinations in."""
+        watermarks = []
+        for state in states:
+            if state.shared:
+                facts = unpack(state.shared).facts
+                check_kept(facts, self._kept)
+                watermarks.append(facts["watermark"])
+            for content in state.keyed.values():
+                table = unpack(content).tables["seen"]
+                slots = restored_slots(self._index, table)
+                self._remember(slots, numbers_of(table, _UNTIL))
+        self._watermark = min(watermarks, default=START_OF_TIME)
+
+    @property
+    def _until(self) -> Integers:
+        return self._room[: self._count]
+
+    def _groups(self, slots: Integers) -> Integers:
+        keys = KeyIndex(self._columns)
+        columns = self._index.take(slots)[: len(self._columns)]
+        return keys.groups(keys.slots_of(columns, len(slots)), self._context.key_groups.total)
+
+    def _without_late(self, batch: Batch, out: Output) -> Batch:
+        size = self._window.size if isinstance(self._window, SlidingWindow) else 1
+        late = event_times(batch) // size * size + size <= self._watermark
+        if not late.any():
+            return batch
+        self._late += int(late.sum())
+        out.emit_side("late", batch.filter(pa.array(late)))
+        return batch.filter(pa.array(~late))
+
+    def _outlived(self, slots: Integers, known: int) -> Any:
+        now = processing_time(self._context.clock)
+        old = np.zeros(len(slots), np.bool_)
+        there = slots < known
+        old[there] = self._until[slots[there]] <= now
+        return old
+
+    def _remember(self, slots: Integers, until: Integers | None) -> None:
+        if until is None:
+            forever = processing_time(self._context.clock) + self._ttl if self._ttl else 2**63 - 1
+            until = np.full(len(slots), forever)
+        self._room = with_room(self._room, len(self._index))
+        self._count = len(self._index)
+        self._until[slots] = until
+
+    def _forget(self, now: int, *, always: bool = False) -> None:
+        count = self._count
+        if not count or not (always or self._liveness.is_due(count)):
+            return
+        live = self._until > now
+        if self._liveness.decide(live) or always:
+            self._index.compact(live)
+            self._room = self._until[live]
+            self._count = len(self._room)
+
+
+def _firsts(slots: Integers, rows: Integers) -> Integers:
+    """Of these rows the first of each slot, in the order of rows."""
+    _slots, first = np.unique(slots[rows], return_index=True)
+    return np.sort(rows[first])

@@ -1,0 +1,163 @@
+"""What joins with waiting rows on both sides share: keys, buffers, state, and results in chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.dataflow.language.elements import START_OF_TIME, Batch, Schema
+from shoal.dataflow.language.keys import Integers, combined
+from shoal.dataflow.language.logical import LATE, LATE_RIGHT, JoinKind
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.batches import same_type
+from shoal.dataflow.operators.joins.buffer import RowBuffer, Segment
+from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
+from shoal.dataflow.operators.joins.matching import pairs
+from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, said_kept
+from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.liveness import Liveness
+from shoal.dataflow.state.blobs import Table, pack, pack_groups, unpack
+
+LEFT, RIGHT = 0, 1
+_SIDES = ("left", "right")
+_LATE = (LATE, LATE_RIGHT)
+_TIME, _MATCHED = "__join_time", "__join_matched"
+
+
+class KeyedJoin(Operator):
+    """A join by equal keys. The schemas are those of both inputs, hidden columns included or not."""
+
+    def __init__(
+        self,
+        *,
+        kind: JoinKind,
+        left: Schema,
+        right: Schema,
+        left_keys: tuple[str, ...],
+        right_keys: tuple[str, ...],
+        suffix: str = "_right",
+    ) -> None:
+        self.columns = JoinedColumns(left, right, left_keys, right_keys, suffix)
+        self.keeps = (kind in (JoinKind.LEFT, JoinKind.OUTER), kind in (JoinKind.RIGHT, JoinKind.OUTER))
+        self.buffers = (RowBuffer(), RowBuffer())
+        self.index = KeyIndex(left_keys)
+        self.watermark = START_OF_TIME
+        self.late = [0, 0]
+        self._keys = (left_keys, right_keys)
+        self._types = [left.field(name).type for name in left_keys]
+        self.kept = said_kept(left_keys, described(kind, left, right, right_keys))
+        self._liveness = Liveness()
+
+    def open(self, context: Context) -> None:
+        """Remember the clock and the sizes."""
+        self.context = context
+
+    def statistics(self) -> dict[str, int]:
+        """What waits, and what was late."""
+        left, right = self.buffers
+        return {**self.late_rows(), "left_rows": len(left), "right_rows": len(right), "keys": len(self.index)}
+
+    def late_rows(self) -> dict[str, int]:
+        """How many rows were late, by side output."""
+        return dict(zip(_LATE, self.late, strict=True))
+
+    def slots_of(self, batch: Batch, port: int) -> Integers:
+        """The slots of the rows of one side. Key columns of the right side have the types of the left one's."""
+        columns = [
+            same_type(combined(column), kind)
+            for column, kind in zip(keys_of(batch, self._keys[port]), self._types, strict=True)
+        ]
+        return self.index.slots_of(columns, batch.num_rows)
+
+    def without_null_keys(self, batch: Batch, port: int, out: Output, *, change: str = "") -> Batch:
+        """Null keys match nothing: rows with one go out alone, or not at all."""
+        valid: Any = None
+        for column in keys_of(batch, self._keys[port]):
+            if column.null_count:
+                there = column.is_valid().to_numpy(zero_copy_only=False)
+                valid = there if valid is None else valid & there
+        if valid is None:
+            return batch
+        if self.keeps[port]:
+            self.give_alone(batch.filter(pa.array(~valid)), port, out, change=change)
+        return batch.filter(pa.array(valid))
+
+    def give_alone(self, rows: Batch, port: int, out: Output, *, change: str = "") -> None:
+        """Rows without a partner."""
+        for start in range(0, rows.num_rows, self.context.max_rows):
+            some = rows.slice(start, self.context.max_rows)
+            left, right = (some, None) if port == LEFT else (None, some)
+            out.emit(self.columns.assemble(left, right, change=change))
+
+    def give_pairs(
+        self,
+        rows: Batch,
+        port: int,
+        partners: Segment,
+        ranges: tuple[Integers, Integers],
+        out: Output,
+        *,
+        change: str = "",
+    ) -> None:
+        """Rows of one side with the rows of their ranges of the other."""
+        for places, others in pairs(*ranges, self.context.max_rows):
+            mine = rows.take(pa.array(places))
+            theirs = partners.rows.take(pa.array(others))
+            left, right = (mine, theirs) if port == LEFT else (theirs, mine)
+            out.emit(self.columns.assemble(left, right, change=change))
+
+    def put_aside(self, rows: Batch, port: int, out: Output) -> None:
+        """Rows of one side that are late: each side has an output of its own, for it has columns of its own."""
+        if rows.num_rows:
+            self.late[port] += rows.num_rows
+            out.emit_side(_LATE[port], rows)
+
+    def forget_keys(self) -> None:
+        """Give up keys that have no rows any more."""
+        count = len(self.index)
+        if not self._liveness.is_due(count):
+            return
+        live = self._liveness.begin(count)
+        for buffer in self.buffers:
+            buffer.live_slots(live)
+        if self._liveness.decide(live):
+            moved = self.index.compact(live)
+            for buffer in self.buffers:
+                buffer.renumber(moved)
+
+    def snapshot(self) -> OperatorState:
+        """Waiting rows by key group."""
+        parts: dict[str, tuple[Table, Integers]] = {}
+        for name, buffer in zip(_SIDES, self.buffers, strict=True):
+            whole = buffer.whole()
+            if whole is not None:
+                table = pa.Table.from_batches([whole.rows])
+                table = table.append_column(_TIME, pa.array(whole.times)).append_column(
+                    _MATCHED, pa.array(whole.matched)
+                )
+                parts[name] = (table, self.index.groups(whole.slots, self.context.key_groups.total))
+        return OperatorState(pack_groups(parts), pack({}, watermark=self.watermark, **self.kept))
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Take waiting rows in."""
+        watermarks = []
+        for state in states:
+            if state.shared:
+                facts = unpack(state.shared).facts
+                check_kept(facts, self.kept)
+                watermarks.append(facts["watermark"])
+            for content in state.keyed.values():
+                tables = unpack(content).tables
+                for port, name in enumerate(_SIDES):
+                    if name in tables:
+                        self._take_in(tables[name], port)
+        self.watermark = min(watermarks, default=START_OF_TIME)
+
+    def _take_in(self, table: Table, port: int) -> None:
+        matched = table.column(_MATCHED).combine_chunks().to_numpy(zero_copy_only=False)
+        times = numbers_of(table, _TIME)
+        rows = table.drop_columns([_TIME, _MATCHED]).combine_chunks().to_batches()[0]
+        self.buffers[port].add(rows, self.slots_of(rows, port), times, np.array(matched, np.bool_))

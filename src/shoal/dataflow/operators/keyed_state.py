@@ -1,0 +1,65 @@
+"""The state of cells as a table, with the key of each: what aggregating operators snapshot and restore."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from shoal.core.errors import PreconditionError
+from shoal.dataflow.language.keys import Integers
+from shoal.dataflow.language.windows import Window
+from shoal.dataflow.operators.aggregates.plan import AggregatePlan
+from shoal.dataflow.operators.aggregates.sparse import Sparse
+from shoal.dataflow.operators.keyindex import KeyIndex
+
+_KEY = "__key_"
+_KEPT = "kept"
+
+
+def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any]) -> Any:
+    """A table with the keys of these slots, and other columns."""
+    keys = index.take(slots) if len(index.names) and len(slots) else []
+    names = [f"{_KEY}{place}" for place in range(len(keys))]
+    return pa.table([*keys, *map(_arrow, extra.values())], names=[*names, *extra])
+
+
+def state_table(index: KeyIndex, slots: Integers, plan: AggregatePlan, sparse: Sparse, extra: Mapping[str, Any]) -> Any:
+    """The same with what a plan keeps for each of them."""
+    table = key_table(index, slots, extra)
+    for column, array in zip(plan.state_fields(), plan.to_arrow(sparse), strict=True):
+        table = table.append_column(column, array)
+    return table
+
+
+def restored_slots(index: KeyIndex, table: Any) -> Integers:
+    """The slots of the keys of such a table."""
+    return index.slots_of([table.column(f"{_KEY}{place}") for place in range(len(index.names))], len(table))
+
+
+def numbers_of(table: Any, name: str) -> Integers:
+    """A column of whole numbers."""
+    values: Integers = table.column(name).combine_chunks().to_numpy(zero_copy_only=False)
+    return values
+
+
+def said_kept(keys: Sequence[str], what: str, window: Window | None = None) -> dict[str, str]:
+    """What a snapshot says that it is state of, so that state of something else is not taken for it."""
+    by = f" by {', '.join(keys)}" if keys else ""
+    return {_KEPT: f"{what}{by}" + (f" in {window}" if window is not None else "")}
+
+
+def check_kept(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
+    """Refuse state of another form: read as this one it would give wrong numbers, and nobody would notice."""
+    if facts.get(_KEPT) == mine[_KEPT]:
+        return
+    raise PreconditionError(
+        f"its state in the checkpoint is of {facts.get(_KEPT)}, and the program has {mine[_KEPT]}",
+        hint="a step that keeps something else is another step: give it a uid of its own, .uid(…), and start with "
+        "allow_missing_state and allow_unknown_state; or start the job under another name",
+    )
+
+
+def _arrow(values: Any) -> Any:
+    return values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)

@@ -1,0 +1,234 @@
+"""The ordered merge: rows of several inputs in the order of a column that each of them is sorted by.
+
+Rows wait until every input that has not ended has brought one that is not before them. Of equal values the lower port's
+come first. The columns are those of all inputs, by name; null where an input has none. A watermark keeps its place in
+its own input: it counts only when the rows before it are out. So that little waits, the task reads first of the inputs
+that hold the others back; the rows that wait are part of a snapshot.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.core.errors import InvalidError, PreconditionError, problem
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch, Schema
+from shoal.dataflow.language.keys import Integers, combined
+from shoal.dataflow.operators.aggregates.columns import is_dense_number, numbers
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.batches import same_type
+from shoal.dataflow.state.blobs import pack, unpack
+
+
+class _Port:
+    """One input: rows that wait, and the watermarks between them."""
+
+    def __init__(self) -> None:
+        self.batches: deque[tuple[Batch, Any]] = deque()
+        #: How many rows came, how many are out, and the watermarks with the number of rows before each.
+        self.came = 0
+        self.gone = 0
+        self.marks: deque[tuple[int, int]] = deque()
+        self.watermark = START_OF_TIME
+        self.last: Any = None
+        self.has_ended = False
+
+    @property
+    def waiting(self) -> int:
+        return self.came - self.gone
+
+    def advance(self) -> None:
+        """Take up the watermarks whose rows are out."""
+        while self.marks and self.marks[0][0] <= self.gone:
+            self.watermark = max(self.watermark, self.marks.popleft()[1])
+
+
+class Merge(Operator):
+    """Several inputs in order."""
+
+    def __init__(self, *, by: str, ports: int, schema: Schema | None = None) -> None:
+        self._by = by
+        self._ports = [_Port() for _ in range(ports)]
+        self._schema = schema
+
+    def open(self, context: Context) -> None:
+        """Remember the sizes."""
+        self._context = context
+
+    def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
+        """Let rows wait, and give those that are certain."""
+        if not batch.num_rows:
+            return
+        state = self._ports[port]
+        values = self._values(batch)
+        if (values[1:] < values[:-1]).any() or (state.last is not None and values[0] < state.last):
+            raise PreconditionError(
+                f"input {port + 1} of a merge is not sorted by {self._by!r}",
+                hint="merge takes inputs that are sorted each; use union where order does not matter",
+                port=port,
+                column=self._by,
+            )
+        state.last = values[-1].item()
+        state.batches.append((batch, values))
+        state.came += batch.num_rows
+        self._give(out)
+
+    def on_port_watermark(self, time: int, port: int, out: Output) -> None:
+        """Remember where it stands."""
+        state = self._ports[port]
+        state.marks.append((state.came, time))
+        state.advance()
+
+    def on_port_end(self, port: int, out: Output) -> None:
+        """This input holds nobody back any more."""
+        state = self._ports[port]
+        state.has_ended = True
+        state.marks.append((state.came, END_OF_TIME))
+        self._give(out)
+
+    def on_end(self, out: Output) -> None:
+        """Whatever is left."""
+        for state in self._ports:
+            state.has_ended = True
+        self._give(out)
+
+    def output_watermark(self, time: int) -> int:
+        """The least of the inputs', as far as their rows are out."""
+        return min(state.watermark for state in self._ports)
+
+    def preferred_ports(self) -> frozenset[int]:
+        """The inputs that hold the others back."""
+        if not any(state.waiting for state in self._ports):
+            return frozenset()
+        return frozenset(port for port, state in enumerate(self._ports) if not state.waiting and not state.has_ended)
+
+    def statistics(self) -> dict[str, int]:
+        """What waits."""
+        return {"waiting": sum(state.waiting for state in self._ports)}
+
+    def snapshot(self) -> OperatorState:
+        """The rows that wait. A merge runs in one task."""
+        tables, facts = {}, []
+        for port, state in enumerate(self._ports):
+            facts.append(
+                {
+                    "watermark": state.watermark,
+                    "marks": [(place - state.gone, time) for place, time in state.marks],
+                    "has_ended": state.has_ended,
+                    "last": state.last,
+                }
+            )
+            if state.batches:
+                tables[f"port_{port}"] = pa.Table.from_batches([batch for batch, _values in state.batches])
+        return OperatorState(shared=pack(tables, ports=facts))
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Take them in."""
+        for state in states:
+            if not state.shared:
+                continue
+            blob = unpack(state.shared)
+            for port, (mine, facts) in enumerate(zip(self._ports, blob.facts["ports"], strict=True)):
+                mine.watermark, mine.has_ended = facts["watermark"], facts["has_ended"]
+                mine.marks = deque((place, time) for place, time in facts["marks"])
+                mine.last = facts["last"]
+                for batch in blob.tables[f"port_{port}"].to_batches() if f"port_{port}" in blob.tables else []:
+                    mine.batches.append((batch, self._values(batch)))
+                    mine.came += batch.num_rows
+
+    # -- order ------------------------------------------------------------------------------------------------
+
+    def _values(self, batch: Batch) -> Any:
+        column = combined(batch.column(self._by))
+        if column.null_count or not is_dense_number(column.type):
+            raise InvalidError(
+                [problem(self._by, str(column.type), "must be a number or a time, and never null, to merge by it")]
+            )
+        values = numbers(column).values
+        if values.dtype.kind == "f" and np.isnan(values).any():
+            raise InvalidError([problem(self._by, "NaN", "has no place in an order: filter such rows out before")])
+        return values
+
+    def _give(self, out: Output) -> None:
+        """Put out the rows up to what all inputs have come to."""
+        held = [state.last for state in self._ports if not state.has_ended]
+        if any(last is None for last in held):
+            return
+        bound = min(held) if held else None
+        parts: list[Batch] = []
+        values: list[Any] = []
+        origins: list[Any] = []
+        for port, state in enumerate(self._ports):
+            for batch, keys in _taken(state, bound):
+                parts.append(self._shaped(batch))
+                values.append(keys)
+                origins.append(np.full(len(keys), port))
+        if parts:
+            self._put_out(*_in_order(parts, values, origins), out)
+        for state in self._ports:
+            state.advance()
+
+    def _put_out(self, merged: Batch, origins: Integers, out: Output) -> None:
+        """Rows in pieces. Event time moves on between them: no row meets a watermark that is older than its piece."""
+        most = self._context.max_rows
+        for start in range(0, merged.num_rows, most):
+            if start:
+                _settle(out)
+            piece = merged.slice(start, most)
+            out.emit(piece)
+            counts = np.bincount(origins[start : start + most], minlength=len(self._ports))
+            for state, count in zip(self._ports, counts.tolist(), strict=True):
+                state.gone += count
+                state.advance()
+
+    def _shaped(self, batch: Batch) -> Batch:
+        """A batch with the columns of all inputs."""
+        if self._schema is None or batch.schema.names == self._schema.names:
+            return batch
+        known = set(batch.schema.names)
+        hidden = [field for field in batch.schema if field.name not in self._schema.names]
+        fields = [*self._schema, *hidden]
+        arrays = [
+            same_type(combined(batch.column(field.name)), field.type)
+            if field.name in known
+            else pa.nulls(batch.num_rows, field.type)
+            for field in fields
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=[field.name for field in fields])
+
+
+def _in_order(parts: list[Batch], values: list[Any], origins: list[Any]) -> tuple[Batch, Integers]:
+    """Parts that are sorted each as one that is, and the input that each row came by."""
+    if len(parts) == 1:
+        return parts[0], origins[0]
+    merged, ports = pa.concat_batches(parts), np.concatenate(origins)
+    order = np.argsort(np.concatenate(values), kind="stable")
+    if (order[1:] < order[:-1]).any():
+        merged, ports = merged.take(pa.array(order)), ports[order]
+    return merged, ports
+
+
+def _settle(out: Output) -> None:
+    """Tell the steps behind how far event time has come; only a task's own output can."""
+    settle = getattr(out, "settle", None)
+    if settle is not None:
+        settle()
+
+
+def _taken(state: _Port, bound: Any) -> Iterable[tuple[Batch, Integers]]:
+    """Rows of an input up to a bound, in their order."""
+    while state.batches:
+        batch, values = state.batches[0]
+        count = len(values) if bound is None else int(np.searchsorted(values, bound, "right"))
+        if not count:
+            return
+        state.batches.popleft()
+        if count < len(values):
+            state.batches.appendleft((batch.slice(count), values[count:]))
+            yield batch.slice(0, count), values[:count]
+            return
+        yield batch, values

@@ -1,0 +1,47 @@
+"""The operator that users write: `class Sessions(Operator)`, and `stream.apply(Sessions)`.
+
+A protocol whose methods have defaults, but for `process_batch`: a class that only has that method will do as well.
+`shoal.dataflow.operators.custom` drives it. The engine's own operators are in `shoal.dataflow.operators.base`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """A step of one's own. One is made in each task by the factory that `apply` was given; one thread calls it.
+
+    Rows are given as a RecordBatch, an Arrow table, a mapping of columns, several of these in a list, or yielded; None
+    is no rows.
+    """
+
+    #: In how many tasks it wants to run, where nobody says `with_parallelism`; 0 for as many as the flow has.
+    parallelism_hint: int = 0
+
+    def open(self, context: Any) -> None:
+        """Called once, before anything else, with its place: `subtask`, `parallelism`, `key_groups`, `clock`."""
+
+    def process_batch(self, batch: Any) -> Any:
+        """Rows in, rows out."""
+        raise NotImplementedError
+
+    def process_morsel(self, morsel: Any) -> Any:
+        """A slice of a batch that fits into a core's cache. This is what is called; by default it is a batch as any."""
+        return self.process_batch(morsel)
+
+    def on_watermark(self, time: int) -> Any:
+        """Event time has come this far, in microseconds. May give rows."""
+
+    def finish(self) -> Any:
+        """All rows have come. May give the last ones."""
+
+    def snapshot(self) -> Any:
+        """Its state as of now: bytes for each key group it has, as a mapping, or any value that can be pickled."""
+
+    def restore(self, states: Any) -> None:
+        """Go on from a checkpoint: with the mapping for its key groups, or with a list that has each task's value."""
+
+    def close(self) -> None:
+        """Called once, at the end, also after a failure."""

@@ -1,0 +1,238 @@
+"""Runs a user's process function: one record after the other, with the state and the timers of its key.
+
+Event-time timers are called when the watermark has come to them, in their order; those of processing time when the
+clock has. State lies in memory or in RocksDB; values, timers and the watermark are in the snapshot. When a function
+raises and the policy is not to fail, what it had changed of its state stays changed; a timer that raises is put aside
+as a row that has its key and is empty otherwise.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.language.elements import START_OF_TIME, TIME, TRACE, Batch, Schema
+from shoal.dataflow.language.keys import key_groups
+from shoal.dataflow.language.logical import OnError
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time, processing_time
+from shoal.dataflow.operators.current import CurrentKey
+from shoal.dataflow.operators.policies import ErrorPolicy
+from shoal.dataflow.operators.process_function import ProcessFunction
+from shoal.dataflow.operators.rows import (
+    CHUNK,
+    as_mapping,
+    column_values,
+    learn_batch,
+    make_batch,
+    make_records,
+    visible_names,
+)
+from shoal.dataflow.state import handles
+from shoal.dataflow.state.base import StateBackend, StateKey
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.keycodec import decode_key, encode_key
+from shoal.dataflow.state.memory import MemoryState
+from shoal.dataflow.state.timers import Timers
+
+#: Rows of one call that are put out together at most: a timer may bring any number.
+_MAX_WAITING = 8_192
+
+
+class ProcessOperator(Operator):
+    """A process function in a task. `state` is `memory` or `rocks`."""
+
+    def __init__(
+        self,
+        *,
+        function: ProcessFunction | Callable[[], ProcessFunction],
+        keys: tuple[str, ...] = (),
+        schema: Schema | None = None,
+        policy: ErrorPolicy | None = None,
+        state: str = "memory",
+    ) -> None:
+        if state not in ("memory", "rocks"):
+            raise InvalidError([problem("state", state, "must be memory or rocks")])
+        # The plan holds one object for all tasks; each task has one of its own.
+        self._function = copy.copy(function) if isinstance(function, ProcessFunction) else function()
+        self._keys = keys
+        self._schema = schema
+        self._is_declared = schema is not None
+        self._policy = policy or ErrorPolicy()
+        self._kind = state
+        self._timers, self._clock_timers = Timers(), Timers()
+        self._watermark = START_OF_TIME
+        self._has_time = False
+        self._input: Schema | None = None
+
+    def open(self, context: Context) -> None:
+        """Let the function name its state."""
+        self._context = context
+        self._backend = self._make_backend(context)
+        self._state = handles.KeyedState(self._backend)
+        self._current = CurrentKey(self._state, self._timers, self._clock_timers, context.clock)
+        self._current.watermark = self._watermark
+        self._function.open(self._current)
+
+    def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
+        """Call the function for each row."""
+        self._has_time = self._has_time or has_time(batch.schema)
+        self._input = batch.schema
+        for start in range(0, batch.num_rows, CHUNK):
+            self._process_chunk(batch.slice(start, CHUNK), out)
+        first = self._timers.next_time()
+        if first is not None and first <= self._watermark:  # set for a time that has passed already
+            self._fire(self._timers, self._watermark, out)
+
+    def on_watermark(self, time: int, out: Output) -> None:
+        """Call the timers that are due."""
+        if time > self._watermark:
+            self._watermark = self._current.watermark = time
+            self._fire(self._timers, time, out)
+
+    def on_tick(self, now: int, out: Output) -> None:
+        """Call the timers that the clock has come to, and free what has outlived its time."""
+        self._fire(self._clock_timers, now, out)
+        self._backend.expire(now)
+
+    def next_tick(self) -> int | None:
+        """When the clock matters next."""
+        moments = (self._clock_timers.next_time(), self._backend.next_expiry())
+        return min((each for each in moments if each is not None), default=None)
+
+    def statistics(self) -> Mapping[str, int]:
+        """Rows that were left out, and timers that wait."""
+        return {**self._policy.statistics(), "timers": len(self._timers) + len(self._clock_timers)}
+
+    def snapshot(self) -> OperatorState:
+        """State and timers by key group."""
+        self._state.flush()
+        timers, clock_timers = self._timers.by_group(), self._clock_timers.by_group()
+        keyed: dict[int, bytes] = {}
+        for group in sorted(self._backend.groups() | timers.keys() | clock_timers.keys()):
+            tables = {"state": pa.table({"content": pa.array([self._backend.snapshot(group)], pa.large_binary())})}
+            if group in timers:
+                tables["timers"] = timers[group]
+            if group in clock_timers:
+                tables["clock_timers"] = clock_timers[group]
+            keyed[group] = pack(tables)
+        known = {} if self._input is None else {"input": self._input.empty_table()}
+        return OperatorState(keyed, pack(known, watermark=self._watermark, has_time=self._has_time))
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Take state and timers in."""
+        watermarks = []
+        for state in states:
+            if state.shared:
+                shared = unpack(state.shared)
+                watermarks.append(shared.facts["watermark"])
+                self._has_time = self._has_time or shared.facts["has_time"]
+                if "input" in shared.tables:
+                    self._input = shared.tables["input"].schema
+            for group, content in state.keyed.items():
+                tables = unpack(content).tables
+                self._backend.restore(tables["state"].column("content")[0].as_py())
+                if "timers" in tables:
+                    self._timers.take_in(group, tables["timers"])
+                if "clock_timers" in tables:
+                    self._clock_timers.take_in(group, tables["clock_timers"])
+        self._watermark = self._current.watermark = min(watermarks, default=START_OF_TIME)
+
+    def close(self) -> None:
+        """Close the function and its state."""
+        self._function.close()
+        self._backend.close()
+
+    # -- calling ----------------------------------------------------------------------------------------------
+
+    def _make_backend(self, context: Context) -> StateBackend:
+        if self._kind == "memory":
+            return MemoryState()
+        from shoal.dataflow.state.rocks import RocksState
+
+        if not context.scratch:
+            raise InvalidError([problem("scratch", context.scratch, "must be a directory for state in RocksDB")])
+        return RocksState(str(Path(context.scratch) / "state"))
+
+    def _process_chunk(self, chunk: Batch, out: Output) -> None:
+        current, function = self._current, self._function
+        places = self._places(chunk)
+        self._begin()
+        self._state.read_ahead(list(dict.fromkeys(places)))
+        times = event_times(chunk).tolist() if has_time(chunk.schema) else [self._state.now] * chunk.num_rows
+        traces = chunk.column(TRACE).to_pylist() if TRACE in chunk.schema.names else [None] * chunk.num_rows
+        records = make_records(chunk, visible_names(chunk.schema))
+        for row, (place, time, trace, record) in enumerate(zip(places, times, traces, records, strict=True)):
+            current.move(place, time, trace)
+            try:
+                current.take(function.process(record, current))
+            except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+                self._policy.reject(chunk.slice(row, 1), error, out)
+        self._put_out(out)
+
+    def _fire(self, timers: Timers, time: int, out: Output) -> None:
+        self._begin()
+        for moment, place in timers.pop_due(time):
+            self._current.move(place, moment)
+            try:
+                self._current.take(self._function.on_timer(moment, self._current))
+            except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+                self._reject_timer(moment, place, error, out)
+            if len(self._current.rows) >= _MAX_WAITING:
+                self._put_out(out)
+                self._begin()
+        self._put_out(out)
+
+    def _reject_timer(self, moment: int, place: StateKey, error: Exception, out: Output) -> None:
+        """Put aside, or leave out, what a timer was to do: a row with its key, and nothing else."""
+        if self._policy.on_error is OnError.FAIL or self._input is None:
+            raise self._policy.failure(error, None) from error
+        values = dict(zip(self._keys, decode_key(place[1]), strict=True)) if self._keys else {}
+        row = pa.RecordBatch.from_pylist([{**values, TIME: moment}], schema=self._input)
+        self._policy.reject(row, error, out)
+
+    def _begin(self) -> None:
+        self._state.now = processing_time(self._context.clock)
+
+    def _places(self, chunk: Batch) -> list[StateKey]:
+        """Key group and key of each row."""
+        if not self._keys:
+            return [(0, b"")] * chunk.num_rows
+        groups = key_groups(chunk, self._keys, self._context.key_groups.total).tolist()
+        columns = [column_values(chunk.column(name)) for name in self._keys]
+        encoded: dict[tuple[Any, ...], bytes] = {}
+        places = []
+        for group, *values in zip(groups, *columns, strict=True):
+            key = tuple(values)
+            content = encoded.get(key)
+            if content is None:
+                content = encoded[key] = encode_key(key)
+            places.append((group, content))
+        return places
+
+    def _put_out(self, out: Output) -> None:
+        """Rows that the function gave, with their times; and what it changed of its state."""
+        current = self._current
+        self._state.flush()
+        if current.rows:
+            rows, times, traces = current.rows, current.times, current.traces
+            current.rows, current.times, current.traces = [], [], []
+            if self._is_declared:
+                batch = make_batch(rows, self._schema)
+            else:
+                batch = learn_batch(rows, self._schema)
+                self._schema = batch.schema
+            if self._has_time:
+                batch = batch.append_column(TIME, pa.array(np.array(times, np.int64)))
+            if self._input is not None and TRACE in self._input.names:
+                batch = batch.append_column(TRACE, pa.array(traces, pa.binary()))
+            emit_chunks(out, batch, self._context.max_rows)
+        sides, current.sides = current.sides, {}
+        for tag, given in sides.items():
+            out.emit_side(tag, make_batch([as_mapping(row) for row in given], None))

@@ -1,0 +1,187 @@
+"""Aggregates without a window: the result at the end of bounded input, or changes of it all the time.
+
+Changes say in `op` what they do to the row of their key that came before: `+I` a new one, `-U` and `+U` the old and the
+new one, `-D` the last. A batch gives what it takes back first, then what stands now; what did not change is not given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.keys import Array, Integers
+from shoal.dataflow.operators.aggregates.plan import AggregatePlan
+from shoal.dataflow.operators.aggregates.sparse import Sparse, distinct_rounds
+from shoal.dataflow.operators.aggregates.store import Store
+from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
+from shoal.dataflow.operators.given import rows_differ
+from shoal.dataflow.operators.grouping import Grouping
+from shoal.dataflow.operators.keyed_state import check_kept, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.liveness import Liveness
+from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+
+
+class RunningAggregate(Operator):
+    """One result for each key. `gives_changes` on endless input; `takes_changes` when its input has `op`."""
+
+    def __init__(self, *, grouping: Grouping, gives_changes: bool, takes_changes: bool = False) -> None:
+        self._grouping = grouping
+        self._kept = said_kept(grouping.keys, grouping.description)
+        self._gives_changes = gives_changes
+        self._takes_changes = takes_changes
+        self._index = KeyIndex(grouping.keys)
+        self._liveness = Liveness()
+        self._plan: AggregatePlan | None = None
+        self._is_restored = False
+        self._store = Store(())
+        self._arrived = 0
+
+    def open(self, context: Context) -> None:
+        """Remember the sizes."""
+        self._context = context
+
+    def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
+        """Take rows in, and give what changed."""
+        if not batch.num_rows:
+            return
+        plan = self._bound(batch)
+        times = self._times(batch)
+        slots = self._index.slots(batch)
+        self._store.ensure(len(self._index))
+        if not self._gives_changes:
+            self._update(plan, batch, slots, times)
+            return
+        touched = np.unique(slots)
+        before = self._store.take(touched)
+        old = plan.results(before)
+        self._update(plan, batch, slots, times)
+        self._give_changes(plan, before, old, out, int(times.max()))
+
+    def on_end(self, out: Output) -> None:
+        """Give the results, where nothing was given before."""
+        if self._plan is None or self._gives_changes:
+            return
+        cells = self._store.present()
+        for start in range(0, len(cells), self._context.max_rows):
+            some = cells[start : start + self._context.max_rows]
+            keys = self._index.take(some)
+            out.emit(self._grouping.assemble(self._plan, keys, self._store.take(some), times=self._moments(some)))
+
+    def statistics(self) -> dict[str, int]:
+        """What is held."""
+        return {"keys": len(self._index)}
+
+    def snapshot(self) -> OperatorState:
+        """Results so far, by key group."""
+        if self._plan is None:
+            return OperatorState()
+        shared = pack({"input": self._plan.schema.empty_table()}, arrived=self._arrived, **self._kept)
+        cells = self._store.present()
+        if not len(cells):
+            return OperatorState(shared=shared)
+        table = state_table(self._index, cells, self._plan, self._store.take(cells), {})
+        groups = self._index.groups(cells, self._context.key_groups.total)
+        return OperatorState(pack_groups({"cells": (table, groups)}), shared)
+
+    def restore(self, states: Iterable[OperatorState]) -> None:
+        """Take results in."""
+        for state in states:
+            if not state.shared:
+                continue
+            shared = unpack(state.shared)
+            check_kept(shared.facts, self._kept)
+            plan = self._plan or self._bind(shared.tables["input"].schema)
+            self._arrived = max(self._arrived, shared.facts["arrived"])
+            for content in state.keyed.values():
+                table = unpack(content).tables["cells"]
+                slots = restored_slots(self._index, table)
+                self._store.ensure(len(self._index))
+                self._store.merge(plan.from_arrow(slots, table))
+        self._is_restored = self._plan is not None
+
+    def _bound(self, batch: Batch) -> AggregatePlan:
+        if self._plan is None:
+            return self._bind(self._grouping.input_schema(batch.schema))
+        if self._is_restored:
+            self._grouping.check_types(self._plan, self._grouping.input_schema(batch.schema))
+            self._is_restored = False
+        return self._plan
+
+    def _bind(self, schema: Any) -> AggregatePlan:
+        self._plan = self._grouping.bind(schema)
+        if self._takes_changes and not self._plan.is_reversible:
+            raise InvalidError(
+                [problem("aggregate", None, "over changes only count, sum and mean can be calculated")],
+                hint="use them, or aggregate a stream without changes",
+            )
+        self._store = Store(self._plan.specs)
+        return self._plan
+
+    def _times(self, batch: Batch) -> Integers:
+        """What decides which row is first: event time, or the order of arrival."""
+        if has_time(batch.schema):
+            return event_times(batch)
+        self._arrived += batch.num_rows
+        return np.arange(self._arrived - batch.num_rows, self._arrived)
+
+    def _moments(self, cells: Integers) -> Integers | None:
+        return np.zeros(len(cells), np.int64) if self._grouping.emits_time else None
+
+    def _update(self, plan: AggregatePlan, batch: Batch, slots: Integers, times: Integers) -> None:
+        if self._takes_changes and not self._grouping.is_partial:
+            self._store.update(slots, plan.inputs(batch, times, with_changes=True))
+            return
+        piece = self._grouping.piece(plan, batch, slots, times)
+        for part in distinct_rounds(piece) if isinstance(piece, Sparse) else [piece]:
+            self._store.add(part)
+
+    # -- changes ----------------------------------------------------------------------------------------------
+
+    def _give_changes(self, plan: AggregatePlan, before: Sparse, old: list[Array], out: Output, time: int) -> None:
+        after = self._store.take(before.cells)
+        new = plan.results(after)
+        was, is_now = before.rows != 0, after.rows != 0
+        moved = was & is_now & rows_differ(old, new)
+        gone = was & ~is_now
+        less, more = np.flatnonzero(moved | gone), np.flatnonzero(moved | (is_now & ~was))
+        self._give(before, old, less, words=np.where(gone, "-D", "-U"), out=out, time=time)
+        self._give(after, new, more, words=np.where(was, "+U", "+I"), out=out, time=time)
+        if gone.any():
+            self._store.clear(before.cells[gone])
+            self._forget()
+
+    def _give(
+        self, sparse: Sparse, results: list[Array], rows: Integers, *, words: Any, out: Output, time: int
+    ) -> None:
+        if not len(rows) or self._plan is None:
+            return
+        index = pa.array(rows)
+        batch = self._grouping.assemble(
+            self._plan,
+            self._index.take(sparse.cells[rows]),
+            sparse.at(rows),
+            results=[array.take(index) for array in results],
+            changes=pa.array(words[rows].tolist(), pa.string()),
+            times=np.full(len(rows), time),
+        )
+        emit_chunks(out, batch, self._context.max_rows)
+
+    def _forget(self) -> None:
+        """Give up the slots of keys that are gone."""
+        if self._plan is None or not self._liveness.is_due(len(self._index)):
+            return
+        live = self._liveness.begin(len(self._index))
+        cells = self._store.present()
+        live[cells] = True
+        if self._liveness.decide(live):
+            kept = self._store.take(cells)
+            moved = self._index.compact(live)
+            self._store = Store(self._plan.specs, len(self._index))
+            self._store.merge(kept.with_cells(moved[cells]))

@@ -1,0 +1,108 @@
+"""Results of sessions that were given and may change. Such a session may grow, or merge with others that were given.
+
+Then what was given is taken back (`-D`) and the new one is given (`+I`); with equal bounds it is `-U` and `+U`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from shoal.dataflow.language.keys import Array, Integers
+from shoal.dataflow.operators.given import rows_differ
+from shoal.dataflow.operators.keyed_state import key_table, numbers_of, restored_slots
+from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.sessiontable import SessionTable
+
+_START, _END, _RESULT = "__start", "__end", "__result_"
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    start: int
+    end: int
+    #: The result, a column of one row each.
+    columns: list[Array]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionChange:
+    """Rows to be given, all with one word."""
+
+    word: str
+    slots: Integers
+    windows: tuple[Integers, Integers]
+    columns: list[Array]
+
+
+class GivenSessions:
+    """What was given of sessions that are still kept, by cell."""
+
+    def __init__(self) -> None:
+        self._by_cell: dict[int, list[_Given]] = {}
+
+    def change(
+        self, cells: Integers, slots: Integers, windows: tuple[Integers, Integers], columns: list[Array]
+    ) -> Iterator[SessionChange]:
+        """What has to be said for these results to stand."""
+        rows: dict[str, list[tuple[int, _Given]]] = {}
+        for place, cell in enumerate(cells.tolist()):
+            new = _Given(int(windows[0][place]), int(windows[1][place]), [column.slice(place, 1) for column in columns])
+            old, self._by_cell[cell] = self._by_cell.get(cell, []), [new]
+            slot = int(slots[place])
+            if len(old) == 1 and (old[0].start, old[0].end) == (new.start, new.end):
+                if rows_differ(old[0].columns, new.columns).any():
+                    rows.setdefault("-U", []).append((slot, old[0]))
+                    rows.setdefault("+U", []).append((slot, new))
+                continue
+            rows.setdefault("-D", []).extend((slot, each) for each in old)
+            rows.setdefault("+I", []).append((slot, new))
+        for word in ("-D", "-U", "+U", "+I"):
+            if rows.get(word):
+                yield _change(word, rows[word])
+
+    def move(self, others: Integers, cells: Integers) -> None:
+        """Sessions have become part of others."""
+        for other, cell in zip(others.tolist(), cells.tolist(), strict=True):
+            given = self._by_cell.pop(other, [])
+            if given:
+                self._by_cell.setdefault(cell, []).extend(given)
+
+    def forget(self, cells: Integers) -> None:
+        """These change no more."""
+        for cell in cells.tolist():
+            self._by_cell.pop(cell, None)
+
+    def to_table(self, index: KeyIndex, table: SessionTable) -> tuple[Any, Integers] | None:
+        """All of them with their keys, and the slot of each."""
+        rows = [(int(table.slots[cell]), each) for cell, given in self._by_cell.items() for each in given]
+        if not rows:
+            return None
+        change = _change("", rows)
+        extra = {_START: change.windows[0], _END: change.windows[1]}
+        extra |= {f"{_RESULT}{place}": column for place, column in enumerate(change.columns)}
+        return key_table(index, change.slots, extra), change.slots
+
+    def take_in(self, table: Any, index: KeyIndex, sessions: SessionTable) -> None:
+        """The inverse: each belongs to the session that its beginning lies in."""
+        slots, starts, ends = restored_slots(index, table), numbers_of(table, _START), numbers_of(table, _END)
+        names = [name for name in table.column_names if name.startswith(_RESULT)]
+        columns = [table.column(name).combine_chunks() for name in names]
+        for place, slot in enumerate(slots.tolist()):
+            cells = sessions.cells_of(np.array([slot]))
+            inside = (sessions.lows[cells] <= starts[place]) & (sessions.highs[cells] >= starts[place])
+            given = _Given(int(starts[place]), int(ends[place]), [column.slice(place, 1) for column in columns])
+            for cell in cells[inside].tolist():
+                self._by_cell.setdefault(cell, []).append(given)
+
+
+def _change(word: str, rows: list[tuple[int, _Given]]) -> SessionChange:
+    slots = np.array([slot for slot, _given in rows], np.int64)
+    starts = np.array([given.start for _slot, given in rows], np.int64)
+    ends = np.array([given.end for _slot, given in rows], np.int64)
+    columns = [pa.concat_arrays(parts) for parts in zip(*(given.columns for _slot, given in rows), strict=True)]
+    return SessionChange(word, slots, (starts, ends), columns)

@@ -1,0 +1,64 @@
+"""A user's own connector in a plan that was read from a document: what is known of it without loading it.
+
+Made by `shoal.dataflow.plan.documents`. Whoever opens it loads it, in a task; checking and explaining do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.clock import Clock
+from shoal.dataflow.connectors.base import SinkContext, SinkMode, Split
+from shoal.dataflow.language.elements import Schema
+from shoal.dataflow.language.functions import callable_of
+from shoal.dataflow.language.logical import FunctionRef
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignConnector:
+    """A source or a sink of a user's own, by the name of its blob."""
+
+    blob: str
+    label: str
+    is_bounded: bool = True
+    mode_names: tuple[str, ...] = ()
+    takes_hidden: bool = False
+
+    @classmethod
+    def describing(cls, connector: Any, blob: str) -> ForeignConnector:
+        """What can be said of a connector."""
+        modes = getattr(connector, "modes", ())
+        return cls(
+            blob,
+            str(connector.label),
+            bool(getattr(connector, "is_bounded", True)),
+            tuple(sorted(each.value for each in modes)),
+            bool(getattr(connector, "takes_hidden", False)),
+        )
+
+    @property
+    def modes(self) -> frozenset[SinkMode]:
+        """What it can hold, for a sink."""
+        return frozenset(SinkMode(each) for each in self.mode_names)
+
+    def _loaded(self) -> Any:
+        return callable_of(FunctionRef(self.blob, self.label))
+
+    def find_schema(self) -> Schema:
+        """Its columns."""
+        return self._loaded().find_schema()
+
+    def find_splits(self) -> Sequence[Split]:
+        """Its parts."""
+        splits: Sequence[Split] = self._loaded().find_splits()
+        return splits
+
+    def open_reader(self, splits: Sequence[Split], schema: Schema, *, clock: Clock) -> Any:
+        """Begin to read."""
+        return self._loaded().open_reader(splits, schema, clock=clock)
+
+    def open_writer(self, schema: Schema, context: SinkContext) -> Any:
+        """Begin to write."""
+        return self._loaded().open_writer(schema, context)

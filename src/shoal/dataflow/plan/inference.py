@@ -1,0 +1,458 @@
+"""What comes out of one node, given what goes in: columns, types, event time, changes. Refuses what cannot work.
+
+Pure. `infer` is called by `shoal.dataflow.api.stream` for each node as it is made, with what is known then, and by
+`shoal.dataflow.plan.resolve` for all of them, with what sources and functions answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from shoal.core.errors import problem
+from shoal.dataflow.connectors.base import SinkMode
+from shoal.dataflow.language import datatypes
+from shoal.dataflow.language.aggregates import AGGREGATES
+from shoal.dataflow.language.binding import bind, bind_predicate
+from shoal.dataflow.language.elements import CHANGE, Schema
+from shoal.dataflow.language.errors import PlanError, near
+from shoal.dataflow.language.expressions import Column, Expression, describe
+from shoal.dataflow.language.logical import (
+    LATE,
+    LATE_RIGHT,
+    Aggregate,
+    Aggregation,
+    AssignTime,
+    Custom,
+    Distinct,
+    Filter,
+    Join,
+    JoinMode,
+    KeyBy,
+    MapBatches,
+    MapRecords,
+    Merge,
+    Node,
+    OnError,
+    Process,
+    Project,
+    Reduce,
+    SideOutput,
+    Sink,
+    Source,
+    Union,
+)
+from shoal.dataflow.language.windows import CountWindow, Firing, Window
+from shoal.dataflow.plan.facts import (
+    Answers,
+    Facts,
+    check_columns,
+    check_event_time,
+    check_keys,
+    make_schema,
+    time_columns,
+    window_fields,
+)
+from shoal.dataflow.plan.joining import infer_join
+
+CHANGE_FIELD = pa.field(CHANGE, pa.string())
+ERROR_FIELD = pa.field("error", pa.string())
+
+
+def infer(node: Node, inputs: Sequence[Facts], answers: Answers) -> Facts:
+    """The facts of a node's output. Raises `PlanError`."""
+    return _INFER[type(node)](node, inputs, answers)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Sources and sinks
+
+
+def _source(node: Source, _inputs: Sequence[Facts], answers: Answers) -> Facts:
+    schema = answers.schema_of(node) if node.schema is None else node.schema
+    if schema is not None:
+        make_schema(list(schema), at=node.at, what=node.connector.label)
+    if node.time is not None:
+        check_event_time(node.time, schema, at=node.at)
+    return Facts(schema, bounded=bool(node.connector.is_bounded), time=node.time is not None)
+
+
+def _sink(node: Sink, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    if facts.changes and SinkMode.UPSERT not in node.connector.modes:
+        key = ", ".join(repr(each) for each in facts.keys)
+        raise PlanError(
+            [
+                problem(
+                    node.connector.label, None, "only appends, and these rows change: each may replace an earlier one"
+                )
+            ],
+            at=node.at,
+            hint="aggregate in windows, .window(tumbling(seconds=60)), so that each result is final; or write to a "
+            f"sink that replaces rows, .to_sql(table, key=[{key}]); or keep each change as a row, .changes_as_rows()",
+        )
+    return facts
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Row by row
+
+
+def _assign_time(node: AssignTime, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    if not node.time.column:
+        raise PlanError([problem("event time", None, "needs a column here")], at=node.at)
+    _refuse_changes(node, facts)
+    check_event_time(node.time, facts.schema, at=node.at)
+    return replace(facts, time=True)
+
+
+def _project(node: Project, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    names = [each.name for each in node.columns]
+    if facts.schema is None:
+        make_schema([pa.field(name, pa.null()) for name in names], at=node.at, what="select")
+        return facts
+    made = {each.name: pa.field(each.name, _type(each.expression, facts, node)) for each in node.columns}
+    fields = [made[name] for name in names]
+    if node.keep_others:
+        make_schema(fields, at=node.at, what="with_columns")
+        kept = [made.get(each.name, each) for each in facts.schema]
+        fields = [*kept, *(each for each in fields if each.name not in facts.schema.names)]
+    schema = make_schema(fields, at=node.at, what="select")
+    changes = facts.changes and CHANGE in schema.names
+    return replace(facts, schema=schema, changes=changes, keys=_keys_after(node, facts) if changes else ())
+
+
+def _type(expression: Expression, facts: Facts, node: Node) -> Any:
+    return bind(expression, facts.schema, at=node.at).type
+
+
+def _keys_after(node: Project, facts: Facts) -> tuple[str, ...]:
+    """What the key columns are called behind a projection; none when one of them is gone."""
+    renamed = {each.expression.name: each.name for each in node.columns if isinstance(each.expression, Column)}
+    if node.keep_others:
+        replaced = {each.name for each in node.columns}
+        renamed = {key: key for key in facts.keys if key not in replaced} | renamed
+    return tuple(renamed[key] for key in facts.keys) if all(key in renamed for key in facts.keys) else ()
+
+
+def _filter(node: Filter, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    if isinstance(node.predicate, Expression):
+        if facts.schema is not None:
+            bind_predicate(node.predicate, facts.schema, at=node.at)
+        return facts
+    _refuse_changes(node, facts)
+    return facts
+
+
+def _map_batches(node: MapBatches, inputs: Sequence[Facts], answers: Answers) -> Facts:
+    facts = _opaque(node, inputs[0], answers)
+    return replace(facts, time=False) if node.flat else facts
+
+
+def _map_records(node: MapRecords, inputs: Sequence[Facts], answers: Answers) -> Facts:
+    if node.kind == "filter":
+        _refuse_changes(node, inputs[0])
+        return inputs[0]
+    return _opaque(node, inputs[0], answers)
+
+
+def _opaque(node: MapBatches | MapRecords, facts: Facts, answers: Answers) -> Facts:
+    _refuse_changes(node, facts)
+    schema = node.schema
+    if schema is None and facts.schema is not None:
+        schema = answers.probe(node, facts.schema)
+    if schema is not None:
+        make_schema(list(schema), at=node.at, what=node.function.label)
+    return replace(facts, schema=schema)
+
+
+def _key_by(node: KeyBy, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    if not node.keys:
+        raise PlanError([problem("key_by", None, "needs a column")], at=node.at)
+    check_keys(node.keys, inputs[0].schema, at=node.at, what="key")
+    return inputs[0]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Several inputs
+
+
+def _union(node: Union, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    first = inputs[0]
+    if len({each.changes for each in inputs}) > 1:
+        raise PlanError([problem("union", None, "joins rows that change with rows that stay")], at=node.at)
+    schema = first.schema if all(each.schema is not None for each in inputs) else None
+    if schema is not None:
+        for number, each in enumerate(inputs[1:], start=2):
+            _check_alike(schema, each.schema, number, node)
+    return replace(
+        first,
+        schema=schema,
+        bounded=all(each.bounded for each in inputs),
+        time=all(each.time for each in inputs),
+        keys=first.keys if all(each.keys == first.keys for each in inputs) else (),
+    )
+
+
+def _check_alike(one: Schema, other: Schema, number: int, node: Node) -> None:
+    if [(each.name, each.type) for each in one] == [(each.name, each.type) for each in other]:
+        return
+    missing = [name for name in one.names if name not in other.names]
+    extra = [name for name in other.names if name not in one.names]
+    unlike = [
+        f"{each.name} is {each.type} in one and {other.field(each.name).type} in the other"
+        for each in one
+        if each.name in other.names and each.type != other.field(each.name).type
+    ]
+    said = [f"{', '.join(missing)} is missing"] if missing else []
+    said += [f"{', '.join(extra)} is too much"] if extra else []
+    said += unlike or ([] if said else ["the columns are in another order"])
+    hint = f"make them alike first: .select({', '.join(repr(name) for name in one.names)})"
+    raise PlanError([problem(f"union: input {number}", None, "; ".join(said))], at=node.at, hint=hint)
+
+
+def _merge(node: Merge, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    fields: dict[str, Any] = {}
+    for facts in inputs:
+        _refuse_changes(node, facts)
+        check_columns([node.by], facts.schema, at=node.at, what="merge column")
+        for each in facts.schema if facts.schema is not None else ():
+            known = fields.setdefault(each.name, each)
+            if known.type != each.type:
+                rule = f"is {known.type} in one input and {each.type} in another"
+                raise PlanError([problem(f"merge: column {each.name!r}", None, rule)], at=node.at)
+    by = fields[node.by].type if node.by in fields else None
+    if by is not None and not datatypes.is_number(by) and not datatypes.is_time_or_date(by):
+        rule = f"must be numbers or times to merge by them, not {by}"
+        raise PlanError([problem(f"merge column {node.by!r}", None, rule)], at=node.at)
+    schema = pa.schema(list(fields.values())) if all(each.schema is not None for each in inputs) else None
+    return Facts(schema, bounded=all(each.bounded for each in inputs), time=all(each.time for each in inputs))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# By key and window
+
+
+def _aggregate(node: Aggregate, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    check_window(node, node.window, facts)
+    check_keys(node.keys, facts.schema, at=node.at, what="group key")
+    if not node.aggregations and not node.keys:
+        raise PlanError([problem("aggregate", None, "needs a column or a key")], at=node.at)
+    results = [_aggregation(each, facts, node) for each in node.aggregations]
+    return _grouped(node, facts, node.keys, results)
+
+
+def _grouped(node: Aggregate | Reduce, facts: Facts, keys: tuple[str, ...], rest: Sequence[Any]) -> Facts:
+    windows = window_fields() if _has_columns(node.window) else []
+    changes = node.firing != Firing() if node.window is not None else not facts.bounded
+    identity = (*keys, *(each.name for each in windows))
+    schema = None
+    if facts.schema is not None:
+        fields = [*(facts.schema.field(name) for name in keys), *windows, *rest, *([CHANGE_FIELD] if changes else [])]
+        if isinstance(node, Reduce):
+            fields = [*rest, *windows, *([CHANGE_FIELD] if changes else [])]
+        schema = make_schema(fields, at=node.at, what=type(node).__name__.lower())
+    time = facts.time and node.window is not None
+    return Facts(schema, bounded=facts.bounded, time=time, changes=changes, keys=identity if changes else ())
+
+
+def _has_columns(window: Window | None) -> bool:
+    return window is not None and not isinstance(window, CountWindow)
+
+
+def _aggregation(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
+    function = AGGREGATES.get(each.function)
+    if function is None:
+        rule = f"is no aggregate; {near(each.function, AGGREGATES, 'aggregates')}"
+        raise PlanError([problem(f"{each.name}: {each.function!r}", None, rule)], at=node.at)
+    if facts.changes and not function.is_reversible:
+        able = ", ".join(name for name, one in AGGREGATES.items() if one.is_reversible)
+        rule = f"cannot take back a row, and these rows change; what can is {able}"
+        raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at)
+    unknown = [name for name, _value in each.options if name not in function.options]
+    if unknown:
+        rule = f"does not exist; {near(unknown[0], function.options, 'options')}"
+        raise PlanError([problem(f"{each.name}: option {unknown[0]!r}", None, rule)], at=node.at)
+    return pa.field(each.name, _result_type(each, facts, node))
+
+
+def _result_type(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
+    function = AGGREGATES[each.function]
+    if each.column == "*":
+        if each.function != "count":
+            hint = f'name the column: ("amount", "{each.function}")'
+            rule = "needs a column; only count takes *"
+            raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=hint)
+        return pa.int64()
+    if facts.schema is None:
+        return pa.null()
+    check_columns([each.column], facts.schema, at=node.at, what=f"{each.name}: column")
+    kind = facts.schema.field(each.column).type
+    result = function.result(kind)
+    if result is None:
+        rule = f"takes {function.takes}, and {each.column} is {kind}"
+        hint = f'if it holds numbers: .with_columns({each.column}=col("{each.column}").cast("double"))'
+        text = hint if function.takes == "numbers" else ""
+        raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=text)
+    return result
+
+
+def _reduce(node: Reduce, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    _refuse_changes(node, facts)
+    check_window(node, node.window, facts)
+    check_keys(node.keys, facts.schema, at=node.at, what="key")
+    return _grouped(node, facts, node.keys, list(facts.schema) if facts.schema is not None else [])
+
+
+def _distinct(node: Distinct, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts = inputs[0]
+    _refuse_changes(node, facts)
+    check_window(node, node.window, facts)
+    check_keys(node.columns, facts.schema, at=node.at, what="distinct column")
+    return facts
+
+
+def check_window(node: Node, window: Window | None, facts: Facts) -> None:
+    """A window of time needs event time, and rows that stay."""
+    if window is None:
+        return
+    _refuse_changes(node, facts)
+    if facts.time or isinstance(window, CountWindow):
+        return
+    candidates = time_columns(facts.schema)
+    counts = [each.name for each in facts.schema or () if pa.types.is_integer(each.type)]
+    column = candidates[0] if candidates else "…"
+    kinds = "a session" if type(window).__name__.startswith("Session") else "a window"
+    raise PlanError(
+        [problem("event time", None, f"{kinds} is made of it, and nothing says which column it is")],
+        at=node.at,
+        hint=f'name the column: .event_time("{column}") before .window(…), or .window(…, time_column="{column}")'
+        + (f"; columns that hold times: {', '.join(candidates)}" if len(candidates) > 1 else "")
+        + (
+            f'; one that counts needs its unit: .event_time("{counts[0]}", unit="ms")'
+            if counts and not candidates
+            else ""
+        ),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Users' operators, and what goes aside
+
+
+def _process(node: Process, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    return _custom_keys(node, node.keys, inputs, node.schema)
+
+
+def _custom(node: Custom, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    return _custom_keys(node, node.keys, inputs, node.schema)
+
+
+def _custom_keys(node: Node, keys: tuple[str, ...], inputs: Sequence[Facts], schema: Schema | None) -> Facts:
+    for facts in inputs:
+        _refuse_changes(node, facts)
+        check_keys(keys, facts.schema, at=node.at, what="key")
+    if schema is not None:
+        make_schema(list(schema), at=node.at, what=type(node).__name__.lower())
+    return Facts(schema, bounded=all(each.bounded for each in inputs), time=all(each.time for each in inputs))
+
+
+def _side_output(node: SideOutput, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    facts, origin = inputs[0], node.inputs[0]
+    _check_tag(node, origin)
+    return Facts(node.schema, bounded=facts.bounded, time=False)
+
+
+def side_facts(node: SideOutput, facts: Facts, inputs: Sequence[Facts]) -> Facts:
+    """The facts of a side output, with those of the inputs of the node that it comes from."""
+    before = inputs[node.port] if inputs else None
+    if node.schema is not None or before is None or before.schema is None:
+        return facts
+    if node.tag in (LATE, LATE_RIGHT):
+        return replace(facts, schema=before.schema, time=before.time)
+    if node.tag == "errors" and "error" not in before.schema.names:
+        return replace(facts, schema=pa.schema([*before.schema, ERROR_FIELD]))
+    return facts
+
+
+def _check_tag(node: SideOutput, origin: Node) -> None:
+    tags = _tags_of(origin)
+    if tags is None or node.tag in tags:
+        return
+    name = type(origin).__name__.lower()
+    if node.tag == "errors" and policy_of(origin) is not None:
+        hint = f'ask for it: on_error="side" on the {name}'
+        rule = f"gets nothing: this {name} fails on errors"
+        raise PlanError([problem("side output 'errors'", None, rule)], at=node.at, hint=hint)
+    there = f"it has {', '.join(tags)}" if tags else "it has none"
+    raise PlanError([problem(f"side output {node.tag!r}", None, f"does not exist on a {name}; {there}")], at=node.at)
+
+
+def policy_of(node: Node) -> OnError | None:
+    """What a node does with rows that it cannot take; None when it takes all."""
+    found = getattr(node.connector if isinstance(node, Source) else node, "on_error", None)
+    return found if isinstance(found, OnError) else None
+
+
+def _tags_of(origin: Node) -> tuple[str, ...] | None:
+    """The side outputs that a node has; None when its own code decides."""
+    match origin:
+        case Process() | Custom():
+            return None
+        case Source() | Filter() | MapBatches() | MapRecords():
+            return ("errors",) if policy_of(origin) is OnError.SIDE else ()
+        case Aggregate() | Reduce() | Distinct():
+            return (LATE,) if _has_columns(origin.window) else ()
+        case Join(mode=JoinMode.WINDOW | JoinMode.INTERVAL):
+            return (LATE, LATE_RIGHT)
+        case Join(mode=JoinMode.ASOF):
+            return (LATE,)  # a right row that comes late may still be the nearest of rows to come
+        case _:
+            return ()
+
+
+def _refuse_changes(node: Node, facts: Facts) -> None:
+    if facts.changes:
+        what = describe_kind(node)
+        raise PlanError(
+            [problem(what, None, "cannot stand behind rows that change: it would count each change as a row")],
+            at=node.at,
+            hint="aggregate in windows, .window(tumbling(seconds=60)), so that each result is final; "
+            "or say that changes are meant as rows, .changes_as_rows()",
+        )
+
+
+def describe_kind(node: Node) -> str:
+    """A node's kind, and of a filter what it asks."""
+    if isinstance(node, Filter) and isinstance(node.predicate, Expression):
+        return f"filter {describe(node.predicate)}"
+    return type(node).__name__.lower()
+
+
+_INFER: dict[type[Node], Callable[[Any, Sequence[Facts], Answers], Facts]] = {
+    Source: _source,
+    Sink: _sink,
+    AssignTime: _assign_time,
+    Project: _project,
+    Filter: _filter,
+    MapBatches: _map_batches,
+    MapRecords: _map_records,
+    KeyBy: _key_by,
+    Union: _union,
+    Merge: _merge,
+    Aggregate: _aggregate,
+    Reduce: _reduce,
+    Distinct: _distinct,
+    Join: infer_join,
+    Process: _process,
+    Custom: _custom,
+    SideOutput: _side_output,
+}

@@ -1,0 +1,71 @@
+"""Rules that change nothing but say what the physical plan may do: aggregate before an exchange, run steps in one task.
+
+Called by `shoal.dataflow.plan.optimizer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shoal.dataflow.language.aggregates import AGGREGATES
+from shoal.dataflow.language.logical import (
+    Aggregate,
+    AssignTime,
+    Filter,
+    MapBatches,
+    MapRecords,
+    Node,
+    Project,
+    SideOutput,
+    Sink,
+    readers,
+    rewrite,
+    walk,
+)
+from shoal.dataflow.language.windows import SlidingWindow
+from shoal.dataflow.plan.facts import Facts
+
+_ROW_WISE = (AssignTime, Filter, MapBatches, MapRecords, Project, Sink)
+
+
+def mark_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
+    """An aggregate whose parts can be merged may begin before rows are exchanged.
+
+    Not when somebody reads its late rows: behind an exchange they would be sums already. Not over changes.
+    """
+    behind = readers(sinks)
+    able = {
+        node.uid
+        for node in walk(*sinks)
+        if isinstance(node, Aggregate)
+        and not node.partial
+        and (node.window is None or isinstance(node.window, SlidingWindow))
+        and all(AGGREGATES[each.function].is_mergeable for each in node.aggregations)
+        and not facts[node.inputs[0]].changes
+        and not any(isinstance(each, SideOutput) for each in behind[node])
+    }
+    if not able:
+        return sinks
+    return rewrite(
+        sinks, lambda node: replace(node, partial=True) if isinstance(node, Aggregate) and node.uid in able else node
+    )
+
+
+def mark_chains(sinks: tuple[Node, ...], _facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
+    """Neighbours that hand rows on one to one get the same number: one task, plain calls."""
+    behind = readers(sinks)
+    numbers: dict[str, int] = {}
+    for node in walk(*sinks):
+        before = node.inputs[0] if len(node.inputs) == 1 else None
+        joins = (
+            before is not None
+            and isinstance(node, _ROW_WISE)
+            and not isinstance(before, SideOutput)
+            and len(behind[before]) == 1
+            and node.parallelism in (None, before.parallelism)
+        )
+        numbers[node.uid] = numbers[before.uid] if joins and before is not None else len(set(numbers.values())) + 1
+    if all(node.chain == numbers[node.uid] for node in walk(*sinks)):
+        return sinks
+    return rewrite(sinks, lambda node: replace(node, chain=numbers[node.uid]))

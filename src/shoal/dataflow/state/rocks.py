@@ -1,0 +1,158 @@
+"""State on disk, for more of it than memory holds: a RocksDB in a directory of its own.
+
+It is no truth of its own: what survives a crash is the snapshot in a checkpoint, so a database begins empty and writes
+no log ahead. A key is its group, its namespace and itself, so a group or a namespace is one stretch of the order.
+Values that will go are listed by their moment under a group that no task has.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import rocksdict
+from rocksdict import Options, Rdict, WriteBatch
+
+from shoal.dataflow.state.base import StateKey
+from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
+
+_MEMTABLE = 16 * 1024 * 1024
+_GROUP = struct.Struct(">H")
+_MOMENT = struct.Struct(">q")
+#: Above every key group.
+_EXPIRIES = b"\xff\xff"
+
+
+class RocksState:
+    """State in a directory."""
+
+    def __init__(self, directory: str) -> None:
+        path = Path(directory)
+        shutil.rmtree(path, ignore_errors=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        options = Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_size(_MEMTABLE)
+        options.set_max_background_jobs(1)
+        self._path = path
+        self._database: Any = Rdict(str(path), options)
+        options_of_writing: Any = rocksdict.WriteOptions
+        self._writing = options_of_writing()
+        self._writing.disable_wal = True
+
+    def get_many(self, namespace: str, keys: Sequence[StateKey], *, now: int = 0) -> list[bytes | None]:
+        """The value of each key."""
+        prefix = _namespace(namespace)
+        found = self._database.get([_GROUP.pack(group) + prefix + key for group, key in keys]) if keys else []
+        return [None if value is None else _alive(value, now) for value in found]
+
+    def put_many(self, namespace: str, entries: Iterable[tuple[StateKey, bytes]], *, expires_at: int = 0) -> None:
+        """Set values."""
+        batch, prefix, moment = WriteBatch(raw_mode=True), _namespace(namespace), _MOMENT.pack(expires_at)
+        for (group, key), value in entries:
+            self._put(batch, _GROUP.pack(group) + prefix + key, value, moment)
+        self._database.write(batch, self._writing)
+
+    def delete_many(self, namespace: str, keys: Iterable[StateKey]) -> None:
+        """Forget keys."""
+        batch, prefix = WriteBatch(raw_mode=True), _namespace(namespace)
+        for group, key in keys:
+            batch.delete(_GROUP.pack(group) + prefix + key)
+        self._database.write(batch, self._writing)
+
+    def scan(self, namespace: str, group: int, prefix: bytes = b"", *, now: int = 0) -> Iterator[tuple[bytes, bytes]]:
+        """The keys that begin so, in their order."""
+        start = _GROUP.pack(group) + _namespace(namespace)
+        for key, value in self._from(start + prefix):
+            found = _alive(value, now)
+            if found is not None:
+                yield key[len(start) :], found
+
+    def expire(self, now: int) -> int:
+        """Free what has outlived its time."""
+        freed = 0
+        batch = WriteBatch(raw_mode=True)
+        for key, _value in self._from(_EXPIRIES):
+            moment, place = key[2:10], key[10:]
+            if _MOMENT.unpack(moment)[0] > now:
+                break
+            batch.delete(key)
+            value = self._database.get(place)
+            if value is not None and value[:8] == moment:  # else it was put again, for longer
+                batch.delete(place)
+                freed += 1
+        self._database.write(batch, self._writing)
+        return freed
+
+    def next_expiry(self) -> int | None:
+        """When there will be something to free."""
+        for key, _value in self._from(_EXPIRIES):
+            moment: int = _MOMENT.unpack(key[2:10])[0]
+            return moment
+        return None
+
+    def groups(self) -> frozenset[int]:
+        """The key groups that have values."""
+        found: set[int] = set()
+        start = b""
+        while (key := self._first_key(start)) is not None and not key.startswith(_EXPIRIES):
+            group = _GROUP.unpack(key[:2])[0]
+            found.add(group)
+            start = _GROUP.pack(group + 1)
+        return frozenset(found)
+
+    def snapshot(self, group: int) -> bytes:
+        """Everything of a key group."""
+        return pack_entries(group, (_entry(key, value) for key, value in self._from(_GROUP.pack(group))))
+
+    def restore(self, content: bytes) -> None:
+        """Take a key group in."""
+        group, entries = unpack_entries(content)
+        batch = WriteBatch(raw_mode=True)
+        for entry in entries:
+            place = _GROUP.pack(group) + _namespace(entry.namespace) + entry.key
+            self._put(batch, place, entry.value, _MOMENT.pack(entry.expires_at))
+        self._database.write(batch, self._writing)
+
+    def close(self) -> None:
+        """Remove the directory: nobody will open it again."""
+        self._database.close()
+        shutil.rmtree(self._path, ignore_errors=True)
+
+    def _put(self, batch: Any, place: bytes, value: bytes, moment: bytes) -> None:
+        batch.put(place, moment + value)
+        if moment != _NEVER:
+            batch.put(_EXPIRIES + moment + place, b"")
+
+    def _from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in self._database.items(from_key=prefix):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def _first_key(self, start: bytes) -> bytes | None:
+        for key in self._database.keys(from_key=start):
+            found: bytes = key
+            return found
+        return None
+
+
+_NEVER = _MOMENT.pack(0)
+
+
+def _namespace(name: str) -> bytes:
+    encoded = name.encode()
+    return _GROUP.pack(len(encoded)) + encoded
+
+
+def _alive(value: bytes, now: int) -> bytes | None:
+    expires_at = _MOMENT.unpack(value[:8])[0]
+    return value[8:] if not expires_at or expires_at > now else None
+
+
+def _entry(key: bytes, value: bytes) -> Entry:
+    size = _GROUP.unpack(key[2:4])[0]
+    return Entry(key[4 : 4 + size].decode(), key[4 + size :], value[8:], _MOMENT.unpack(value[:8])[0])

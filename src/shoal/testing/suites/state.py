@@ -1,0 +1,121 @@
+"""What every backend of keyed state promises.
+
+A test module makes a subclass per backend and overrides the fixture `backend`:
+
+    class TestMemory(StateSuite):
+        __test__ = True
+
+        @pytest.fixture
+        def backend(self) -> StateBackend:
+            return MemoryState()
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.dataflow.state.base import StateBackend
+from shoal.dataflow.state.memory import MemoryState
+
+
+class StateSuite:
+    """Conformance of a state backend."""
+
+    __test__ = False
+
+    @pytest.fixture
+    def backend(self) -> StateBackend:
+        """An empty one."""
+        raise NotImplementedError
+
+    def test_what_was_put_is_given_back(self, backend: StateBackend) -> None:
+        keys = [(0, b""), (3, b"a"), (3, b"b"), (127, b"\xff\x00")]
+        backend.put_many("one", zip(keys, [b"", b"1", b"22", b"333"], strict=True))
+        assert backend.get_many("one", keys) == [b"", b"1", b"22", b"333"]
+        backend.put_many("one", [((3, b"a"), b"new")])
+        assert backend.get_many("one", [(3, b"a"), (3, b"a")]) == [b"new", b"new"]
+
+    def test_what_was_never_put_is_none(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((1, b"a"), b"x")])
+        assert backend.get_many("one", [(2, b"a"), (1, b"b"), (1, b"")]) == [None, None, None]
+        assert backend.get_many("two", [(1, b"a")]) == [None]
+        assert backend.get_many("one", []) == []
+
+    def test_namespaces_and_groups_are_apart(self, backend: StateBackend) -> None:
+        backend.put_many("n", [((1, b"sa"), b"1"), ((2, b"sa"), b"2")])
+        backend.put_many("ns", [((1, b"a"), b"3")])
+        assert backend.get_many("n", [(1, b"sa"), (2, b"sa")]) == [b"1", b"2"]
+        assert backend.get_many("ns", [(1, b"a")]) == [b"3"]
+        assert list(backend.scan("n", 1)) == [(b"sa", b"1")]
+
+    def test_deleted_is_gone(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((1, b"a"), b"x"), ((1, b"b"), b"y")])
+        backend.delete_many("one", [(1, b"a"), (1, b"missing"), (9, b"a")])
+        assert backend.get_many("one", [(1, b"a"), (1, b"b")]) == [None, b"y"]
+        backend.delete_many("one", [(1, b"b")])
+        assert backend.groups() == frozenset()
+
+    def test_a_scan_is_in_order_and_by_prefix(self, backend: StateBackend) -> None:
+        names = [b"b", b"a", b"ab", b"\xff", b"", b"abc", b"ac"]
+        backend.put_many("one", [((5, name), name * 2) for name in names])
+        backend.put_many("one", [((6, b"ab"), b"other")])
+        assert [key for key, _value in backend.scan("one", 5)] == sorted(names)
+        assert list(backend.scan("one", 5, b"ab")) == [(b"ab", b"abab"), (b"abc", b"abcabc")]
+        assert list(backend.scan("one", 7)) == []
+
+    def test_what_has_outlived_its_time_is_not_given(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((1, b"a"), b"x")], expires_at=100)
+        backend.put_many("one", [((1, b"b"), b"y")])
+        assert backend.get_many("one", [(1, b"a"), (1, b"b")], now=99) == [b"x", b"y"]
+        assert backend.get_many("one", [(1, b"a"), (1, b"b")], now=100) == [None, b"y"]
+        assert list(backend.scan("one", 1, now=100)) == [(b"b", b"y")]
+
+    def test_expiring_frees(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((group, b"a"), b"x") for group in range(10)], expires_at=100)
+        backend.put_many("one", [((3, b"b"), b"y")], expires_at=200)
+        assert backend.next_expiry() == 100
+        assert backend.expire(99) == 0
+        assert backend.expire(100) == 10
+        assert backend.groups() == frozenset({3})
+        assert backend.next_expiry() == 200
+        assert backend.expire(10**9) == 1
+        assert backend.groups() == frozenset()
+        assert backend.next_expiry() is None
+
+    def test_put_again_it_lives_as_long_as_was_said_last(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((1, b"a"), b"x")], expires_at=100)
+        backend.put_many("one", [((1, b"a"), b"y")], expires_at=300)
+        backend.put_many("one", [((1, b"b"), b"x")], expires_at=100)
+        backend.put_many("one", [((1, b"b"), b"z")])
+        assert backend.expire(200) == 0
+        assert backend.get_many("one", [(1, b"a"), (1, b"b")], now=200) == [b"y", b"z"]
+        assert backend.expire(300) == 1
+        assert backend.get_many("one", [(1, b"a"), (1, b"b")], now=300) == [None, b"z"]
+
+    def test_a_snapshot_moves_a_group_to_another_backend(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((1, b"a"), b"x"), ((2, b"a"), b"other")])
+        backend.put_many("two", [((1, b"\x00"), b"y")], expires_at=500)
+        content = backend.snapshot(1)
+        backend.put_many("one", [((1, b"a"), b"changed")])
+        other = MemoryState()
+        other.restore(content)
+        assert other.groups() == frozenset({1})
+        assert other.get_many("one", [(1, b"a"), (2, b"a")]) == [b"x", None]
+        assert other.get_many("two", [(1, b"\x00")], now=499) == [b"y"]
+        assert other.expire(500) == 1
+        again = other.snapshot(1)
+        backend.restore(again)
+        assert backend.get_many("one", [(1, b"a")]) == [b"x"]
+        assert backend.get_many("two", [(1, b"\x00")], now=499) == [b"y"]
+
+    def test_a_group_without_values_has_an_empty_snapshot(self, backend: StateBackend) -> None:
+        other = MemoryState()
+        other.restore(backend.snapshot(7))
+        assert other.groups() == frozenset()
+
+    def test_many_values(self, backend: StateBackend) -> None:
+        keys = [(number % 16, f"key-{number}".encode()) for number in range(3_000)]
+        backend.put_many("one", [(key, key[1] * 3) for key in keys])
+        assert backend.get_many("one", keys) == [key[1] * 3 for key in keys]
+        assert backend.groups() == frozenset(range(16))
+        assert sum(len(list(backend.scan("one", group))) for group in range(16)) == 3_000

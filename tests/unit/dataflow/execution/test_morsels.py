@@ -1,0 +1,113 @@
+"""Morsels: the same rows in the same order, whoever works on them."""
+
+from __future__ import annotations
+
+import threading
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.core.clock import SystemClock
+from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.morsels import MorselStep, find_runs
+from shoal.dataflow.language.expressions import Named, col
+from shoal.dataflow.language.logical import Filter, KeyBy, Project
+from shoal.dataflow.language.settings import FlowSettings
+from shoal.dataflow.operators.base import Context, KeyGroups, Operator
+from shoal.dataflow.plan.physical import plan
+from tests.unit.dataflow.execution.flows import Multiply, collect, custom, rows, table_source
+
+CONTEXT = Context("test", 0, 1, KeyGroups(0, 128, 128), SystemClock())
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.values: list[int] = []
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        self.values += batch["value"].to_pylist()
+
+    def emit_side(self, tag: str, batch: pa.RecordBatch) -> None:
+        raise AssertionError(tag)
+
+
+class Even(Operator):
+    def process(self, batch, out, *, port=0):
+        out.emit(batch.filter(pa.array([value % 2 == 0 for value in batch["value"].to_pylist()])))
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 4), st.integers(1, 20), st.lists(st.integers(0, 100), max_size=5))
+def test_rows_come_out_in_their_order(workers, morsel, sizes):
+    step = MorselStep(lambda: [Multiply(3), Even()], workers=workers, rows=morsel)
+    step.open(CONTEXT)
+    kept, expected = Kept(), []
+    for size in sizes:
+        values = range(size)
+        step.process(pa.record_batch({"value": pa.array(values, pa.int64())}), kept)
+        expected += [value * 3 for value in values if value % 2 == 0]
+    step.close()
+    assert kept.values == expected
+
+
+def test_workers_help_each_other():
+    """The first morsel of each share waits until somebody else has done all the others."""
+    gate, done = threading.Event(), []
+
+    class Waits(Operator):
+        def process(self, batch, out, *, port=0):
+            first = batch["value"][0].as_py()
+            if first == 0:
+                assert gate.wait(10)
+            else:
+                done.append(first)
+                if len(done) == 9:
+                    gate.set()
+            out.emit(batch)
+
+    step = MorselStep(lambda: [Waits()], workers=2, rows=1)
+    step.open(CONTEXT)
+    kept = Kept()
+    step.process(pa.record_batch({"value": pa.array(range(10), pa.int64())}), kept)
+    step.close()
+    assert kept.values == list(range(10))
+
+
+def test_an_error_of_a_worker_is_the_steps_error():
+    class Breaks(Operator):
+        def process(self, batch, out, *, port=0):
+            if 7 in batch["value"].to_pylist():
+                raise ValueError("seven")
+
+    step = MorselStep(lambda: [Breaks()], workers=3, rows=1)
+    step.open(CONTEXT)
+    with pytest.raises(ValueError, match="seven"):
+        step.process(pa.record_batch({"value": pa.array(range(10), pa.int64())}), Kept())
+    step.close()
+
+
+def stateless_plan():
+    source = table_source(rows(*((f"k{each % 5}", each, each) for each in range(1000))))
+    chosen = Filter(inputs=(source,), predicate=col("value") % 3 == 0)
+    scaled = Project(inputs=(chosen,), columns=(Named(col("value") * 10, "value"),), keep_others=True)
+    return [collect(custom(KeyBy(inputs=(scaled,), keys=("key",)), Multiply, keys=("key",)))]
+
+
+def test_stateless_neighbours_are_found():
+    sinks = stateless_plan()
+    stage = plan(sinks, parallelism=1).stages[0]
+    assert find_runs(stage, ()) == [range(1, 3)]
+    shared = [*sinks, collect(sinks[0].inputs[0].inputs[0].inputs[0].inputs[0], "also")]  # somebody reads the filter
+    assert find_runs(plan(shared, parallelism=1).stages[0], ()) == [range(1, 2), range(2, 3)]
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_flow_gives_the_same_with_and_without(parallelism):
+    def run(workers: int) -> list[int]:
+        chosen = FlowSettings(morsel_workers=workers, morsel_rows=37)
+        return engine.run(stateless_plan(), parallelism=parallelism, settings=chosen).tables["out"]["value"].to_pylist()
+
+    assert run(3) == run(0)
+    assert sorted(run(3)) == [each * 20 for each in range(0, 1000, 3)]

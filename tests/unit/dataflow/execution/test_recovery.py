@@ -1,0 +1,274 @@
+"""Stopping, crashing and going on: at the same width and at another one, every row counts once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from shoal.core import faults
+from shoal.core.errors import PreconditionError
+from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.execution import engine
+from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.language.logical import AssignTime, EventTime
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.language.windows import session
+from tests.unit.dataflow.execution.flows import (
+    SCHEMA,
+    Ledger,
+    LedgerSink,
+    Multiply,
+    Tap,
+    TapSource,
+    collect,
+    custom,
+    expected_sums,
+    ledger_sink,
+    rows,
+    sums_of,
+    tap_source,
+    window_sums,
+)
+
+POINTS = [name for name in faults.POINTS if name.startswith("dataflow.")]
+
+
+def batches(count: int, *, start: int = 0) -> list:
+    return [
+        rows(*((f"k{(each * 7 + row) % 11}", row, each * 5 + row) for row in range(5)))
+        for each in range(start, start + count)
+    ]
+
+
+def settings(directory: Path, **options) -> FlowSettings:
+    options.setdefault("interval", 60.0)
+    return FlowSettings(batch_rows=4, checkpoint=CheckpointSettings(directory=str(directory), **options))
+
+
+def job(tap: Tap, ledger: Ledger, *, bounded: bool = True):
+    return [ledger_sink(window_sums(tap_source(tap, bounded=bounded)), ledger)]
+
+
+def feed(tap: Tap, given: list) -> None:
+    for number, batch in enumerate(given):
+        tap.give(batch, str(number % len(tap.batches)))
+
+
+def visible(ledger: Ledger) -> list:
+    return sorted((row["key"], row["start"], row["total"]) for row in ledger.rows)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+@pytest.mark.parametrize("second", [1, 2, 5])
+def test_a_flow_that_was_stopped_goes_on_at_another_width(tmp_path, first, second):
+    tap, ledger = Tap(splits=3), Ledger()
+    feed(tap, batches(9))
+    flow = engine.start(job(tap, ledger, bounded=False), name="job", parallelism=first, settings=settings(tmp_path))
+    tap.wait_fetched(9)
+    flow.stop()
+    feed(tap, batches(9, start=9))
+    tap.close()
+    report = engine.run(job(tap, ledger), name="job", parallelism=second, settings=settings(tmp_path))
+    assert report.restored == 1
+    assert visible(ledger) == expected_sums(batches(18))
+    assert tap.fetched == 18  # nothing was read twice
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("widths", [(1, 1), (1, 3), (4, 2)])
+def test_a_crash_around_a_checkpoint_loses_and_doubles_nothing(tmp_path, point, widths):
+    tap, ledger = Tap(splits=2), Ledger()
+    feed(tap, batches(10))
+    tap.close()
+    faults.arm(point, _raise)
+    with pytest.raises(Crash):
+        engine.run(job(tap, ledger), name="job", parallelism=widths[0], settings=settings(tmp_path))
+    faults.disarm_all()
+    engine.run(job(tap, ledger), name="job", parallelism=widths[1], settings=settings(tmp_path))
+    assert visible(ledger) == expected_sums(batches(10))
+
+
+class Crash(BaseException):
+    """Nobody handles it, as nobody handles a kill."""
+
+
+def _raise(name: str) -> None:
+    raise Crash(name)
+
+
+def test_a_flow_that_came_to_its_end_has_nothing_left_to_do(tmp_path):
+    tap, ledger = Tap(), Ledger()
+    feed(tap, batches(4))
+    tap.close()
+    for _ in range(3):
+        engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
+    assert visible(ledger) == expected_sums(batches(4))
+    assert tap.fetched == 4
+
+
+class Last:
+    """An operator of a user's own that speaks at the end."""
+
+    def __init__(self):
+        self.rows = 0
+
+    def process_batch(self, batch):
+        self.rows += batch.num_rows
+
+    def finish(self):
+        return pa.record_batch({"n": [self.rows]})
+
+    def snapshot(self):
+        return self.rows
+
+    def restore(self, states):
+        self.rows = sum(states)
+
+
+AT_THE_END = {
+    "running aggregate": lambda a: a.group_by("key").aggregate(n=("*", "count")),
+    "reduction": lambda a: a.key_by("key").reduce(lambda one, _other: one),
+    "rows without a partner": lambda a: a.join(a.filter(col("key") == "none"), on="key", how="left"),
+    "operator of one's own": lambda a: a.apply(Last, schema=pa.schema([("n", pa.int64())])).with_parallelism(1),
+    "window": lambda a: a.key_by("key").window(session(gap_milliseconds=1)).aggregate(n=("*", "count")),
+}
+
+
+@pytest.mark.parametrize("name", AT_THE_END)
+@pytest.mark.parametrize("point", ["", "dataflow.commit.after"])
+def test_what_is_put_out_at_the_end_is_put_out_once(tmp_path, name, point):
+    """Also when the process dies with the last checkpoint complete, and when a job that is done is started again."""
+    tap = Tap()
+    feed(tap, batches(4))
+    tap.close()
+
+    def run(width: int, ledger: Ledger, directory: Path = tmp_path) -> None:
+        source = Stream.from_source(TapSource(tap, True), schema=SCHEMA, event_time="time", time_unit="us").uid("in")
+        node = AT_THE_END[name](source).to_sink(LedgerSink(ledger)).uid("out").node
+        engine.run([node], name="job", parallelism=width, settings=settings(directory))
+
+    once, ledger = Ledger(), Ledger()
+    run(2, once, tmp_path / "once")
+    assert once.rows
+    if point:
+        faults.arm(point, _raise)
+        with pytest.raises(Crash):
+            run(2, ledger)
+        faults.disarm_all()
+    for width in (2, 1, 3):
+        run(width, ledger)
+        assert sorted(map(str, ledger.rows)) == sorted(map(str, once.rows))
+
+
+def test_watermarks_do_not_go_back_over_a_restart(tmp_path):
+    tap, ledger = Tap(), Ledger()
+    tap.give(rows(("a", 1, 5), ("a", 1, 25)))
+    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    tap.wait_fetched(1)
+    flow.stop()
+    assert visible(ledger) == [("a", 0, 1)]
+    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    marks = {each.uid: each.watermark for each in flow.stop().steps}
+    assert marks["sums"] == 25
+
+
+def test_assigned_time_survives_a_restart(tmp_path):
+    tap, ledger = Tap(), Ledger()
+
+    def plan(bounded: bool):
+        timed = AssignTime(inputs=(tap_source(tap, time=None, bounded=bounded),), time=EventTime("time", unit="us"))
+        return [ledger_sink(window_sums(timed), ledger)]
+
+    tap.give(rows(("a", 1, 5), ("a", 1, 25)))
+    flow = engine.start(plan(False), name="job", parallelism=2, settings=settings(tmp_path))
+    tap.wait_fetched(1)
+    flow.stop()
+    assert visible(ledger) == [("a", 0, 1)]
+    tap.give(rows(("a", 1, 26), ("b", 1, 41)))
+    tap.close()
+    engine.run(plan(True), name="job", parallelism=1, settings=settings(tmp_path))
+    assert visible(ledger) == [("a", 0, 1), ("a", 20, 2), ("b", 40, 1)]
+
+
+def test_sinks_hear_how_many_of_them_there_ever_were(tmp_path):
+    tap, ledger = Tap(), Ledger()
+    tap.close()
+    for width in (4, 2, 1):
+        engine.run(job(tap, ledger), name="job", parallelism=width, settings=settings(tmp_path))
+    assert ledger.calls == ["restore 0 former 0"] * 4 + ["restore 4 former 4"] * 2 + ["restore 2 former 4"]
+
+
+def test_a_changed_plan_finds_its_state_by_uid_or_says_what_is_missing(tmp_path):
+    tap, ledger = Tap(), Ledger()
+    feed(tap, batches(3))
+    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    tap.wait_fetched(3)
+    flow.stop()
+    tap.close()
+    upgraded = [ledger_sink(window_sums(custom(tap_source(tap, bounded=True), lambda: Multiply(1), uid="new")), ledger)]
+    with pytest.raises(PreconditionError, match="'new' has no state in it"):
+        engine.run(upgraded, name="job", settings=settings(tmp_path))
+    engine.run(upgraded, name="job", settings=settings(tmp_path, allow_missing_state=True))
+    assert visible(ledger) == expected_sums(batches(3))
+
+
+def test_another_job_does_not_find_it(tmp_path):
+    tap = Tap()
+    feed(tap, batches(3))
+    tap.close()
+    one, other = Ledger(), Ledger()
+    engine.run(job(tap, one), name="one", settings=settings(tmp_path))
+    engine.run(job(tap, other), name="other", settings=settings(tmp_path))
+    assert visible(one) == visible(other) == expected_sums(batches(3))
+
+
+def test_without_restore_it_begins_at_the_beginning(tmp_path):
+    tap = Tap()
+    feed(tap, batches(3))
+    tap.close()
+    engine.run(job(tap, Ledger()), name="job", settings=settings(tmp_path))
+    again = Ledger()
+    report = engine.run(job(tap, again), name="job", settings=settings(tmp_path, restore=False))
+    assert report.restored is None
+    assert visible(again) == expected_sums(batches(3))
+    assert report.checkpoints.last_number == 2
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_run_in_the_end(tmp_path):
+    (tmp_path / "job").mkdir()
+    tap = Tap()
+    tap.close()
+    faults.arm("dataflow.manifest.before", _refuse)
+    with pytest.raises(CheckpointError, match="3 checkpoints in a row failed, the last: disk full"):
+        engine.run(job(tap, Ledger()), name="job", settings=settings(tmp_path, tolerated_failures=2, min_pause=0.0))
+
+
+def _refuse(name: str) -> None:
+    raise CheckpointError("disk full")
+
+
+def test_one_failed_checkpoint_loses_nothing(tmp_path):
+    tap, ledger, failures = Tap(splits=2), Ledger(), []
+
+    def fail_twice(name: str) -> None:
+        if len(failures) < 2:
+            failures.append(name)
+            raise CheckpointError("disk full")
+
+    feed(tap, batches(10))
+    tap.close()
+    faults.arm("dataflow.manifest.before", fail_twice)
+    report = engine.run(job(tap, ledger), name="job", parallelism=2, settings=settings(tmp_path))
+    assert (report.checkpoints.completed, report.checkpoints.failed) == (1, 2)
+    assert visible(ledger) == expected_sums(batches(10))
+
+
+def test_collected_tables_need_no_checkpoint(tmp_path):
+    tap = Tap()
+    feed(tap, batches(5))
+    tap.close()
+    report = engine.run([collect(window_sums(tap_source(tap, bounded=True)))], name="job", settings=settings(tmp_path))
+    assert sums_of(report.tables["out"]) == expected_sums(batches(5))
