@@ -2,8 +2,8 @@
 
 It starts a control plane and three agents as real processes with certificates, puts work on them, shows who is refused,
 kills an agent alone, the control plane and a whole machine, tells what happens as it happens, checks that it ends as
-promised, and leaves no process behind. Every step is a plain function over `LocalFleet` and the client; each later
-capability adds its own act.
+promised, and leaves no process behind. A stream program runs on the fleet all the while (`shoal.cli.demo_stream`).
+Every step is a plain function over `LocalFleet` and the client; each later capability adds its own act.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
+from shoal.cli.demo_stage import Report, pid_of, process_document, title, until, wait_for
 from shoal.cli.output import Cell
 from shoal.cli.tables import Column
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.errors import DeadlineError, DeniedError, ShoalError
+from shoal.core.errors import DeniedError, ShoalError
 from shoal.core.tasks import task_scope
-from shoal.model.documents import WorkloadDocument, read_document
+from shoal.model.documents import WorkloadDocument
 
 if TYPE_CHECKING:
     from shoal.cli.fleet import LocalFleet
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from shoal.model.events import Event
     from shoal.model.views import WorkloadView
 
-LEASE = timedelta(seconds=3)
+#: An agent that was killed has to be back before its node is given up.
+LEASE = timedelta(seconds=4)
+LONGEST_LEASE = timedelta(seconds=20)
 HEARTBEAT = timedelta(milliseconds=500)
-PATIENCE = 30.0
 
 _TICKER = "import time\nn = 0\nwhile True:\n    n += 1\n    print('tick', n, flush=True)\n    time.sleep(0.5)\n"
 _BATCH = "print(sum(range(10**6)))"
@@ -50,26 +52,10 @@ _TABLE = (
 )
 
 
-@dataclass(slots=True)
-class Report:
-    """What was seen: one line a promise."""
-
-    lines: list[tuple[bool, str]] = field(default_factory=list)
-
-    def note(self, kept: bool, promise: str) -> None:
-        """A promise, and whether it was kept."""
-        self.lines.append((kept, promise))
-
-    @property
-    def good(self) -> bool:
-        """Whether everything was as promised."""
-        return bool(self.lines) and all(kept for kept, _ in self.lines)
-
-
 def run_demo() -> int:
     """Run the demo and return its exit code."""
     try:
-        return asyncio.run(_demo())
+        return asyncio.run(_demo(_fitting_lease(_seconds_since_start())))
     except ShoalError as error:
         output.fail(error)
         return 1
@@ -77,7 +63,8 @@ def run_demo() -> int:
         return 130
 
 
-async def _demo() -> int:
+async def _demo(lease: timedelta) -> int:
+    from shoal.cli.demo_stream import stream_on_show
     from shoal.cli.fleet import LocalFleet
 
     clock = SystemClock()
@@ -88,14 +75,16 @@ async def _demo() -> int:
             "Starting a control plane and three agents on this machine, with certificates made for the occasion …"
         )
         fleet = LocalFleet(
-            Path(folder), agents=3, slots=4, cpu="2", memory="2048MB", lease=LEASE, heartbeat_interval=HEARTBEAT
+            Path(folder), agents=3, slots=4, cpu="2", memory="2048MB", lease=lease, heartbeat_interval=HEARTBEAT
         )
-        async with fleet, fleet.client() as control, _narration(control):
+        async with fleet, fleet.client() as control, _narration(control), stream_on_show(Path(folder), clock) as stream:
             await _act_apply(control, clock, report)
+            await stream.act_start(control, report)
             await _act_refuse(fleet, report)
             await _act_kill_agent(fleet, control, clock, report)
             await _act_kill_control(fleet, control, clock, report)
-            await _act_kill_machine(fleet, control, clock, report)
+            await _act_kill_machine(fleet, control, clock, report, after_death=stream.note_kill)
+            await stream.act_kill(control, report)
             await _act_delete(control, clock, report)
             pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
     report.note(not any(map(_is_alive, pids)), "nothing was left running")
@@ -108,14 +97,14 @@ async def _demo() -> int:
 
 
 async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> None:
-    _title("Act 1: apply a web server, three tickers and a batch job")
+    title("Act 1: apply a web server, three tickers and a batch job")
     documents = [_web(), *(_ticker(number) for number in (1, 2, 3)), _batch()]
     began = clock.monotonic()
     for document in documents:
         await control.apply(document)
     for document in documents:
         wanted = "Completed" if document.id == "batch" else "Running"
-        await _wait(control, clock, document.id, _has_status(wanted))
+        await wait_for(control, clock, document.id, _has_status(wanted))
     seconds = clock.monotonic() - began
     await _show(control)
     views = await control.list_workloads()
@@ -127,7 +116,7 @@ async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
     from shoal.wire.channel import GrpcTransport
 
     name = fleet.names[0]
-    _title(f"Act 2: {name} wishes for a workload, as someone might who got hold of its certificate")
+    title(f"Act 3: {name} wishes for a workload, as someone might who got hold of its certificate")
     transport = GrpcTransport(security=fleet.security(name))
     refused = ""
     async with ControlPlane([fleet.control_address], transport) as impostor:
@@ -141,7 +130,7 @@ async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
 
 async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
     victim = (await control.get_workload("ticker-1")).assigned_node_id
-    _title(f"Act 3: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
+    title(f"Act 4: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
     before = await _pids(control, victim)
     await fleet.kill_agent(victim)
     await clock.sleep(0.5)
@@ -149,14 +138,14 @@ async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock
     output.words(f"processes of {victim} still alive: {', '.join(f'{name} ({pid})' for name, pid in before.items())}")
     await fleet.start_agent(victim)
     for name, pid in before.items():
-        await _wait(control, clock, name, _runs_as(pid))
+        await wait_for(control, clock, name, _runs_as(pid))
     await _show(control)
     after = await _pids(control, victim)
     report.note(after == before, "the new agent adopted it: same processes, no restart")
 
 
 async def _act_kill_control(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
-    _title("Act 4: kill -9 the control plane; nothing that runs needs it")
+    title("Act 5: kill -9 the control plane; nothing that runs needs it")
     before = {name: pid for node in fleet.names for name, pid in (await _pids(control, node)).items()}
     await fleet.kill_control()
     await clock.sleep(1.0)
@@ -165,34 +154,38 @@ async def _act_kill_control(fleet: LocalFleet, control: ControlPlane, clock: Clo
     report.note(alive == len(before) > 0, f"all {len(before)} processes outlived the control plane")
     await fleet.start_control()
     for name, pid in before.items():
-        await _wait(control, clock, name, _runs_as(pid))
+        await wait_for(control, clock, name, _runs_as(pid))
     for node in fleet.names:
-        await _until(clock, f"{node} is Ready again", functools.partial(_node_is_ready, control, node))
+        await until(clock, f"{node} is Ready again", functools.partial(_node_is_ready, control, node))
     await _show(control)
     after = {name: pid for node in fleet.names for name, pid in (await _pids(control, node)).items()}
     report.note(after == before, "it came back to the same fleet: same processes, no restart")
 
 
-async def _act_kill_machine(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
-    victim = (await control.get_workload("ticker-2")).assigned_node_id
-    _title(f"Act 5: {victim} dies as a machine would: agent, keeper and every process at once")
+async def _act_kill_machine(
+    fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report, *, after_death: Callable[[], None]
+) -> None:
+    victim = (await control.get_workload("clicks")).assigned_node_id
+    title(f"Act 6: {victim} dies as a machine would: agent, keeper and every process at once")
     doomed = await _pids(control, victim)
     began = clock.monotonic()
     await fleet.kill_machine(victim)
+    after_death()
     for name in doomed:
-        await _wait(control, clock, name, lambda view: view.status == "Running" and view.assigned_node_id != victim)
+        await wait_for(control, clock, name, lambda view: view.status == "Running" and view.assigned_node_id != victim)
     seconds = clock.monotonic() - began
     await _show(control)
-    report.note(True, f"{len(doomed)} workloads of {victim} run elsewhere {seconds:.1f} s after its death (lease 3 s)")
+    moved = f"{_count(len(doomed), 'workload')} of {victim} ran elsewhere {seconds:.1f} s after its death"
+    report.note(True, moved)
     batch = await control.get_workload("batch")
     report.note(batch.status == "Completed", "the finished batch job was not run again")
     await fleet.start_agent(victim)
-    await _until(clock, f"{victim} is back", lambda: _node_is_ready(control, victim))
+    await until(clock, f"{victim} is back", lambda: _node_is_ready(control, victim))
     report.note(True, f"{victim} came back and is Ready")
 
 
 async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> None:
-    _title("Act 6: delete everything")
+    title("Act 8: delete everything")
     began = clock.monotonic()
     views = await control.list_workloads()
     for view in views:
@@ -201,7 +194,7 @@ async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> No
     async def gone() -> bool:
         return not await control.list_workloads()
 
-    await _until(clock, "every workload is gone", gone)
+    await until(clock, "every workload is gone", gone)
     report.note(True, f"{len(views)} workloads deleted and confirmed in {clock.monotonic() - began:.1f} s")
 
 
@@ -211,7 +204,7 @@ async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> No
 
 def _web() -> WorkloadDocument:
     script = "exec python3 -m http.server --bind 127.0.0.1 $SHOAL_PORT_HTTP"
-    return _process(
+    return process_document(
         "web",
         ["/bin/sh", "-c", script],
         ports=[{"name": "http"}],
@@ -220,25 +213,11 @@ def _web() -> WorkloadDocument:
 
 
 def _ticker(number: int) -> WorkloadDocument:
-    return _process(f"ticker-{number}", [sys.executable, "-c", _TICKER])
+    return process_document(f"ticker-{number}", [sys.executable, "-c", _TICKER])
 
 
 def _batch() -> WorkloadDocument:
-    return _process("batch", [sys.executable, "-c", _BATCH], restart={"policy": "no"})
-
-
-def _process(name: str, command: list[str], **process: object) -> WorkloadDocument:
-    document = read_document(
-        {
-            "id": name,
-            "revision": "v1",
-            "type": "process",
-            "resources": {"cpu_millicores": 200, "memory_mb": 128},
-            "process": {"command": command, **process},
-        }
-    )
-    assert isinstance(document, WorkloadDocument)  # noqa: S101 it has no kind, so it is a workload
-    return document
+    return process_document("batch", [sys.executable, "-c", _BATCH], restart={"policy": "no"})
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -270,7 +249,7 @@ async def _show(control: ControlPlane) -> None:
             view.workload_id,
             output.state(view.status),
             view.assigned_node_id,
-            str(_pid(view) or ""),
+            str(pid_of(view) or ""),
             str(view.generation),
             view.revision_id,
         ]
@@ -279,46 +258,37 @@ async def _show(control: ControlPlane) -> None:
     output.table(_TABLE, rows)
 
 
-def _title(text: str) -> None:
-    output.words("")
-    output.words(text, style="bold")
-
-
 def _has_status(wanted: str) -> Callable[[WorkloadView], bool]:
     return lambda view: view.status == wanted
 
 
 def _runs_as(pid: int) -> Callable[[WorkloadView], bool]:
-    return lambda view: view.status == "Running" and _pid(view) == pid
-
-
-def _pid(view: WorkloadView) -> int:
-    return view.run.pid if view.run is not None else 0
+    return lambda view: view.status == "Running" and pid_of(view) == pid
 
 
 async def _pids(control: ControlPlane, node_id: str) -> dict[str, int]:
     """The processes of what runs on a node."""
     views = await control.list_workloads(node_id=node_id)
-    return {view.workload_id: _pid(view) for view in views if view.status == "Running"}
+    return {view.workload_id: pid_of(view) for view in views if view.status == "Running"}
 
 
 async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
     return (await control.get_node(node_id)).status == "Ready"
 
 
-async def _wait(control: ControlPlane, clock: Clock, workload_id: str, holds: Callable[[WorkloadView], bool]) -> None:
-    async def done() -> bool:
-        return holds(await control.get_workload(workload_id))
-
-    await _until(clock, f"{workload_id} is as expected", done)
+def _fitting_lease(seconds: float) -> timedelta:
+    """The lease for a machine on which this program took so long to begin: an agent takes a few times as long."""
+    return max(LEASE, min(LONGEST_LEASE, timedelta(seconds=seconds) * 6))
 
 
-async def _until(clock: Clock, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-    deadline = clock.monotonic() + PATIENCE
-    while not await holds():
-        if clock.monotonic() > deadline:
-            raise DeadlineError(f"waited {PATIENCE:.0f} s in vain until {what}")
-        await clock.sleep(0.1)
+def _seconds_since_start() -> float:
+    """How long this process has been there."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _is_alive(pid: int) -> bool:
@@ -330,7 +300,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _summarise(report: Report, seconds: float) -> None:
-    _title("Summary")
+    title("Summary")
     for kept, promise in report.lines:
         output.words(f"  {'ok  ' if kept else 'FAIL'}  {promise}", style="" if kept else "red")
     output.words(f"  {seconds:.1f} s in all")

@@ -1,57 +1,58 @@
 """`shoal`: the one program. Builds the command tree, and turns errors into one line and an exit code.
 
 Importing this module loads no heavy package: commands import what they need when they run, so that help, completion
-and mistakes are answered at once. Called by the console script and by `python -m shoal`.
+and mistakes are answered at once. A command that is asked for by its name alone is the only one that is loaded. Called
+by the console script and by `python -m shoal`.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
 import re
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import (
-    agent,
-    apply,
-    certs,
-    control,
-    events,
-    groups,
-    hints,
-    logs,
-    nodes,
-    output,
-    schema,
-    secrets,
-    session,
-    status,
-    tokens,
-    top,
-    up,
-    workloads,
-)
+from shoal.cli import hints, output, session
 from shoal.cli.options import FLEET, SERVERS, START, without_library_words
 from shoal.core.errors import InvalidError, ShoalError, problem
 
-app = typer.Typer(
-    name="shoal",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+#: The modules of the commands, in the order of the help. Each has `register(app)`, or an `app` of its own for a panel.
+_MODULES: dict[str, str] = {
+    "up": "",
+    "demo": "",
+    "run": "",
+    "apply": "",
+    "status": "",
+    "top": "",
+    "workloads": FLEET,
+    "groups": FLEET,
+    "nodes": FLEET,
+    "logs": "",
+    "events": "",
+    "control": "",
+    "agent": "",
+    "certs": SERVERS,
+    "tokens": SERVERS,
+    "secrets": FLEET,
+    "migrate": "",
+    "schema": "",
+}
+#: Commands whose start is waited for, and which need nothing of the others.
+_ALONE = ("run", "migrate")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from shoal.cli import schema
+
         schema.version()
         raise typer.Exit
 
 
-@app.callback()
 def root(
     *,
     _version: Annotated[
@@ -61,39 +62,64 @@ def root(
         ),
     ] = False,
 ) -> None:
-    """Run workloads on a fleet of node agents.
+    """Run workloads on a fleet of node agents, and stream programs.
 
     Start here: `shoal up` runs a control plane and three agents on this machine, `shoal apply -f spec.yaml` puts
-    workloads on them, `shoal status` shows how they are.
+    workloads on them, `shoal status` shows how they are. `shoal run my_app:app` runs a stream program.
 
     Exit codes: 0 done, 1 error, 2 bad usage or a bad spec, 3 accepted but no node has room, 4 timed out.
     """
 
 
 def demo() -> int:
-    """Watch a fleet lose an agent and a whole machine, and put itself right; takes less than a minute."""
+    """Watch a fleet and a live stream lose processes and a whole machine, and put themselves right; under a minute."""
     from shoal.cli.demo import run_demo
 
     return run_demo()
 
 
-up.register(app)
-app.command("demo", rich_help_panel=START)(demo)
-apply.register(app)
-status.register(app)
-top.register(app)
-app.add_typer(workloads.app, rich_help_panel=FLEET)
-app.add_typer(groups.app, rich_help_panel=FLEET)
-app.add_typer(nodes.app, rich_help_panel=FLEET)
-logs.register(app)
-events.register(app)
-control.register(app)
-agent.register(app)
-app.add_typer(certs.app, rich_help_panel=SERVERS)
-app.add_typer(tokens.app, rich_help_panel=SERVERS)
-app.add_typer(secrets.app, rich_help_panel=FLEET)
-schema.register(app)
-without_library_words(app)
+def build(modules: Sequence[str] = tuple(_MODULES)) -> typer.Typer:
+    """The command tree, or a part of it."""
+    tree = typer.Typer(
+        name="shoal",
+        no_args_is_help=True,
+        rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    tree.callback()(root)
+    for name in modules:
+        if name == "demo":
+            tree.command("demo", rich_help_panel=START)(demo)
+            continue
+        module = importlib.import_module(f"shoal.cli.{name}")
+        if _MODULES[name]:
+            tree.add_typer(module.app, rich_help_panel=_MODULES[name])
+        else:
+            module.register(tree)
+    without_library_words(tree)
+    return tree
+
+
+def __getattr__(name: str) -> Any:
+    """`app` is the whole tree, built when somebody asks for it."""
+    if name == "app":
+        globals()["app"] = build()
+        return globals()["app"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _tree_for(arguments: Sequence[str]) -> typer.Typer:
+    """What a command line needs: one command when it is named first, else everything."""
+    if arguments and arguments[0] in _ALONE and "app" not in globals():
+        return _alone(arguments[0])
+    tree: typer.Typer = sys.modules[__name__].app
+    return tree
+
+
+@functools.cache
+def _alone(name: str) -> typer.Typer:
+    return build([name])
 
 
 def main() -> None:
@@ -106,7 +132,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
     token = session.surroundings.set(around or session.Surroundings())
     called = hints.command.set(_called(arguments))
     try:
-        outcome = app(args=list(arguments), prog_name="shoal", standalone_mode=False)
+        outcome = _tree_for(arguments)(args=list(arguments), prog_name="shoal", standalone_mode=False)
     except ShoalError as error:
         output.fail(error)
         return session.exit_code_of(error)
@@ -122,7 +148,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
 
 def _called(arguments: Sequence[str]) -> str:
     """The command within a command line, such as `shoal node get`."""
-    words, level = ["shoal"], app
+    words, level = ["shoal"], _tree_for(arguments)
     for word in arguments:
         instances = [each.typer_instance for each in level.registered_groups]
         below = {each.info.name: each for each in instances if each is not None}

@@ -22,7 +22,7 @@ HEAVY = (
 
 
 def test_importing_the_command_tree_loads_no_heavy_package():
-    program = "import sys, shoal.cli.main; print(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import sys, shoal.cli.main; shoal.cli.main.app; print(*{name.partition('.')[0] for name in sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert set(done.stdout.split()).isdisjoint(HEAVY)
 
@@ -37,3 +37,18 @@ def test_the_process_of_an_agent_loads_nothing_that_it_does_not_need():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.split())
     assert loaded.isdisjoint({"cryptography", "opentelemetry", "pydantic", "rich", "sqlalchemy", "typer", "yaml"})
+
+
+def test_running_a_stream_program_loads_nothing_of_the_fleet():
+    """What it takes from a command line to its first row is waited for."""
+    program = (
+        "import sys, shoal.cli.main as main\nmain.build(['run'])\n"
+        "import shoal.dataflow.api.app, shoal.dataflow.execution.engine\n"
+        "import shoal.dataflow.connectors.topics, shoal.topics.local\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = set(done.stdout.split())
+    unwanted = ("confluent_kafka", "duckdb", "grpc", "pandas", "rich", "rocksdict", "sqlalchemy")
+    assert loaded.isdisjoint(unwanted)
+    assert loaded.isdisjoint({"shoal.agent", "shoal.control", "shoal.client", "shoal.model.workloads", "yaml"})

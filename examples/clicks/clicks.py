@@ -1,0 +1,1 @@
+../../src/shoal/cli/clicks/clicks.py
