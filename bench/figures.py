@@ -73,6 +73,8 @@ class Figure:
     once: bool = False
     #: Needs something that may be missing on this machine. It is left out then, with a note.
     optional: bool = False
+    #: Not measured: the median of the first of these figures divided by that of the second. Left out where one is.
+    quotient: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +104,20 @@ def judge(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> tup
     _check(figures, runs)
     values = {figure.name: [run[figure.name] for run in runs if figure.name in run] for figure in figures}
     medians = {name: statistics.median(each) for name, each in values.items() if each}
+    for figure in figures:
+        if figure.quotient is not None:
+            over, under = figure.quotient
+            # Of each run for the spread; what counts is the ratio of the medians.
+            values[figure.name] = [run[over] / run[under] for run in runs if run.get(under) and over in run]
+            if over in medians and medians.get(under):
+                medians[figure.name] = medians[over] / medians[under]
     return tuple(_judge_one(figure, values[figure.name], medians) for figure in figures if figure.name in medians)
 
 
 def _judge_one(figure: Figure, values: Sequence[float], medians: Mapping[str, float]) -> Measured:
     value = medians[figure.name]
     ratio = None
-    if figure.against is not None and medians[figure.against.figure] > 0:
+    if figure.against is not None and medians.get(figure.against.figure, 0) > 0:
         ratio = value / medians[figure.against.figure]
     return Measured(
         name=figure.name,
@@ -126,7 +135,8 @@ def _judge_one(figure: Figure, values: Sequence[float], medians: Mapping[str, fl
 def _check(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> None:
     names = {figure.name for figure in figures}
     for number, run in enumerate(runs):
-        expected = {figure.name for figure in figures if number == 0 or not figure.once}
+        measured = [figure for figure in figures if figure.quotient is None]
+        expected = {figure.name for figure in measured if number == 0 or not figure.once}
         optional = {figure.name for figure in figures if figure.optional}
         if not expected - optional <= run.keys() <= expected:
             odd = ", ".join(sorted((run.keys() ^ expected) - (optional & expected)))
@@ -134,7 +144,9 @@ def _check(figures: Sequence[Figure], runs: Sequence[Mapping[str, float]]) -> No
         endless = [name for name, value in run.items() if not math.isfinite(value)]
         if endless:
             raise InternalError(f"run {number + 1} has figures without a value: {', '.join(endless)}")
-    strangers = {figure.against.figure for figure in figures if figure.against is not None} - names
+    strangers = {figure.against.figure for figure in figures if figure.against is not None}
+    strangers |= {name for figure in figures for name in figure.quotient or ()}
+    strangers -= names
     if strangers:
         raise InternalError(f"figures are compared with figures that do not exist: {', '.join(sorted(strangers))}")
 

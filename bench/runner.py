@@ -16,6 +16,7 @@ from bench.areas import Area
 from bench.figures import Measured, judge, rounded
 from bench.machine import machine_facts, package_versions
 from shoal.core.clock import Clock, SystemClock
+from shoal.core.errors import UnavailableError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 RUNS = 3
@@ -63,9 +64,6 @@ class Results:
 def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = None) -> Results:
     """Measure an area."""
     clock = clock or SystemClock()
-    for peer in area.peers:
-        say(f"{area.name}: preparing the peer {peer.name}")
-        peer.prepare()
     measured: list[Mapping[str, float]] = []
     notes: list[str] = []
 
@@ -74,6 +72,14 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
             notes.append(words)
             say(f"{area.name}: {words}")
 
+    for peer in area.peers:
+        say(f"{area.name}: preparing the peer {peer.name}")
+        try:
+            peer.prepare()
+        except UnavailableError as error:
+            if not peer.optional:
+                raise
+            note(f"The peer {peer.name} could not be installed, so that its figures are left out: {error.message}")
     for number in range(runs):
         say(f"{area.name}: run {number + 1} of {runs}")
         measured.append(area.measure(number, note))
@@ -86,7 +92,11 @@ def run_area(area: Area, *, runs: int = RUNS, say: Say, clock: Clock | None = No
         packages=package_versions(area.packages),
         peers={peer.name: peer.requirements for peer in area.peers},
         figures=figures,
-        values={each.name: [rounded(run[each.name]) for run in measured if each.name in run] for each in figures},
+        values={
+            each.name: [rounded(run[each.name]) for run in measured if each.name in run]
+            for each in figures
+            if any(each.name in run for run in measured)
+        },
         notes=tuple(notes),
     )
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import functools
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,15 +51,11 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
+from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
+from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-DEEP = 1200
-DEEP_TEXTS = ("[" * DEEP, "{a: " * DEEP, '{"a":' * DEEP, "- " * DEEP, "x = " + "[" * DEEP)
-texts = st.text(max_size=40) | st.sampled_from(("", "\x00", "9" * 5000, *DEEP_TEXTS))
-blobs = st.binary(max_size=60) | st.sampled_from((b"", b"\xff\xfe", b"[" * DEEP, b'{"a":' * DEEP))
-numbers = st.integers(-(2**63), 2**63 - 1) | st.sampled_from((0, -1, 2**31, 2**63 - 1, -(2**63)))
 
 SPEC = {"id": "web", "type": "process", "process": {"command": ["sleep", "1"], "env": {"A": "b"}}, "slots": 1}
 YAML = "id: web\ntype: process\nprocess:\n  command: [sleep, '1']\n  env: {A: b}\nresources: {cpu_millicores: 100}\n"
@@ -71,30 +65,6 @@ TOML = 'data_dir = "/tmp/x"\nlease = "30s"\ninsecure = true\ngrpc_port = 1\n'
 
 # ---------------------------------------------------------------------------------------------------------
 # How to call what does not take one value
-
-
-def _with_folder(fill: Callable[[Path, Any], None], parse: Callable[[Path], object]) -> Callable[[Any], object]:
-    """A parser of files, as one of their content."""
-
-    def run_it(content: Any) -> object:
-        folder = Path(tempfile.mkdtemp())
-        try:
-            fill(folder, content)
-            return parse(folder)
-        finally:
-            shutil.rmtree(folder)
-
-    return run_it
-
-
-def _file(name: str) -> Callable[[Path, Any], None]:
-    def fill(folder: Path, content: Any) -> None:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-        path.chmod(0o600)
-
-    return fill
 
 
 def _collecting(parse: Callable[..., object], *more: object) -> Callable[[Any], object]:
@@ -156,7 +126,7 @@ def _pem(name: str) -> st.SearchStrategy[bytes]:
 
 def _fill_credentials(folder: Path, files: list[bytes]) -> None:
     for name, content in zip(("ca.pem", "cert.pem", "key.pem"), files, strict=True):
-        _file(name)(folder, content)
+        file_named(name)(folder, content)
 
 
 def _read_credentials(folder: Path) -> object:
@@ -166,7 +136,7 @@ def _read_credentials(folder: Path) -> object:
 
 def _fill_authority(folder: Path, files: list[bytes]) -> None:
     for name, content in zip((credentials.CA_FILE, credentials.CA_KEY_FILE), files, strict=True):
-        _file(name)(folder, content)
+        file_named(name)(folder, content)
 
 
 def _row(parse: Callable[[Any], object]) -> Callable[[Any], object]:
@@ -204,7 +174,7 @@ PARSERS: dict[str, ParserCase] = {
         good=(SPEC["process"],),
     ),
     "shoal.core.config.load_settings": ParserCase(
-        _with_folder(_file("a.toml"), lambda folder: load_settings(ControlSettings, file=str(folder / "a.toml"))),
+        with_folder(file_named("a.toml"), lambda folder: load_settings(ControlSettings, file=str(folder / "a.toml"))),
         texts | blobs | changed_text(TOML),
     ),
     "shoal.core.config.load_settings of the environment": ParserCase(
@@ -232,7 +202,7 @@ PARSERS: dict[str, ParserCase] = {
         lambda text: parse_specs(text, source="x"), texts | changed_text(YAML), good=(YAML,)
     ),
     "shoal.cli.specs.read_specs": ParserCase(
-        _with_folder(_file("a.yaml"), lambda folder: read_specs([str(folder / "a.yaml")])),
+        with_folder(file_named("a.yaml"), lambda folder: read_specs([str(folder / "a.yaml")])),
         texts | blobs | changed_text(YAML),
         good=(YAML,),
     ),
@@ -250,23 +220,23 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.der.read_chain": ParserCase(der.read_chain, _pem("cert")),
     "shoal.wire.der.read_peer": ParserCase(der.read_peer, _pem("cert"), (UnauthenticatedError,)),
     "shoal.wire.credentials.load_authority": ParserCase(
-        _with_folder(_fill_authority, credentials.load_authority),
+        with_folder(_fill_authority, credentials.load_authority),
         st.tuples(_pem("ca"), _pem("ca_key")),
         (Invalid, NotFoundError),
     ),
     "shoal.wire.credentials.read_credentials": ParserCase(
-        _with_folder(_fill_credentials, _read_credentials), st.tuples(_pem("ca"), _pem("cert"), _pem("key"))
+        with_folder(_fill_credentials, _read_credentials), st.tuples(_pem("ca"), _pem("cert"), _pem("key"))
     ),
     "shoal.wire.sealing.parse_key": ParserCase(
         lambda text: parse_key(text, name="key"), texts | changed_text(SEALING_KEY), good=(SEALING_KEY,)
     ),
     "shoal.wire.sealing.load_key": ParserCase(
-        _with_folder(_file("key"), lambda folder: load_key(folder / "key")),
+        with_folder(file_named("key"), lambda folder: load_key(folder / "key")),
         blobs | changed_text(SEALING_KEY),
         good=(SEALING_KEY,),
     ),
     "shoal.wire.sealing.load_or_make_key": ParserCase(
-        _with_folder(_file("key"), lambda folder: load_or_make_key(folder / "key")),
+        with_folder(file_named("key"), lambda folder: load_or_make_key(folder / "key")),
         blobs | changed_text(SEALING_KEY),
         good=(SEALING_KEY,),
     ),
@@ -394,18 +364,18 @@ PARSERS: dict[str, ParserCase] = {
         records.record_from_json, JSON_VALUES | changed_values(RECORD), (ValueError,), (RECORD,)
     ),
     "shoal.runtimes.keeper.records.load_records": ParserCase(
-        _with_folder(_file("keeper/runs/r.json"), lambda folder: records.load_records(records.KeeperFiles(folder))),
+        with_folder(file_named("keeper/runs/r.json"), lambda folder: records.load_records(records.KeeperFiles(folder))),
         blobs | changed_values(RECORD).map(json.dumps),
         (),
         (json.dumps(RECORD),),
     ),
     "shoal.runtimes.keeper.records.read_run_records": ParserCase(
-        _with_folder(_file("keeper/runs/r.json"), records.read_run_records),
+        with_folder(file_named("keeper/runs/r.json"), records.read_run_records),
         blobs | changed_text(json.dumps(RECORD)),
         (),
     ),
     "shoal.runtimes.keeper.records.read_keeper_pid": ParserCase(
-        _with_folder(_file("keeper/lock"), records.read_keeper_pid),
+        with_folder(file_named("keeper/lock"), records.read_keeper_pid),
         blobs | changed_text(LOCK) | JSON_VALUES.map(json.dumps),
         (),
     ),
@@ -416,7 +386,7 @@ PARSERS: dict[str, ParserCase] = {
         logs.parse_entry, blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello"), ()
     ),
     "shoal.runtimes.keeper.logs.read_entries": ParserCase(
-        _with_folder(_file("00000001.log"), lambda folder: logs.read_entries(folder, logs.OLDEST)),
+        with_folder(file_named("00000001.log"), lambda folder: logs.read_entries(folder, logs.OLDEST)),
         blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello\n"),
         (),
     ),
@@ -427,13 +397,14 @@ PARSERS: dict[str, ParserCase] = {
         cgroups.parse_membership, texts | changed_text("4:cpu,cpuacct:/a\n0::/b\n"), ()
     ),
     "shoal.runtimes.cgroups.read_memberships": ParserCase(
-        _with_folder(_file("proc/self/mountinfo"), cgroups.read_memberships), texts | changed_text(MOUNTS), ()
+        with_folder(file_named("proc/self/mountinfo"), cgroups.read_memberships), texts | changed_text(MOUNTS), ()
     ),
     "shoal.cli.children.read_json": ParserCase(
-        _with_folder(_file("a.json"), lambda folder: read_json(folder / "a.json")),
+        with_folder(file_named("a.json"), lambda folder: read_json(folder / "a.json")),
         blobs | JSON_VALUES.map(json.dumps),
         (),
     ),
+    **STREAM_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.
@@ -458,4 +429,5 @@ NO_PARSERS: dict[str, str] = {
     "shoal.runtimes.keeper.children.read_report": "from a pipe to our own child, before it becomes the workload",
     "shoal.runtimes.keeper.procfs.read_environ": "bytes as they are",
     "shoal.runtimes.keeper.procfs.read_stat": "is parse_stat, of a process that may be gone",
+    **NO_STREAM_PARSERS,
 }

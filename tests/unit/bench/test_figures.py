@@ -107,3 +107,23 @@ def test_rounding_keeps_four_digits(value) -> None:
 
 def test_rounding_drops_what_says_nothing() -> None:
     assert [rounded(each) for each in (0.0, 0.00123456, 12.3456, 98_765.4)] == [0.0, 0.001235, 12.35, 98_765.0]
+
+
+def test_a_quotient_is_the_ratio_of_the_medians() -> None:
+    figures = [figure(), figure("echo"), figure("ratio", quotient=("latency", "echo"), bar=at_least(3))]
+    runs = [{"latency": 2.0, "echo": 1.0}, {"latency": 9.0, "echo": 2.0}, {"latency": 8.0, "echo": 4.0}]
+    ratio = judge(figures, runs)[2]
+    assert (ratio.value, ratio.spread, ratio.ok) == (4.0, 2.5, True)
+
+
+def test_a_quotient_of_something_that_is_missing_is_left_out() -> None:
+    figures = [figure(), figure("echo", optional=True), figure("ratio", quotient=("latency", "echo"))]
+    assert [each.name for each in judge(figures, [{"latency": 2.0}])] == ["latency"]
+    with pytest.raises(InternalError, match="nobody"):
+        judge([figure(), figure("ratio", quotient=("latency", "nobody"))], [{"latency": 2.0}])
+
+
+def test_a_missing_peer_leaves_no_ratio() -> None:
+    figures = [figure(against=Against("bare echo", "echo")), figure("echo", optional=True)]
+    (measured,) = judge(figures, [{"latency": 2.0}])
+    assert measured.ratio is None

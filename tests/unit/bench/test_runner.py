@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,23 @@ def test_an_unknown_area_is_wrong_usage(capsys) -> None:
         main(["--only", "nonsense"])
     assert ended.value.code == 2
     assert "control" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("optional", [True, False])
+def test_a_peer_that_cannot_be_installed_is_told_of(optional) -> None:
+    class Missing:
+        name, requirements, script = "nobody", (), "nothing.py"
+
+        def __init__(self) -> None:
+            self.optional = optional
+
+        def prepare(self) -> None:
+            raise UnavailableError("no index")
+
+    made = replace(area(), peers=(Missing(),))
+    if not optional:
+        with pytest.raises(UnavailableError):
+            runner.run_area(made, say=lambda _words: None)
+        return
+    notes = runner.run_area(made, say=lambda _words: None).notes
+    assert notes[0] == "The peer nobody could not be installed, so that its figures are left out: no index"

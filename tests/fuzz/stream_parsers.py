@@ -1,0 +1,262 @@
+"""The part of the registry for streams: plans, state, checkpoints and the local log."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from hypothesis import strategies as st
+
+from shoal.cli.clicks.feed import read_progress
+from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
+from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout, decode_state, encode_state
+from shoal.dataflow.connectors.ahead import decode_segments, encode_segments, from_stream, to_stream
+from shoal.dataflow.language.datatypes import parse_type
+from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.operators.base import OperatorState
+from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode
+from shoal.dataflow.plan.documents import read_plan, write_plan
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
+from shoal.dataflow.state.keycodec import decode_key, encode_key
+from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
+from shoal.topics.local import entries, snapshots
+from shoal.topics.local.framing import frame
+from shoal.topics.local.journal import Journal, read_snapshot
+from shoal.topics.local.leases import read_lease
+from shoal.topics.local.replay import replay
+from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
+from tests.unit.dataflow.plan.test_documents import every_kind
+
+# ---------------------------------------------------------------------------------------------------------
+# What is right
+
+
+def _changed(*goods: bytes) -> st.SearchStrategy[bytes]:
+    """Bytes that are torn, noise, or nearly right."""
+    return st.one_of(blobs, *(kind(good) for good in goods for kind in (changed_bytes, flipped_bytes)))
+
+
+def _changed_json(good: Any) -> st.SearchStrategy[bytes]:
+    """The same of a document."""
+    text = json.dumps(good).encode()
+    return (
+        blobs | changed_bytes(text) | (JSON_VALUES | changed_values(good)).map(lambda each: json.dumps(each).encode())
+    )
+
+
+BATCH = pa.RecordBatch.from_pydict({"n": [1, None], "text": ["a", "bc"], "many": [[1], []]})
+STREAM = to_stream([BATCH, BATCH])
+SEGMENTS = encode_segments([(3, b"abc"), (4, b"")])
+TASK = encode_state({"sum": OperatorState({0: b"zero", 7: b"seven"}, b"shared"), "out": OperatorState()})
+BLOB = pack({"cells": pa.table({"text": ["a", "b"]}), "none": pa.table({"n": pa.array([], pa.int64())})}, watermark=5)
+GROUP = pack_entries(3, [Entry("a", b"key", b"value"), Entry("b", b"", b"", 9)])
+KEY = encode_key((None, True, 12, 1.5, "text", b"bytes"))
+PLAN = write_plan(every_kind())
+BODY = json.loads(PLAN.to_json())
+VALUES = [value for node in BODY["nodes"] for name, value in node.items() if name not in ("node", "inputs")]
+#: Values of kinds that the plan has none of.
+MORE_VALUES = [
+    {"$": "float", "value": "nan"},
+    {"$": "bytes", "value": "YQ=="},
+    {"$": "decimal", "value": "1.50"},
+    {"$": "datetime", "value": "2026-01-01T00:00:00+00:00"},
+    {"$": "date", "value": "2026-01-01"},
+    {"$": "time", "value": "00:00:01"},
+    {"$": "timedelta", "value": 5},
+    {"$": "map", "items": [["a", 1]]},
+]
+COMMIT = ["s", 2, "commit", "s", "w", 1, 5, ["seg"], [[1, 0, 0, 0, 10, 1, 7]], [["g", 1, 0, 5]], ["g", "m", 1]]
+ENTRIES = (COMMIT, ["s", 1, "create-topic", "t", 2, None, None], ["s", 3, "join-group", "s", "g", "m", ["t"]])
+
+
+#: Something of everything.
+SNAPSHOT = snapshots.take(
+    replay(
+        [
+            entries.OpenSession("s"),
+            entries.CreateTopic("t", 1, None, None),
+            entries.OpenWriter("s", "w"),
+            entries.JoinGroup("s", "g", "m", ("t",)),
+            entries.Commit("s", "w", 1, 5, (entries.ChunkDraft(1, 0, "seg", 0, 10, 1, 7),), (("g", 1, 0, 1),), None),
+        ]
+    ),
+    1,
+).document
+
+# ---------------------------------------------------------------------------------------------------------
+# How to call what does not take one value
+
+
+def _decode_value(given: tuple[Any, bytes]) -> object:
+    """A value, with the same bytes behind every name of a blob."""
+    value, content = given
+    found = decode(value, Blobs(dict.fromkeys(PLAN.blobs, content)))
+    return found.to_pylist() if isinstance(found, pa.RecordBatch) else found
+
+
+def _unpack(content: bytes) -> object:
+    return [table.to_pylist() for table in unpack(content).tables.values()]
+
+
+def _unpack_entries(content: bytes) -> object:
+    group, found = unpack_entries(content)
+    return group, list(found)
+
+
+LAYOUT = Layout(key_groups=8, kinds={"sum": "aggregate"}, widths={"sum": 1})
+
+
+def _checkpoint(content_of: str) -> Callable[[Path, bytes], None]:
+    """A checkpoint of which one file has another content."""
+
+    def fill(folder: Path, content: bytes) -> None:
+        storage = CheckpointStorage(str(folder), "job")
+        storage.begin(LAYOUT)
+        task = storage.write_task(1, TaskId(1, 0), {"sum": OperatorState({0: b"x"})})
+        storage.complete(1, LAYOUT, [task])
+        file_named(f"job/{content_of}")(folder, content)
+
+    return fill
+
+
+MANIFEST = {"format": 1, "job": "job", "checkpoint": 1, "key_groups": 8, "operators": {"sum": "aggregate"},
+            "tasks": [{"file": "1.0.state", "size": 1, "crc32": 1, "subtask": 0}]}  # fmt: skip
+JOB = {"format": 1, "job": "job", "key_groups": 8, "widths": {"sum": 1}}
+
+
+def _read_journal(folder: Path) -> object:
+    journal = Journal(1, folder / "journal")
+    try:
+        return read_snapshot(journal)
+    finally:
+        journal.close()
+
+
+JOURNAL = frame(SNAPSHOT) + frame(json.dumps(COMMIT).encode())
+
+# ---------------------------------------------------------------------------------------------------------
+# The registry
+
+STREAM_PARSERS: dict[str, ParserCase] = {
+    # Plans.
+    "shoal.dataflow.language.datatypes.parse_type": ParserCase(
+        parse_type,
+        texts
+        | changed_text("timestamp[us, tz=UTC]")
+        | changed_text("decimal128(10, 2)")
+        | changed_text("list<item: list<item: int64>>")
+        | st.sampled_from(("list<" * 1200 + "int8" + ">" * 1200, "decimal(9999999999, 0)", f"decimal(1, {2**70})")),
+        (ValueError,),
+        ("int", "list<item: string>", "decimal(10, 2)", "timestamp[us, tz=UTC]"),
+    ),
+    "shoal.dataflow.plan.document_values.decode": ParserCase(
+        _decode_value,
+        st.tuples(
+            JSON_VALUES | st.sampled_from([*VALUES, *MORE_VALUES]).flatmap(changed_values),
+            _changed(*(content for name, content in PLAN.blobs.items() if name.startswith("batch"))),
+        ),
+        (BadValueError, InvalidError),
+        [(value, b"") for value in MORE_VALUES],
+    ),
+    "shoal.dataflow.plan.document_values.decode of a batch": ParserCase(
+        _decode_value,
+        st.tuples(
+            st.just({"$": "batch", "blob": next(iter(PLAN.blobs))}), _changed(STREAM, to_stream([BATCH.slice(0, 0)]))
+        ),
+        (BadValueError,),
+        [({"$": "batch", "blob": next(iter(PLAN.blobs))}, STREAM)],
+    ),
+    "shoal.dataflow.plan.document_values.decode of a schema": ParserCase(
+        lambda content: decode({"$": "schema", "ipc": base64.b64encode(content).decode()}, Blobs()).names,
+        _changed(BATCH.schema.serialize().to_pybytes()),
+        (BadValueError,),
+        (BATCH.schema.serialize().to_pybytes(),),
+    ),
+    "shoal.dataflow.plan.documents.read_plan": ParserCase(
+        lambda given: read_plan(given, PLAN.blobs),
+        texts | changed_text(PLAN.to_json()) | JSON_VALUES | changed_values(BODY),
+        good=(BODY, PLAN.to_json()),
+    ),
+    # State and checkpoints.
+    "shoal.dataflow.state.blobs.unpack": ParserCase(
+        _unpack, _changed(BLOB), (DamagedError, UnsupportedError), (BLOB, pack({}))
+    ),
+    "shoal.dataflow.state.entries.unpack_entries": ParserCase(
+        _unpack_entries,
+        _changed(GROUP) | st.sampled_from((BLOB, pack({}, group=1), pack({"entries": pa.table({"a": [1]})}, group=1))),
+        (DamagedError, UnsupportedError),
+        (GROUP, pack_entries(0, [])),
+    ),
+    "shoal.dataflow.state.keycodec.decode_key": ParserCase(
+        decode_key,
+        _changed(KEY)
+        | st.builds(
+            lambda kind, content: kind.encode() + struct.pack(">I", len(content)) + content,
+            st.sampled_from("ntifsbdDymu"),
+            st.binary(max_size=9) | st.sampled_from((b"9" * 40, b"9" * 5000, b"1e400", b"2026-01-01")),
+        ),
+        (DamagedError, InternalError),
+        (KEY, b""),
+    ),
+    "shoal.dataflow.checkpoint.storage.decode_state": ParserCase(
+        decode_state, _changed(TASK), (CheckpointError,), (TASK, encode_state({}))
+    ),
+    "shoal.dataflow.checkpoint.storage of a manifest": ParserCase(
+        with_folder(
+            _checkpoint("000000000001/manifest.json"), lambda folder: CheckpointStorage(str(folder), "job").latest()
+        ),
+        _changed_json(MANIFEST),
+        (CheckpointError,),
+    ),
+    "shoal.dataflow.checkpoint.storage of the notes": ParserCase(
+        with_folder(_checkpoint("job.json"), lambda folder: CheckpointStorage(str(folder), "job").begin(LAYOUT)),
+        _changed_json(JOB),
+        (CheckpointError, PreconditionError),
+        (json.dumps(JOB),),
+    ),
+    "shoal.dataflow.connectors.ahead.decode_segments": ParserCase(
+        decode_segments, _changed(SEGMENTS), (CheckpointError,), (SEGMENTS, b"")
+    ),
+    "shoal.dataflow.connectors.ahead.from_stream": ParserCase(
+        lambda content: [batch.to_pylist() for batch in from_stream(content)],
+        _changed(STREAM),
+        (CheckpointError,),
+        (STREAM,),
+    ),
+    # The local log.
+    "shoal.topics.local.entries.decode": ParserCase(
+        entries.decode,
+        st.sampled_from(ENTRIES).flatmap(_changed_json),
+        (InternalError,),
+        [json.dumps(each).encode() for each in ENTRIES],
+    ),
+    "shoal.topics.local.snapshots.load": ParserCase(
+        snapshots.load, _changed_json(json.loads(SNAPSHOT)), (InternalError,), (SNAPSHOT,)
+    ),
+    "shoal.topics.local.journal.read_snapshot": ParserCase(
+        with_folder(file_named("journal"), _read_journal), _changed(JOURNAL), (InternalError,), (JOURNAL,)
+    ),
+    "shoal.topics.local.leases.read_lease": ParserCase(
+        with_folder(file_named("lease"), lambda folder: read_lease(folder / "lease")), blobs, (), (b"b" * 44,)
+    ),
+    "shoal.cli.clicks.feed.read_progress": ParserCase(
+        with_folder(file_named("feed.json"), read_progress),
+        _changed_json({"start": 1, "next": 2}),
+        good=('{"start": 1, "next": 2}',),
+    ),
+}
+
+#: Read something, and parse nothing that somebody else wrote.
+NO_STREAM_PARSERS: dict[str, str] = {
+    "shoal.cli.programs.load_program": "runs the module of whoever calls it, and says what that raised",
+    "shoal.dataflow.language.keys.from_canonical": "columns that canonical made, in the memory of this process",
+    "shoal.topics.kafka.binding.read_bytes": "the client library's own memory, at places that it gave",
+    "shoal.topics.kafka.binding.read_messages": "the client library's own memory, at places that it gave",
+}
