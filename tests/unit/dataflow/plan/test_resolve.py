@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import InvalidError
+from shoal.dataflow.api.app import App
 from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.connectors.base import SinkMode
@@ -163,6 +164,29 @@ def test_event_time_is_carried_only_where_somebody_reads_it() -> None:
     assert carrying(joined) == ["source-1", "source-2"]
     again = timed().window(tumbling(seconds=1)).count().window(tumbling(seconds=5)).count()
     assert carrying(again) == ["source-1", "aggregate-1"]
+
+
+def test_the_timestamps_of_records_are_not_copied_for_their_own_sake() -> None:
+    schema = pa.schema({"id": pa.int64(), "user": pa.string(), "ts": pa.timestamp("us")})
+    found: list[list[str]] = []
+
+    def carrying(stream: Stream) -> None:
+        plan = with_uids((stream.to_topic("out").node,))
+        facts = resolve(plan)
+        found.append([node.uid for node in walk(*plan) if facts[node].needs_time])
+
+    app = App("app")
+
+    @app.dataflow()
+    def defined() -> None:
+        stamped = Stream.from_topic("in", schema=schema).filter(col("id") > 1)
+        carrying(stamped)
+        carrying(stamped.union(stamped.with_columns(x=col("id")).drop("x")))
+        carrying(Stream.from_topic("in", schema=schema, event_time="ts").filter(col("id") > 1))
+        carrying(stamped.group_by("user").window(tumbling(seconds=1)).count())
+
+    defined.plan()
+    assert found == [[], [], ["source-1", "filter-1"], ["source-1", "filter-1", "aggregate-1"]]
 
 
 def test_names_are_given_by_place_and_never_twice() -> None:
