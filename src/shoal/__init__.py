@@ -29,12 +29,12 @@ _HOMES: dict[str, str] = {
     "Topic": "shoal.dataflow.api.topic",
     "ValueState": "shoal.dataflow.state.handles",
     "col": "shoal.dataflow.language.expressions",
-    "count": "shoal.dataflow.language.windows",
+    "count": "shoal.dataflow.api.windows",
     "fn": "shoal.dataflow.api.fn",
     "lit": "shoal.dataflow.language.expressions",
-    "session": "shoal.dataflow.language.windows",
-    "sliding": "shoal.dataflow.language.windows",
-    "tumbling": "shoal.dataflow.language.windows",
+    "session": "shoal.dataflow.api.windows",
+    "sliding": "shoal.dataflow.api.windows",
+    "tumbling": "shoal.dataflow.api.windows",
 }
 
 __all__ = [  # noqa: PLE0604  the lazy names are in the table above

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from shoal.core import faults
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import session, sliding, tumbling
 from shoal.dataflow.connectors import brokers
 from shoal.dataflow.connectors.file_sinks import JsonLinesSink
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource
@@ -26,7 +27,6 @@ from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col, lit
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.language.windows import session, sliding, tumbling
 from shoal.dataflow.operators.process_function import ProcessFunction
 from shoal.topics.local import LocalLogSettings, LocalTopics
 

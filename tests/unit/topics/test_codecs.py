@@ -47,6 +47,36 @@ class TestJson:
         assert decoded.rows.equals(batch)
         assert decoded.poison.num_rows == 0
 
+    def test_a_fraction_where_a_whole_number_belongs_is_poison(self) -> None:
+        schema = pa.schema(
+            [
+                ("v", pa.int64()),
+                ("f", pa.float64()),
+                ("l", pa.list_(pa.int32())),
+                ("s", pa.struct([("a", pa.int8()), ("f", pa.float64())])),
+                ("m", pa.map_(pa.utf8(), pa.int64())),
+            ]
+        )
+        good = {
+            b'{"v": 2.0, "f": 2.5}': {"v": 2, "f": 2.5},
+            b'{"v": 1e3}': {"v": 1000},
+            b'{"s": {"a": 1, "f": 2.5}}': {"s": {"a": 1, "f": 2.5}},
+            b'{"v": 1, "x": {"v": 2.5}}': {"v": 1},
+        }
+        bad = {
+            b'{"v": 2.9}': "field 'v': 2.9 is no whole number, as int64 needs",
+            b'{"v": 25e-1}': "field 'v': 2.5",
+            b'{"\\u0076":-2.9}': "field 'v': -2.9",
+            b'{"l": [1,\n 2.5]}': "field 'l': 2.5",
+            b'{"s": {"f": 1.5, "a": 1.5}}': "field 's.a': 1.5",
+            b'{"m": {"x": 0.5}}': "field 'm': 0.5",
+        }
+        decoded = JsonCodec().decode(fetched([*good, *bad]), schema)
+        assert [{k: v for k, v in row.items() if v is not None} for row in decoded.rows.to_pylist()] == [*good.values()]
+        reasons = decoded.poison.column("reason").to_pylist()
+        assert all(said in reason for said, reason in zip(bad.values(), reasons, strict=True))
+        assert decoded.poison.column("value").to_pylist() == [*bad]
+
     POISONS = (
         b"",
         b" ",
@@ -56,6 +86,7 @@ class TestJson:
         b"5",
         b"null",
         b'{"n": "x"}',
+        b'{"n": 2.9}',
         b'{"s": 5}',
         b'{"n": 1}{"n": 2}',
         b'{"n": 1} {"n": 2}',

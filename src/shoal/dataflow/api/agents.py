@@ -13,12 +13,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import PreconditionError, problem
 from shoal.dataflow.api.context import TopicSpec, is_preparing
 from shoal.dataflow.api.lifetime import in_own_thread
+from shoal.dataflow.api.reading import make_policy
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.topic import VALUE, append_rows
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.logical import Location, OnError
 from shoal.dataflow.language.record import Record
 
 
@@ -43,17 +45,35 @@ def deprecation_text(function: Callable[..., Any], topic: str) -> str:
     )
 
 
+def agent_policy(policy: str | OnError, at: Location | None) -> OnError:
+    """What happens to records that an agent's function raises for. An agent has no side output."""
+    found = make_policy(policy, at)
+    if found is OnError.SIDE:
+        rule = 'must be "fail" or "skip" (dropped and counted): an agent has no side output'
+        hint = 'a dataflow has one: .map(…, on_error="side"), and stream.side_output("errors")'
+        raise PlanError([problem("on_error", found.value, rule)], at=at, hint=hint)
+    return found
+
+
 class Agent:
     """A function over the records of a topic."""
 
     #: The dataflow that runs it; set by the app that makes it.
     dataflow: Any
 
-    def __init__(self, name: str, function: Callable[[Any], Any], topic: TopicSpec, at: Location | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Any], Any],
+        topic: TopicSpec,
+        at: Location | None,
+        on_error: OnError = OnError.FAIL,
+    ) -> None:
         self.name = name
         self.topic = topic
         self.at = at
         self._function = function
+        self._on_error = on_error
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} of {self.topic.name}>"
@@ -75,7 +95,8 @@ class Agent:
 
     def define(self, sink: TopicSpec | None) -> Any:
         """The dataflow that does the same. Without a sink results go nowhere, as they did."""
-        records = Stream.from_topic(self.topic).records().flat_map(RecordCalls(self._function, keep=sink is not None))
+        calls = RecordCalls(self._function, keep=sink is not None)
+        records = Stream.from_topic(self.topic).records().flat_map(calls, on_error=self._on_error)
         return records.to_callback(_drop) if sink is None else records.to_topic(sink)
 
     async def start(self, parallelism: int = 1) -> None:

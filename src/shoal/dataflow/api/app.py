@@ -24,7 +24,7 @@ from typing import Any, overload
 
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.dataflow.api import context, legacy
-from shoal.dataflow.api.agents import Agent, deprecation_text
+from shoal.dataflow.api.agents import Agent, agent_policy, deprecation_text
 from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
 from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all
 from shoal.dataflow.api.output import Output
@@ -35,7 +35,7 @@ from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.functions import find_location
-from shoal.dataflow.language.logical import EventTime, Location, Node, Source, rewrite, walk
+from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
@@ -201,23 +201,31 @@ class App:
             raise PlanError([problem("dataflow", name, rule)], at=find_location(), hint='@app.dataflow("another name")')
 
     def agent(
-        self, topic: str | Topic, *, name: str | None = None, sink: str | Topic | None = None, **others: Any
+        self,
+        topic: str | Topic,
+        *,
+        name: str | None = None,
+        sink: str | Topic | None = None,
+        on_error: str | OnError = OnError.FAIL,
+        **others: Any,
     ) -> Callable[[Callable[[Any], Any]], Agent]:
         """Deprecated: a function over single records of a topic. `@app.dataflow` is the new form.
 
         Results go to the topic `sink`, and nowhere without one. A topic whose only column is `value` holds plain
-        values: its function gets the value itself.
+        values: its function gets the value itself. When it raises the app fails; with `on_error="skip"` the record is
+        left out and counted.
         """
         legacy.refuse_others("app.agent", others, App.agent, at=find_location())
         spec = topic.spec if isinstance(topic, Topic) else self._topics.get(topic) or self._spec(topic)
         target = sink.spec if isinstance(sink, Topic) else (self._spec(sink) if sink else None)
         at = find_location()
+        policy = agent_policy(on_error, at)
 
         def decorate(function: Callable[[Any], Any]) -> Agent:
             warnings.warn(deprecation_text(function, spec.name), DeprecationWarning, stacklevel=2)
             label = name or function.__name__
             self._refuse_taken(label)
-            agent = Agent(label, function, spec, at)
+            agent = Agent(label, function, spec, at, policy)
             agent.dataflow = Dataflow(label, lambda: agent.define(target), self, at=at)
             self._agents[label] = agent
             return agent
@@ -302,6 +310,8 @@ class Dataflow:
         self._flow: Any = None
         self._is_starting = False
         self._prepared: Any = None
+        #: What the last wait raised.
+        self._told: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Dataflow {self.name}{', running' if self.is_running else ''}>"
@@ -409,17 +419,29 @@ class Dataflow:
         return f"{self.app.id}.{cleaned}"
 
     async def stop(self) -> Any:
-        """Stop reading, let what is under way come through, and wait for that. Before a start it warns only."""
+        """Stop reading, let what is under way come through, and wait for that. Before a start it warns only.
+
+        Raises what stopped it before, unless `wait` has raised that already.
+        """
         if self._flow is None:
             warnings.warn(f"dataflow {self.name!r} was not started", RuntimeWarning, stacklevel=2)
             return None
         flow, self._flow = self._flow, None
+        told, self._told = self._told, None
+        if told is not None and told is flow.failed:
+            return None  # whoever waited for it has heard what stopped it
         return await in_own_thread(flow.stop)
 
     async def wait(self) -> Any:
         """Until it has come to its end. Raises what stopped it."""
         flow = self._flow
-        return None if flow is None else await in_own_thread(flow.wait)
+        if flow is None:
+            return None
+        try:
+            return await in_own_thread(flow.wait)
+        except BaseException as error:
+            self._told = error
+            raise
 
     def run(self, parallelism: int = 1) -> Any:
         """Run it to its end, in this thread, and say how it went."""

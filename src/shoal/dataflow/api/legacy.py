@@ -72,7 +72,11 @@ def refuse_others(
     """Raise `PlanError` for arguments that a function does not have, with what to write instead."""
     if not given:
         return
-    known = [each.name for each in inspect.signature(function).parameters.values() if each.kind in _BY_NAME]
+    known = [
+        each.name
+        for each in inspect.signature(function).parameters.values()
+        if each.kind in _BY_NAME and each.name != "self"
+    ]
     problems = [
         problem(
             name,

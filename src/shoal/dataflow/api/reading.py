@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from shoal.core.errors import problem
+from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.api import legacy
 from shoal.dataflow.api.context import Broker, TopicSpec, current, name_broker
 from shoal.dataflow.api.steps import S_co, Steps
@@ -21,6 +21,7 @@ from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.logical import EventTime, Location, OnError, Source
 from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.values import make_rows
 
 BATCH_ROWS = 10_000
 
@@ -95,9 +96,11 @@ class Reading(Steps[S_co]):
                 [problem("rows", None, "are none, so nothing tells their columns")], at=at, hint="give schema="
             )
         try:
-            table = pa.Table.from_pylist(listed, schema=_schema(schema, at))
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise PlanError([problem("rows", None, f"cannot be columns: {error}")], at=at) from error
+            table = pa.Table.from_batches([make_rows(listed, _schema(schema, at))])
+        except PlanError:
+            raise
+        except InvalidError as error:
+            raise PlanError(error.problems, at=at, hint=error.hint) from error
         batches = table.to_batches(max_chunksize=batch_size) or [_empty(table.schema)]
         return cls._of_batches(tuple(batches), event_time, disorder, at)
 
@@ -145,6 +148,8 @@ class Reading(Steps[S_co]):
             replayable=callable(items) or isinstance(items, Sequence),
             on_error=make_policy(on_error, at),
         )
+        if schema is None and isinstance(items, Sequence):
+            schema = _seen_columns(items)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod
@@ -406,6 +411,26 @@ def _empty(schema: Schema) -> Batch:
 
 def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(columns)
+
+
+def _seen_columns(items: Sequence[Any]) -> Schema | None:
+    """The columns of the first of some rows, with types that the others need too; None when these are not rows.
+
+    What is whole or null in the first may have a fraction later. What does not fit even so is a bad row.
+    """
+    rows = [row for item in items for row in (item if isinstance(item, list | tuple) else (item,))]
+    if not rows or not all(isinstance(row, Mapping) for row in rows):
+        return None
+    samples = dict(rows[0])
+    for name, first in samples.items():
+        if first is None:
+            samples[name] = next((row[name] for row in rows if row.get(name) is not None), None)
+        if type(samples[name]) is int:
+            samples[name] = next((row[name] for row in rows if isinstance(row.get(name), float)), samples[name])
+    try:
+        return make_rows([samples], None).schema
+    except InvalidError:
+        return None
 
 
 def _again(items: Iterable[Any]) -> Callable[[], Iterator[Any]]:

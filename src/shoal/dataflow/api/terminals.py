@@ -8,11 +8,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from shoal.core.errors import problem
 from shoal.dataflow.api.context import refuse_running
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
-from shoal.dataflow.language.logical import Sink
+from shoal.dataflow.language.logical import Location, Sink, Source, walk
 
 #: Batches that wait for whoever iterates. A slow reader slows the source.
 _WAITING = 4
@@ -26,25 +28,22 @@ class Terminals(Steps[S_co]):
 
     def collect(self, *, parallelism: int = 1, settings: Any = None) -> Any:
         """All rows, as an Arrow table. For streams that end."""
-        from shoal.dataflow.connectors.memory import CollectSink
-
-        report, uid = self._run("collect()", CollectSink(), parallelism, settings)
-        return report.tables[uid]
+        return self._collect("collect()", parallelism, settings)
 
     def to_pylist(self, *, parallelism: int = 1, settings: Any = None) -> list[dict[str, Any]]:
-        """All rows, as dictionaries."""
-        rows: list[dict[str, Any]] = self.collect(parallelism=parallelism, settings=settings).to_pylist()
+        """All rows, as dictionaries. For streams that end."""
+        rows: list[dict[str, Any]] = self._collect("to_pylist()", parallelism, settings).to_pylist()
         return rows
 
     def count(self, *, parallelism: int = 1, settings: Any = None) -> int:
-        """How many rows there are."""
+        """How many rows there are. For streams that end."""
         total = _Total()
         self._call("count()", total.add, parallelism, settings)
         return total.rows
 
     def foreach(self, function: Callable[[Batch], Any], *, parallelism: int = 1, settings: Any = None) -> None:
-        """Run the stream, and call a function with each batch."""
-        self._call("foreach()", function, parallelism, settings)
+        """Run the stream, and call a function with each batch: to its end, or until the function raises."""
+        self._call("foreach()", function, parallelism, settings, waits_for_end=False)
 
     def take(self, batches: int) -> list[Batch]:
         """The first batches; the stream is stopped behind them."""
@@ -63,20 +62,53 @@ class Terminals(Steps[S_co]):
         refuse_running("iteration", find_location())
         return iter_batches(self)
 
-    def _call(self, what: str, function: Callable[[Batch], Any], parallelism: int, settings: Any) -> None:
+    def _collect(self, what: str, parallelism: int, settings: Any) -> Any:
+        from shoal.dataflow.connectors.memory import CollectSink
+
+        report, uid = self._run(what, CollectSink(), parallelism, settings)
+        return report.tables[uid]
+
+    def _call(
+        self,
+        what: str,
+        function: Callable[[Batch], Any],
+        parallelism: int,
+        settings: Any,
+        *,
+        waits_for_end: bool = True,
+    ) -> None:
         from shoal.dataflow.connectors.memory import CallbackSink
 
         sink = CallbackSink(make_ref(function, at=find_location(), what=what))
-        self._run(what, sink, parallelism, settings)
+        self._run(what, sink, parallelism, settings, waits_for_end=waits_for_end)
 
-    def _run(self, what: str, connector: Any, parallelism: int, settings: Any) -> tuple[Any, str]:
+    def _refuse_endless(self, what: str, at: Location | None) -> None:
+        """Refuse to wait for the end of a stream that has none."""
+        endless = [
+            node.connector.label
+            for node in walk(self._node)
+            if isinstance(node, Source) and not node.connector.is_bounded
+        ]
+        if endless:
+            rule = f"waits for the end of the stream, and {', '.join(dict.fromkeys(endless))} has none"
+            hint = (
+                "read what is there now: from_kafka(…, bounded=True); or take(n) batches of it, go through it with "
+                "`for batch in stream`, or end it with a sink"
+            )
+            raise PlanError([problem(what, None, rule)], at=at, hint=hint)
+
+    def _run(
+        self, what: str, connector: Any, parallelism: int, settings: Any, *, waits_for_end: bool = True
+    ) -> tuple[Any, str]:
         from shoal.dataflow.execution import engine
 
         at = find_location()
         refuse_running(what, at)
+        if waits_for_end:
+            self._refuse_endless(what, at)
         uid = "result"
         sink = Sink(inputs=(self._node,), connector=connector, uid=uid, at=at)
-        return engine.run([sink], parallelism=parallelism, settings=settings), uid
+        return engine.run([sink], parallelism=parallelism, settings=settings, is_look=True), uid
 
 
 class _Total:
@@ -98,7 +130,7 @@ def iter_batches(stream: Steps[Any]) -> Generator[Batch, None, None]:
 
     handed = _Handed()
     sink = Sink(inputs=(stream.node,), connector=CallbackSink(make_ref(handed.put)), uid="result")
-    flow = engine.start([sink])
+    flow = engine.start([sink], is_look=True)
     waiting = threading.Thread(target=handed.finish, args=(flow,), name="shoal-iteration", daemon=True)
     waiting.start()
     try:

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.lifetime import in_own_thread
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Source
+from shoal.dataflow.language.values import make_rows
 from shoal.dataflow.plan.prepare import ask_connector
 
 #: The column of a value that is no mapping.
@@ -89,10 +88,11 @@ def append_rows(spec: TopicSpec, rows: Sequence[Mapping[str, Any]], keys: Sequen
     from shoal.topics.base import records
     from shoal.topics.codecs import codec
 
+    rows = [_named(each, spec) for each in rows]
     try:
-        batch = pa.RecordBatch.from_pylist([dict(each) for each in rows], schema=spec.schema)
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise InvalidError([problem("value", rows[0], f"does not fit the topic: {error}")], what=spec.name) from error
+        batch = make_rows(rows, spec.schema)
+    except InvalidError as error:
+        raise InvalidError(error.problems, what=f"topic {spec.name}", hint=error.hint) from error
     encoded = codec(spec.codec or "json").encode(batch)
     chosen = _keys(spec, rows, keys)
     if chosen is not None and len(encoded.values) != len(rows):
@@ -110,6 +110,17 @@ def _keys(spec: TopicSpec, rows: Sequence[Mapping[str, Any]], keys: Sequence[Any
 def _key_bytes(key: Any) -> bytes | None:
     """A key as sinks write it: bytes as they are, everything else as its text."""
     return key if key is None or isinstance(key, bytes) else str(key).encode()
+
+
+def _named(row: Mapping[str, Any], spec: TopicSpec) -> Mapping[str, Any]:
+    """A row; a value that came without a name gets that of the topic's one column."""
+    known = spec.schema
+    if known is None or VALUE in known.names or set(row) != {VALUE}:
+        return row
+    if len(known) != 1:
+        rule = f"must be a mapping with the columns {', '.join(known.names)}"
+        raise InvalidError([problem("value", row[VALUE], rule)], what=f"topic {spec.name}")
+    return {known.names[0]: row[VALUE]}
 
 
 def _as_row(value: Any) -> Mapping[str, Any]:

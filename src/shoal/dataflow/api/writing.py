@@ -14,6 +14,7 @@ from shoal.dataflow.api.reading import place_of_topic
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.api.transforms import column_names, one_of
 from shoal.dataflow.connectors.base import SinkConnector
+from shoal.dataflow.language.errors import refuse
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.logical import Location, Sink
 from shoal.dataflow.plan.facts import check_columns
@@ -62,12 +63,14 @@ class Writing(Steps[S_co]):
         """Rows into a topic of the app, in Kafka or in its local log."""
         return self.to_kafka(topic, **options)
 
-    def to_parquet(self, path: str, *, partition_by: Sequence[str] = ()) -> Output:
-        """Rows into Parquet files below a directory."""
+    def to_parquet(self, path: str, *, partition_by: str | Sequence[str] = ()) -> Output:
+        """Rows into Parquet files below a directory; with `partition_by` in folders `column=value` of it."""
         from shoal.dataflow.connectors.files import ParquetSink
 
         at = find_location()
-        return self._end(ParquetSink(str(path), partition_by=column_names(tuple(partition_by), "partition", at)), at)
+        named = column_names((partition_by,) if isinstance(partition_by, str) else tuple(partition_by), "partition", at)
+        check_columns(named, self._facts.schema, at=at, what="to_parquet: partition_by")
+        return self._end(ParquetSink(str(path), partition_by=named), at)
 
     def to_csv(self, path: str) -> Output:
         """Rows into CSV files below a directory."""
@@ -84,19 +87,27 @@ class Writing(Steps[S_co]):
     def to_sql(
         self,
         table: str,
-        database: str = ":memory:",
+        database: str = "",
         *,
         mode: str = "append",
         key: str | Sequence[str] | None = None,
     ) -> Output:
-        """Rows into a table, through DuckDB. With `key` a row replaces the one with the same key."""
-        from shoal.dataflow.connectors.sql import SqlSink
+        """Rows into a table of a file: SQLite by its name (.sqlite, .db), else DuckDB.
+
+        With `key` a row replaces the one with the same key.
+        """
+        from shoal.dataflow.connectors.sql import SqlSink, is_in_memory
 
         at = find_location()
+        if is_in_memory(database):
+            rule = "must be a file: a database in memory is gone, with all rows, when the program ends"
+            hint = f'write .to_sql({table!r}, "{table}.duckdb") or .to_sql({table!r}, "{table}.sqlite")'
+            raise refuse("to_sql: database", database or None, rule, at=at, hint=hint)
         one_of(mode, ("append", "upsert"), "mode", at)
         named = column_names((key,), "key", at) if key else ()
         if mode == "upsert" and not named:
             named = self._facts.keys
+        check_columns(named, self._facts.schema, at=at, what="to_sql: key")
         return self._end(SqlSink(table, database=database, keys=named), at)
 
     def to_callback(self, function: Callable[[Any], Any]) -> Output:

@@ -7,13 +7,16 @@ Statements are made from names of tables and columns, which are quoted; values a
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
 
-from shoal.core.errors import InvalidError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 
 _COMMITS = "shoal_commits"
@@ -29,15 +32,23 @@ def quoted(name: str) -> str:
 
 def limited(query: str, rows: int) -> str:
     """A user's query, with so many rows of it."""
-    return f"SELECT * FROM ({query}) LIMIT {rows}"
+    return f"SELECT * FROM ({bare(query)}) LIMIT {rows}"
+
+
+def bare(query: str) -> str:
+    """A query that can stand within another: without the semicolon at its end."""
+    return query.strip().rstrip(";").rstrip()
 
 
 def connect_duckdb(database: str, *, read_only: bool = False) -> Any:
     """A connection. A database in memory is always writable."""
     import duckdb
 
-    with _opening:
-        return duckdb.connect(database, read_only=read_only and database != ":memory:")
+    is_file = database not in ("", ":memory:")
+    if is_file and read_only and not Path(database).exists():
+        raise NotFoundError("database", database, hint="a query reads a file that is there; sinks make theirs")
+    with _opening, typed_errors(f"database {database}"):
+        return duckdb.connect(database, read_only=read_only and is_file)
 
 
 def arrow_reader(connection: Any, query: str, rows: int) -> Any:
@@ -55,6 +66,33 @@ def duckdb_error() -> type[Exception]:
 
     error: type[Exception] = duckdb.Error
     return error
+
+
+@contextlib.contextmanager
+def typed_errors(what: str) -> Iterator[None]:
+    """What a database raises, as an error of ours that says which database it was."""
+    try:
+        yield
+    except (duckdb_error(), sqlite3.Error) as error:
+        text = " ".join(str(error).split())
+        raise PreconditionError(f"{what}: {text}", what=what) from error
+
+
+def check_table(table: str, keys: tuple[str, ...], schema: Schema, there: Sequence[str]) -> None:
+    """Refuse rows that a table has no columns for, and keys that rows do not have."""
+    known = {name.lower() for name in there}  # both databases take names in any case
+    problems = [
+        problem(f"table {table!r}: column {name!r}", None, f"is not in the table; it has {', '.join(there)}")
+        for name in schema.names
+        if name.lower() not in known
+    ]
+    problems += [
+        problem(f"table {table!r}: key {name!r}", None, f"is no column of the rows: {', '.join(schema.names)}")
+        for name in keys
+        if name not in schema.names
+    ]
+    if problems:
+        raise InvalidError(problems, hint="write into another table, or select and rename the columns before")
 
 
 class Database(Protocol):
@@ -93,6 +131,7 @@ class DuckDatabase:
     """A DuckDB file."""
 
     def __init__(self, table: str, database: str, keys: tuple[str, ...]) -> None:
+        self._name = table
         self._table = quoted(table)
         self._keys = keys
         self._connection = connect_duckdb(database)
@@ -112,10 +151,13 @@ class DuckDatabase:
             "(job VARCHAR, sink VARCHAR, subtask INTEGER, checkpoint BIGINT, PRIMARY KEY (job, sink, subtask))"
         )
         if schema is not None:
-            empty = without_change(schema).empty_table()
+            columns = without_change(schema) if self._keys else schema
+            empty = columns.empty_table()
             self._connection.register("incoming", empty)
             self._connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} AS SELECT * FROM incoming")
             self._connection.unregister("incoming")
+            found = self._connection.execute(f"SELECT * FROM {self._table} LIMIT 0").description
+            check_table(self._name, self._keys, columns, [each[0] for each in found])
 
     def committed(self, job: str, sink: str, subtask: int) -> int:
         """The last checkpoint of this task."""
@@ -133,10 +175,10 @@ class DuckDatabase:
         """Append; with keys the last row of each replaces what is there."""
         numbered = batch.append_column("__row", pa.array(range(batch.num_rows), pa.int64()))
         self._connection.register("incoming", pa.Table.from_batches([numbered]))
-        try:
-            self._insert(batch.schema.names)
-        finally:
-            self._connection.unregister("incoming")
+        # Not in a `finally`: after an error the transaction takes no more, and to say so would hide the error. The
+        # name goes with the transaction.
+        self._insert(batch.schema.names)
+        self._connection.unregister("incoming")
 
     def _insert(self, names: list[str]) -> None:
         columns = ", ".join(quoted(name) for name in names if name != CHANGE or not self._keys)
@@ -158,14 +200,20 @@ class DuckDatabase:
         self._connection.close()
 
 
+def sqlite_path(database: str) -> str:
+    """The file that the name of an SQLite database means."""
+    return database.removeprefix("sqlite:///").removeprefix("sqlite:")
+
+
 class SqliteDatabase:
     """An SQLite file."""
 
     def __init__(self, table: str, database: str, keys: tuple[str, ...]) -> None:
-        path = database.removeprefix("sqlite:///").removeprefix("sqlite:")
+        path = sqlite_path(database)
+        self._name = table
         self._table = quoted(table)
         self._keys = keys
-        with _opening:
+        with _opening, typed_errors(f"database {database}"):
             self._connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
             self._connection.execute("PRAGMA journal_mode=WAL")
 
@@ -184,8 +232,11 @@ class SqliteDatabase:
             "(job TEXT, sink TEXT, subtask INTEGER, checkpoint INTEGER, PRIMARY KEY (job, sink, subtask))"
         )
         if schema is not None:
-            columns = ", ".join(f"{quoted(each.name)} {_sqlite_type(each.type)}" for each in without_change(schema))
+            wanted = without_change(schema) if self._keys else schema
+            columns = ", ".join(f"{quoted(each.name)} {_sqlite_type(each.type)}" for each in wanted)
             self._connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({columns})")
+            found = self._connection.execute(f"SELECT * FROM {self._table} LIMIT 0").description
+            check_table(self._name, self._keys, wanted, [each[0] for each in found])
 
     def committed(self, job: str, sink: str, subtask: int) -> int:
         """The last checkpoint of this task."""
@@ -221,6 +272,118 @@ class SqliteDatabase:
     def close(self) -> None:
         """Let go of it."""
         self._connection.close()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Queries of SQLite
+
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+_SQLITE_KINDS = {"integer": pa.int64(), "real": pa.float64(), "text": pa.utf8(), "blob": pa.binary()}
+
+
+def is_sqlite_file(database: str) -> bool:
+    """Whether a name means an SQLite file: by its prefix, else by the first bytes of the file."""
+    if database.startswith("sqlite:"):
+        return True
+    try:
+        with Path(database).open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:  # there is none, or none of ours: whoever opens it says so
+        return False
+
+
+class SqliteQuery:
+    """The rows of a query of an SQLite file, as batches. It is read by Python itself: DuckDB would have to download.
+
+    A column has the type that its table declares. One that is computed has that of its values.
+    """
+
+    def __init__(self, database: str, query: str, batch_size: int) -> None:
+        path = Path(sqlite_path(database))
+        self._what = f"database {database}"
+        self._query = bare(query)
+        self._batch_size = batch_size
+        self._cursor: sqlite3.Cursor | None = None
+        self._schema: Schema | None = None
+        if not path.exists():
+            raise NotFoundError("database", database, hint="a query reads a file that is there; sinks make theirs")
+        with _opening, typed_errors(self._what):
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            self._connection = sqlite3.connect(uri, uri=True, timeout=30.0, check_same_thread=False)
+
+    @property
+    def schema(self) -> Schema:
+        """The columns."""
+        if self._schema is None:
+            try:
+                self._schema = self._find_schema()
+            except sqlite3.Error as error:
+                raise InvalidError(
+                    [problem("query", self._query, f"cannot be run: {error}")], what=self._what
+                ) from error
+        return self._schema
+
+    def _find_schema(self) -> Schema:
+        # A view knows what its columns were declared as; the result of a query does not.
+        self._connection.execute(f"CREATE TEMP VIEW shoal_query AS {self._query}")
+        declared = [(row[1], row[2]) for row in self._connection.execute("PRAGMA temp.table_info(shoal_query)")]
+        self._connection.execute("DROP VIEW temp.shoal_query")
+        asked = [name for name, kind in declared if not kind]
+        found: dict[str, set[str]] = {}
+        for name in asked:
+            rows = self._connection.execute(f"SELECT DISTINCT typeof({quoted(name)}) FROM ({self._query})")
+            found[name] = {row[0] for row in rows}
+        return pa.schema([(name, _declared(kind) if kind else _seen(found[name])) for name, kind in declared])
+
+    def read_next_batch(self) -> Batch:
+        """The next rows. Raises `StopIteration` at the end."""
+        with typed_errors(self._what):
+            if self._cursor is None:
+                self._cursor = self._connection.execute(self._query)
+            rows = self._cursor.fetchmany(self._batch_size)
+        if not rows:
+            raise StopIteration
+        columns = zip(*rows, strict=True)
+        return pa.RecordBatch.from_arrays(
+            [self._array(each, values) for each, values in zip(self.schema, columns, strict=True)], schema=self.schema
+        )
+
+    def _array(self, field: Any, values: Sequence[Any]) -> Any:
+        try:
+            return pa.array(values, field.type)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            hint = f"SQLite lets any value into any column; say in the query what it is: CAST({field.name} AS TEXT)"
+            raise InvalidError(
+                [problem(f"column {field.name!r}", None, f"has values that are not {field.type}: {error}")],
+                what=self._what,
+                hint=hint,
+            ) from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+def _declared(kind: str) -> Any:
+    """The type of a column by SQLite's own rules for what a declaration means."""
+    name = kind.upper()
+    if "INT" in name or "BOOL" in name:
+        return pa.int64()
+    if any(each in name for each in ("CHAR", "CLOB", "TEXT", "DATE", "TIME")):
+        return pa.utf8()
+    if "BLOB" in name:
+        return pa.binary()
+    return pa.float64()
+
+
+def _seen(kinds: set[str]) -> Any:
+    """The type that holds values of these kinds."""
+    there = kinds - {"null"}
+    if not there:
+        return pa.utf8()
+    if there == {"integer", "real"}:
+        return pa.float64()
+    return _SQLITE_KINDS[next(iter(there))] if len(there) == 1 else pa.utf8()
 
 
 def without_change(schema: Schema) -> Schema:

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from shoal.core import files
-from shoal.core.errors import InvalidError, NotFoundError, ShoalError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
+from shoal.core.filesystems import PART, locate
 from shoal.dataflow.connectors.base import SinkContext, SinkMode
+from shoal.dataflow.connectors.folders import folder_name, with_partition_types
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.failures import CheckpointError
 
@@ -64,13 +66,15 @@ class _ParquetFormat:
             self._write_group()
 
     def _write_group(self) -> None:
-        if self._waiting:
-            self._writer.write_table(pa.Table.from_batches(self._waiting, schema=self._schema))
-        self._waiting, self._rows = [], 0
+        waiting, self._waiting, self._rows = self._waiting, [], 0
+        if waiting:
+            self._writer.write_table(pa.Table.from_batches(waiting, schema=self._schema))
 
     def close(self) -> None:
-        self._write_group()
-        self._writer.close()
+        try:
+            self._write_group()
+        finally:  # else it would write its end when it is collected, into a file that is gone by then
+            self._writer.close()
 
 
 class _CsvFormat:
@@ -128,6 +132,11 @@ class ParquetSink(_FileSink):
     partition_by: tuple[str, ...] = ()
 
     suffix: ClassVar[str] = ".parquet"
+
+    @property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns that rows must have, by the argument that names them. Checked when a plan is prepared."""
+        return {"partition_by": tuple(self.partition_by)}
 
     def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
         """Begin to write."""
@@ -195,6 +204,7 @@ class FilesWriter:
         self._context = context
         self._schema = schema
         self._partition_by = partition_by
+        self._partition_marks: dict[bytes, bytes] | None = None
         self._open: dict[str, _OpenFile] = {}
         #: Closed since the last checkpoint.
         self._closed: list[_OpenFile] = []
@@ -206,6 +216,9 @@ class FilesWriter:
         self._is_single = (
             not context.has_checkpoints and context.parallelism == 1 and path.endswith(suffix) and not partition_by
         )
+        if not self._is_single and _is_file(path):
+            hint = f"name a folder; or a file that ends in {suffix}, for a run with one task and without checkpoints"
+            raise PreconditionError(f"{path} is a file, and the sink needs a folder", hint=hint, path=path)
 
     # -- rows -------------------------------------------------------------------------------------------------
 
@@ -217,7 +230,13 @@ class FilesWriter:
             self._write("", batch)
             return
         for folder, part in split_by(batch, self._partition_by):
-            self._write(folder, part)
+            self._write(folder, part.replace_schema_metadata(self._marks(batch.schema, part.schema)))
+
+    def _marks(self, schema: Schema, rest: Schema) -> dict[bytes, bytes]:
+        """What a file says about the columns that are in the names of its folders: their types are not."""
+        if self._partition_marks is None:
+            self._partition_marks = with_partition_types(rest, schema, self._partition_by)
+        return self._partition_marks
 
     def _write(self, folder: str, batch: Batch) -> None:
         target = self._open.pop(folder, None) or self._begin(folder, batch.schema)
@@ -234,7 +253,11 @@ class FilesWriter:
         if self._roll_at is None and not self._context.has_checkpoints and not self._is_single:
             self._roll_at = int(self._context.clock.wall().timestamp() * 1_000_000) + _ROLL_MICROS
         file = files.open_file(pending, "wb")
-        return _OpenFile(file, self._make(file, schema), pending, folder)
+        try:
+            return _OpenFile(file, self._make(file, schema), pending, folder)
+        except BaseException:  # such as a type that the format cannot hold
+            file.discard()
+            raise
 
     def _pending_name(self) -> str:
         self._count += 1
@@ -242,9 +265,10 @@ class FilesWriter:
         return files.join(self._path, _PENDING, name)
 
     def _close_file(self, folder: str) -> None:
-        target = self._open.pop(folder)
+        target = self._open[folder]
         target.format.close()
         target.file.close()
+        del self._open[folder]  # not before: what cannot be closed is thrown away by `close`
         if self._context.has_checkpoints:
             self._closed.append(target)
         elif not self._is_single:
@@ -288,17 +312,27 @@ class FilesWriter:
             if subtask % width == own and content:
                 for number, pending, final in json.loads(content):
                     _carry_out(_Move(number, pending, final))
-        if self._context.has_checkpoints:
-            self._remove_leftovers()
+        self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
+        if self._is_single:  # a file that was not finished is taken up by whoever writes it next
+            return
+        folder = files.join(self._path, _PENDING)
+        if self._context.has_checkpoints:
+            for entry in files.list_files(folder):
+                if self._is_own(files.name(entry.path)):
+                    files.remove(entry.path)
+        for name in sorted(_unfinished(folder)):
+            if self._is_own(name):
+                # To open it is to take up what its dead writer left. One that is alive has it locked, and keeps it.
+                files.open_file(files.join(folder, name), "wb").discard()
+
+    def _is_own(self, name: str) -> bool:
+        """Whether a file below `.pending` is of this task, or of one whose work it has taken over."""
         prefix = f"{self._context.job}.{self._context.sink}."
-        for entry in files.list_files(files.join(self._path, _PENDING)):
-            name = files.name(entry.path)
-            subtask = name.removeprefix(prefix).partition(".")[0]
-            is_ours = name.startswith(prefix) and subtask.isdecimal()
-            if is_ours and int(subtask) % self._context.parallelism == self._context.subtask:
-                files.remove(entry.path)
+        subtask = name.removeprefix(prefix).partition(".")[0]
+        is_ours = name.startswith(prefix) and subtask.isdecimal()
+        return is_ours and int(subtask) % self._context.parallelism == self._context.subtask
 
     def flush(self) -> None:
         """There are no checkpoints: what is open is closed, and seen."""
@@ -319,10 +353,29 @@ class FilesWriter:
         """Throw away what was not committed."""
         for each in self._open.values():
             # A format that is not closed writes its end when it is collected, into a file that is closed by then.
-            with contextlib.suppress(OSError, ShoalError, pa.ArrowException):
+            with contextlib.suppress(OSError, ShoalError, ValueError, pa.ArrowException):
                 each.format.close()
             each.file.discard()
         self._open.clear()
+
+
+def _unfinished(folder: str) -> set[str]:
+    """The files that writers of a local folder began and did not close, by the names that they would have had.
+
+    A listing leaves them out, and elsewhere nobody can tell a writer that lives from one that died.
+    """
+    place = locate(folder)
+    if not place.is_local or not os.path.isdir(place.path):  # noqa: PTH112 - a place is text
+        return set()
+    return {name[1:].rsplit(".", 2)[0] for name in os.listdir(place.path) if PART.fullmatch(name)}  # noqa: PTH208
+
+
+def _is_file(path: str) -> bool:
+    try:
+        files.size(path)
+    except (NotFoundError, PreconditionError):  # nothing, or a folder
+        return False
+    return True
 
 
 def _carry_out(move: _Move) -> None:
@@ -341,19 +394,15 @@ def split_by(batch: Batch, names: tuple[str, ...]) -> list[tuple[str, Batch]]:
     missing = [name for name in names if name not in batch.schema.names]
     if missing:
         raise InvalidError([problem("partition_by", name, "must be a column") for name in missing])
+    if not set(batch.schema.names) - set(names):  # files without columns keep no rows
+        hint = "leave a column out of partition_by"
+        raise InvalidError([problem("partition_by", ", ".join(names), "must leave a column for the files")], hint=hint)
     keys = batch.select(list(names))
     table = pa.Table.from_batches([keys.append_column("__row", pa.array(range(batch.num_rows)))])
     groups = table.group_by(list(names), use_threads=False).aggregate([("__row", "list")])
     rest = batch.drop_columns(list(names))
     found: list[tuple[str, Batch]] = []
     for row in range(groups.num_rows):
-        folder = "/".join(f"{name}={_folder(groups[name][row].as_py())}" for name in names)
+        folder = "/".join(folder_name(name, groups[name][row].as_py()) for name in names)
         found.append((folder, rest.take(groups["__row_list"][row].values)))
     return found
-
-
-def _folder(value: Any) -> str:
-    if value is None:
-        return "__HIVE_DEFAULT_PARTITION__"
-    text: str = pc.utf8_replace_slice(pa.scalar(str(value)), 200, 1 << 30, "").as_py()
-    return "".join(each if each.isalnum() or each in "-_.: " else f"%{ord(each):02X}" for each in text)

@@ -8,6 +8,7 @@ left out, as are files of other kinds in a directory.
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,14 +24,18 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
+from shoal.dataflow.connectors.folders import FolderValues, folder_scalar, folder_values, partition_fields
 from shoal.dataflow.connectors.rows import empty_batch, poison_batch, sift
 from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import OnError
 
 __all__ = ["CsvSink", "CsvSource", "JsonLinesSink", "JsonLinesSource", "ParquetSink", "ParquetSource"]
 
 _BLOCK = 1024 * 1024
 _SAMPLE = 256 * 1024
+#: So much of a line that cannot be read is shown.
+_SHOWN = 80
 
 _NOTHING: frozenset[Split] = frozenset()
 
@@ -65,11 +70,14 @@ def find_files(path: str, suffixes: Sequence[str]) -> list[str]:
             each.path for each in entries if not each.is_directory and fnmatch.fnmatch(files.name(each.path), last)
         ]
     elif not files.exists(path):
-        raise NotFoundError("file", path)
+        raise NotFoundError("file or folder", path)
     else:
         found = _in_directory(path, suffixes) if _is_directory(path) else [path]
     if not found:
-        raise NotFoundError("file", path, hint=f"there is no {' or '.join(suffixes)} file there")
+        if "*" in last or "?" in last:
+            raise NotFoundError("any file that fits", path)
+        hint = "names that begin with . or _ do not count"
+        raise NotFoundError(f"any {' or '.join(suffixes)} file in the folder", path, hint=hint)
     return sorted(found)
 
 
@@ -84,9 +92,12 @@ def _in_directory(path: str, suffixes: Sequence[str]) -> list[str]:
     return [
         each.path
         for each in entries
-        if each.path.endswith(tuple(suffixes))
-        and not any(part.startswith((".", "_")) for part in each.path.split("/")[base:])
+        if each.path.endswith(tuple(suffixes)) and not any(_is_hidden(part) for part in each.path.split("/")[base:])
     ]
+
+
+def _is_hidden(part: str) -> bool:
+    return part.startswith(".") or (part.startswith("_") and "=" not in part)  # `_k=1` is a value of the column `_k`
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +127,8 @@ class _FileSource:
         return tuple(Split(path) for path in find_files(self.path, self.suffixes))
 
     def find_schema(self) -> Schema:
-        """The columns of the first file."""
-        schema = self.schema if self.schema is not None else self._look(find_files(self.path, self.suffixes)[0])
+        """The columns of the first file that has rows; else of the first that names columns."""
+        schema = self.schema if self.schema is not None else self._look_at_all(find_files(self.path, self.suffixes))
         if self.columns is None:
             return schema
         missing = [name for name in self.columns if name not in schema.names]
@@ -130,7 +141,30 @@ class _FileSource:
         """Begin to read."""
         return FilesReader(splits, lambda path, position: self._open(path, schema, position))
 
-    def _look(self, path: str) -> Schema:
+    def _look_at_all(self, paths: Sequence[str]) -> Schema:
+        schema = self._look_at_files(paths)
+        found = self._from_folders(paths, schema)
+        return pa.schema([*schema, *found]) if found else schema
+
+    def _from_folders(self, paths: Sequence[str], schema: Schema) -> list[Any]:
+        """The columns that are in the names of folders."""
+        return []
+
+    def _look_at_files(self, paths: Sequence[str]) -> Schema:
+        named: Schema | None = None
+        for path in paths:
+            with _naming(path):
+                schema = self._look(path)
+            if schema is not None and not all(pa.types.is_null(each.type) for each in schema):
+                return schema
+            named = schema if named is None else named
+        if named is None:
+            hint = "say its columns: schema=pa.schema([…]); or leave it out"
+            raise InvalidError([problem(paths[0], None, "is empty: nothing says its columns")], hint=hint)
+        return named
+
+    def _look(self, path: str) -> Schema | None:
+        """The columns of a file; None when it is empty."""
         raise NotImplementedError
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
@@ -139,7 +173,7 @@ class _FileSource:
 
 @dataclass(frozen=True, slots=True)
 class ParquetSource(_FileSource):
-    """Parquet files."""
+    """Parquet files. Folders below the path that are called `column=value` are columns too."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
@@ -147,12 +181,15 @@ class ParquetSource(_FileSource):
         """The same with these columns only: the others are not read."""
         return replace(self, columns=names)
 
-    def _look(self, path: str) -> Schema:
+    def _from_folders(self, paths: Sequence[str], schema: Schema) -> list[Any]:
+        return partition_fields([folder_values(path, self.path) for path in paths], schema)
+
+    def _look(self, path: str) -> Schema | None:
         with files.open_file(path) as file:
             return pq.read_schema(file)
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
-        return _OpenedParquet(path, schema, self.batch_size, int(position or 0))
+        return _OpenedParquet(path, schema, self.batch_size, int(position or 0), folder_values(path, self.path))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +204,12 @@ class CsvSource(_FileSource):
         """The same with these columns only."""
         return replace(self, columns=names)
 
-    def _look(self, path: str) -> Schema:
-        with files.open_file(path) as file, _csv_reader(file, self.delimiter, None, 0, None) as reader:
-            return reader.schema
+    def _look(self, path: str) -> Schema | None:
+        with files.open_file(path) as file:
+            if _is_blank(file):
+                return None
+            with _csv_reader(file, self.delimiter, None, 0, None) as reader:
+                return reader.schema
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
         return _OpenedCsv(path, schema, self, int(position or 0))
@@ -185,10 +225,12 @@ class JsonLinesSource(_FileSource):
         """The same with these columns only."""
         return replace(self, columns=names)
 
-    def _look(self, path: str) -> Schema:
+    def _look(self, path: str) -> Schema | None:
         with files.open_file(path) as file:
             sample = file.read(_SAMPLE)
-        whole = sample[: sample.rfind(b"\n") + 1] or sample
+        whole = sample if len(sample) < _SAMPLE else sample[: sample.rfind(b"\n") + 1] or sample
+        if not whole.strip():
+            return None
         try:
             return pa_json.read_json(pa.BufferReader(whole)).schema
         except pa.ArrowInvalid as error:
@@ -196,6 +238,33 @@ class JsonLinesSource(_FileSource):
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
         return _OpenedLines(path, schema, self.on_error, int(position or 0))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Errors
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """What Arrow raises, as an error of ours that says which file it was."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError) as error:
+        text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
+        raise PoisonError(f"{path} cannot be read: {text}", path=path) from error
+
+
+def _is_blank(file: files.File) -> bool:
+    """Whether there is nothing in a file. It stands at its beginning afterwards."""
+    is_blank = not file.read(_SAMPLE).strip()
+    file.seek(0)
+    return is_blank
+
+
+def _refuse_missing(path: str, missing: Sequence[str], there: Sequence[str]) -> None:
+    if missing:
+        rule = f"is not in this file; it has {', '.join(there)}"
+        raise InvalidError([problem(f"column {name!r}", None, rule) for name in missing], what=path)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -220,9 +289,10 @@ class FilesReader:
         """The next rows of the file that it is at."""
         while self._left:
             split = self._left[0]
-            if self._opened is None:
-                self._opened = self._open_file(split.name, self._positions.get(split.name))
-            piece = self._opened.read(max_rows)
+            with _naming(split.name):
+                if self._opened is None:
+                    self._opened = self._open_file(split.name, self._positions.get(split.name))
+                piece = self._opened.read(max_rows)
             if piece is not None:
                 return Fetched(split, piece.batch, piece.position, poison=piece.poison)
             self._close_file()
@@ -246,15 +316,21 @@ class FilesReader:
 class _OpenedParquet:
     """The position is a number of rows: reading goes on in the row group that holds it."""
 
-    def __init__(self, path: str, schema: Schema, batch_size: int, position: int) -> None:
+    def __init__(self, path: str, schema: Schema, batch_size: int, position: int, values: FolderValues) -> None:
         self._file = files.open_file(path)
         parquet = pq.ParquetFile(self._file)
+        there = parquet.schema_arrow.names
+        _refuse_missing(path, [name for name in schema.names if name not in there and name not in values], there)
+        self._constants = {name: values[name] for name in schema.names if name not in there}
         groups, skip = _groups_from(parquet, position)
         self._row = position - skip
         self._skip = skip
         self._schema = schema
         self._batches: Iterator[Batch] = parquet.iter_batches(
-            batch_size=batch_size, row_groups=groups, columns=schema.names, use_threads=False
+            batch_size=batch_size,
+            row_groups=groups,
+            columns=[name for name in schema.names if name in there],
+            use_threads=False,
         )
         self._rest: Batch | None = None
 
@@ -273,7 +349,19 @@ class _OpenedParquet:
                 batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
             if batch.num_rows:
                 self._row += batch.num_rows
-                return Piece(_fit(batch, self._schema), self._row)
+                return Piece(_fit(self._with_constants(batch), self._schema), self._row)
+
+    def _with_constants(self, batch: Batch) -> Batch:
+        """The columns that are in the names of folders are put where the schema has them."""
+        if not self._constants:
+            return batch
+        arrays = [
+            pa.repeat(folder_scalar(self._constants[each.name], each.type), batch.num_rows)
+            if each.name in self._constants
+            else batch.column(each.name)
+            for each in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=self._schema.names)
 
     def close(self) -> None:
         self._file.close()
@@ -334,6 +422,10 @@ class _OpenedCsv:
         self._is_strict = source.on_error is OnError.FAIL
         self._invalid = _Invalid()
         as_text = pa.schema([pa.field(name, pa.utf8()) for name in schema.names])
+        self._rest: Batch | None = None
+        self._reader: Any = None
+        if _is_blank(self._file):  # it has no rows, and need not have names
+            return
         self._reader = _csv_reader(
             self._file,
             source.delimiter,
@@ -341,7 +433,6 @@ class _OpenedCsv:
             position,
             None if self._is_strict else self._invalid,
         )
-        self._rest: Batch | None = None
 
     def read(self, max_rows: int) -> Piece | None:
         while True:
@@ -358,6 +449,8 @@ class _OpenedCsv:
                 return self._piece(batch, poison)
 
     def _next(self) -> Batch | None:
+        if self._reader is None:
+            return None
         try:
             return self._reader.read_next_batch()
         except StopIteration:
@@ -377,7 +470,8 @@ class _OpenedCsv:
         return Piece(good, self._row, poison)
 
     def close(self) -> None:
-        self._reader.close()
+        if self._reader is not None:
+            self._reader.close()
         self._file.close()
 
 
@@ -400,8 +494,8 @@ class _OpenedLines:
         block = self._block()
         if not block:
             return None
-        self._place += len(block)
         batch, poison = self._parse(block)
+        self._place += len(block)
         return Piece(batch, self._place, poison)
 
     def _block(self) -> bytes:
@@ -419,15 +513,43 @@ class _OpenedLines:
         options = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore")
 
         def convert(lines: Sequence[bytes]) -> Batch:
-            table = pa_json.read_json(pa.BufferReader(b"\n".join(lines)), parse_options=options)
+            # One block of Arrow's, so that a line is never longer than what it takes at once.
+            content = b"\n".join(lines)
+            whole = pa_json.ReadOptions(use_threads=False, block_size=max(_BLOCK, len(content) + 1))
+            table = pa_json.read_json(pa.BufferReader(content), read_options=whole, parse_options=options)
             if table.num_rows != len(lines):
                 raise ValueError("not one JSON object in each line")
             return table.combine_chunks().to_batches()[0] if table.num_rows else empty_batch(self._schema)
 
         lines = [line for line in block.split(b"\n") if line.strip()]
-        if self._policy is OnError.FAIL:
+        if self._policy is not OnError.FAIL:
+            return sift(lines, convert, self._schema)
+        try:
             return (convert(lines) if lines else empty_batch(self._schema)), None
-        return sift(lines, convert, self._schema)
+        except (pa.ArrowException, ValueError) as error:
+            raise ValueError(self._bad_line(block, convert) or str(error)) from error
+
+    def _bad_line(self, block: bytes, convert: Callable[[Sequence[bytes]], Batch]) -> str:
+        """The first line of a block that cannot be read, by its number in the file; empty when each can be."""
+        for number, line in enumerate(block.split(b"\n")):
+            if not line.strip():
+                continue
+            try:
+                convert([line])
+            except (pa.ArrowException, ValueError) as error:
+                # Arrow counts from what it was given: its own "in row 0" would mislead.
+                text = str(error).removesuffix(" in row 0")
+                return f"line {self._lines_before() + number + 1}: {text}: {line[:_SHOWN].decode(errors='replace')}"
+        return ""
+
+    def _lines_before(self) -> int:
+        """How many lines there are before the block: counted only where somebody asks."""
+        with files.open_file(self._file.path) as file:
+            left, count = self._place, 0
+            while left and (content := file.read(min(left, _BLOCK))):
+                left -= len(content)
+                count += content.count(b"\n")
+        return count
 
     def close(self) -> None:
         self._file.close()

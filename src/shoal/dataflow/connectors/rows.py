@@ -13,6 +13,7 @@ import pyarrow as pa
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.logical import OnError
+from shoal.dataflow.language.values import make_rows
 
 #: What is known of rows that could not be read.
 POISON = pa.schema([pa.field("value", pa.utf8()), pa.field("error", pa.utf8())])
@@ -31,13 +32,20 @@ def as_batches(items: Iterable[Any], schema: Schema | None, batch_size: int) -> 
             for batch in item.to_batches(max_chunksize=batch_size):
                 yield shaped(batch, schema)
         elif isinstance(item, Mapping):
-            yield pa.RecordBatch.from_pylist([item], schema=schema)
+            yield make_rows([item], schema)
         elif isinstance(item, list | tuple):
             for start in range(0, len(item), batch_size):
-                yield pa.RecordBatch.from_pylist(list(item[start : start + batch_size]), schema=schema)
+                yield make_rows(_mappings(item[start : start + batch_size]), schema)
         else:
             rule = "must be a record batch, a table, a dict or a list of dicts"
             raise InvalidError([problem("item", type(item).__name__, rule)], what="source")
+
+
+def _mappings(rows: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    wrong = next((each for each in rows if not isinstance(each, Mapping)), None)
+    if wrong is not None:
+        raise InvalidError([problem("row", type(wrong).__name__, "must be a dict, in a list of dicts")], what="source")
+    return rows
 
 
 def shaped(batch: Batch, schema: Schema | None) -> Batch:
@@ -59,7 +67,7 @@ def rows_to_batch(rows: Sequence[Mapping[str, Any]], schema: Schema, *, policy: 
     """A batch of rows; and those that do not fit the schema, with the reason."""
 
     def convert(part: Sequence[Mapping[str, Any]]) -> Batch:
-        return pa.RecordBatch.from_pylist(list(part), schema=schema)
+        return make_rows(part, schema)
 
     if policy is OnError.FAIL:
         return convert(rows), None

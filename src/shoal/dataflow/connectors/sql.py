@@ -7,8 +7,10 @@ With keys it replaces and deletes rows, so it can hold changes.
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +22,13 @@ from shoal.dataflow.connectors.databases import (
     Database,
     DuckDatabase,
     SqliteDatabase,
+    SqliteQuery,
     arrow_reader,
     connect_duckdb,
     duckdb_error,
+    is_sqlite_file,
     limited,
+    typed_errors,
 )
 from shoal.dataflow.language.elements import Batch, Schema
 
@@ -33,8 +38,15 @@ _ENDED = frozenset({_ONLY})
 _ASK_AT = 32 * 1024 * 1024
 _SQLITE = (".sqlite", ".sqlite3", ".db")
 
+_IN_MEMORY = frozenset({"", ":memory:", "sqlite:", "sqlite::memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:"})
+
 #: DuckDB lets one connection of a process write at a time; SQLite one connection of all.
 _writing = threading.Lock()
+
+
+def is_in_memory(database: str) -> bool:
+    """Whether a name means a database that nobody else can see, and that ends with its connection."""
+    return database.strip().lower() in _IN_MEMORY or database.strip().lower().startswith(":memory:")
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -62,12 +74,15 @@ class SqlSource:
         return short if len(short) <= 40 else f"{short[:39]}…"
 
     def find_schema(self) -> Schema:
-        """The columns of the query, without running it."""
+        """The columns of the query, without running it; of SQLite those that are computed are looked at."""
+        if is_sqlite_file(self.database):
+            with contextlib.closing(SqliteQuery(self.database, self.query, self.batch_size)) as query:
+                return query.schema
         connection = connect_duckdb(self.database, read_only=True)
         try:
             return arrow_reader(connection, limited(self.query, 0), 1).schema
         except duckdb_error() as error:
-            raise InvalidError([problem("query", self.query, f"cannot be run: {error}")]) from error
+            raise InvalidError([problem("query", self.query, f"cannot be run: {error}")], what=self.database) from error
         finally:
             connection.close()
 
@@ -121,13 +136,19 @@ class SqlReader:
         rest, self._rest = self._rest, None
         if rest is not None:
             return rest
-        if self._connection is None:
-            self._connection = connect_duckdb(self._source.database, read_only=True)
-            self._batches = arrow_reader(self._connection, self._source.query, self._source.batch_size)
-        try:
-            return self._batches.read_next_batch()
-        except StopIteration:
-            return None
+        source = self._source
+        with typed_errors(f"database {source.database}"):
+            if self._connection is None and is_sqlite_file(source.database):
+                self._connection = self._batches = SqliteQuery(source.database, source.query, source.batch_size)
+            elif self._connection is None:
+                self._connection = connect_duckdb(source.database, read_only=True)
+                self._batches = arrow_reader(self._connection, source.query, source.batch_size)
+            try:
+                return self._batches.read_next_batch()
+            except StopIteration:
+                return None
+            except OSError as error:  # what DuckDB raises in the middle comes through Arrow as one
+                raise PreconditionError(f"database {source.database}: {error}") from error
 
     def ended(self) -> frozenset[Split]:
         """Whether all rows were read."""
@@ -162,6 +183,11 @@ class SqlSink:
         """What explain() calls it."""
         return f"table {self.table}"
 
+    @property
+    def named_columns(self) -> dict[str, tuple[str, ...]]:
+        """The columns that rows must have, by the argument that names them. Checked when a plan is prepared."""
+        return {"key": self.keys}
+
     def open_writer(self, schema: Schema | None, context: SinkContext) -> SqlWriter:
         """Begin to write."""
         is_sqlite = self.database.startswith("sqlite:") or self.database.endswith(_SQLITE)
@@ -170,14 +196,15 @@ class SqlSink:
             if is_sqlite
             else DuckDatabase(self.table, self.database, self.keys)
         )
-        return SqlWriter(database, schema, context, self.table)
+        return SqlWriter(database, schema, context, self.table, self.database)
 
 
 class SqlWriter:
     """Writes the rows of one task."""
 
-    def __init__(self, database: Database, schema: Schema | None, context: SinkContext, table: str) -> None:
+    def __init__(self, database: Database, schema: Schema | None, context: SinkContext, table: str, file: str) -> None:
         self._database = database
+        self._file = file
         self._context = context
         self._table = table
         self._schema = schema
@@ -229,10 +256,8 @@ class SqlWriter:
         self._database.close()
 
     def _settle(self, number: int, subtask: int, content: bytes) -> None:
-        with _writing:
-            self._begin()
+        with _writing, self._transaction():
             done = self._database.committed(self._context.job, self._context.sink, subtask)
-            self._database.end(is_good=True)
         if done > number:
             raise PreconditionError(
                 f"table {self._table!r} has the output of checkpoint {done}, the job goes on from {number}",
@@ -245,27 +270,30 @@ class SqlWriter:
             self._put(batches, (subtask, number))
 
     def _forget_earlier_life(self) -> None:
-        with _writing:
-            self._begin()
+        with _writing, self._transaction():
             if self._database.committed(self._context.job, self._context.sink, self._context.subtask):
                 self._database.note(self._context.job, self._context.sink, self._context.subtask, 0)
-            self._database.end(is_good=True)
 
-    def _begin(self) -> None:
-        self._database.begin()
-        if not self._is_made:
-            self._database.prepare(self._schema)
-            self._is_made = self._schema is not None
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One that is taken back when something fails. The first error is the one that is raised."""
+        with typed_errors(f"{self._file}, table {self._table!r}"):
+            self._database.begin()
+            try:
+                is_made = self._is_made or self._schema is not None
+                if not self._is_made:
+                    self._database.prepare(self._schema)
+                yield
+                self._database.end(is_good=True)
+                self._is_made = is_made
+            except BaseException:
+                with contextlib.suppress(duckdb_error(), sqlite3.Error):
+                    self._database.end(is_good=False)
+                raise
 
     def _put(self, batches: Sequence[Batch], mark: tuple[int, int] | None) -> None:
-        with _writing:
-            is_good = False
-            self._begin()
-            try:
-                for batch in batches:
-                    self._database.write(batch)
-                if mark is not None:
-                    self._database.note(self._context.job, self._context.sink, *mark)
-                is_good = True
-            finally:
-                self._database.end(is_good=is_good)
+        with _writing, self._transaction():
+            for batch in batches:
+                self._database.write(batch)
+            if mark is not None:
+                self._database.note(self._context.job, self._context.sink, *mark)

@@ -7,7 +7,7 @@ between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -24,7 +24,7 @@ Receiver: TypeAlias = Callable[[Batch], None]
 class StepOutput:
     """Where a step puts its rows; counts them on the way."""
 
-    __slots__ = ("batches", "dropped", "rows", "settle", "sides", "targets")
+    __slots__ = ("batches", "dropped", "is_look", "rows", "settle", "sides", "targets")
 
     def __init__(self) -> None:
         #: Lets event time move on while a step is still putting rows out. Set by the chain.
@@ -34,6 +34,8 @@ class StepOutput:
         self.rows = 0
         self.batches = 0
         self.dropped = 0
+        #: Whether the run is a look at one stream, such as `collect()`, which need not read all. Set by the planner.
+        self.is_look = False
 
     def emit(self, batch: Batch) -> None:
         """Rows for the steps behind. A batch without rows goes nowhere."""
@@ -54,6 +56,11 @@ class StepOutput:
             return
         for target in targets:
             target(batch)
+
+    @property
+    def read_tags(self) -> Collection[str]:
+        """The side outputs that somebody reads."""
+        return self.sides.keys()
 
     def connect(self, tag: str, target: Receiver) -> None:
         """Let somebody have what is put out ahead, or on the side."""
@@ -218,6 +225,11 @@ _ENDED = b"ended"
 _OVER = OperatorState(shared=_ENDED)
 
 
+def is_over(state: OperatorState) -> bool:
+    """Whether a step had put everything out when this was its state."""
+    return state.shared == _ENDED
+
+
 class Chain:
     """The steps of one task, in an order in which none comes before those that it reads."""
 
@@ -265,7 +277,7 @@ class Chain:
                 self._restore_step(step, step.operator, [state for _checkpoint, _subtask, state in found])
 
     def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[OperatorState]) -> None:
-        ended = [state.shared == _ENDED for state in states]
+        ended = [is_over(state) for state in states]
         place, width = step.context.subtask, step.context.parallelism
         step.has_ended = all(ended) or (len(ended) == width and ended[place])
         step.call(operator.restore, [state for state, over in zip(states, ended, strict=True) if not over])

@@ -8,14 +8,16 @@ let them go. Whatever fails in one task stops all of them, and is raised to whoe
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.core import files
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.errors import DeadlineError, InvalidError, problem
+from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, problem
 from shoal.dataflow.checkpoint.claim import JobClaim, claim_job
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
@@ -23,21 +25,23 @@ from shoal.dataflow.checkpoint.protocol import Members, Rules
 from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, History
 from shoal.dataflow.connectors.base import Split
-from shoal.dataflow.execution.chain import StepCounts
+from shoal.dataflow.execution.chain import StepCounts, is_over
 from shoal.dataflow.execution.channels import RunCancelled
 from shoal.dataflow.execution.planner import Program, build_tasks, layout_of, stateful_uids
 from shoal.dataflow.execution.scratch import Scratch, make_scratch
 from shoal.dataflow.execution.task import SourceTask, Task
-from shoal.dataflow.language.logical import Custom, Node, Process, Sink, Source
+from shoal.dataflow.language.logical import Custom, Node, Process, Sink, Source, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.facts import Facts
-from shoal.dataflow.plan.physical import PhysicalPlan, key_groups_of
+from shoal.dataflow.plan.physical import PhysicalPlan, Step, key_groups_of
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, prepare
 
 log = logging.getLogger(__name__)
 
 _JOB_RULE = "must be letters, digits, dots, dashes and underscores, and begin with a letter or a digit"
+#: Names that an error lists at most.
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +80,15 @@ def run(
     parallelism: int = 1,
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
+    is_look: bool = False,
 ) -> RunReport:
-    """Run a plan to its end. Raises what any of its tasks raised."""
-    return run_prepared(prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock)
+    """Run a plan to its end. Raises what any of its tasks raised.
+
+    With `is_look` it is a look at one stream, as `collect()` is: side outputs of process functions need no reader.
+    """
+    return run_prepared(
+        prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look
+    )
 
 
 def start(
@@ -88,9 +98,12 @@ def start(
     parallelism: int = 1,
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
+    is_look: bool = False,
 ) -> RunningFlow:
     """Start a plan, and return at once."""
-    return start_prepared(prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock)
+    return start_prepared(
+        prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look
+    )
 
 
 def run_prepared(
@@ -100,9 +113,10 @@ def run_prepared(
     parallelism: int = 1,
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
+    is_look: bool = False,
 ) -> RunReport:
     """The same for a plan that was prepared before."""
-    flow = start_prepared(prepared, name=name, parallelism=parallelism, settings=settings, clock=clock)
+    flow = start_prepared(prepared, name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look)
     try:
         return flow.wait()
     except BaseException:
@@ -117,12 +131,13 @@ def start_prepared(
     parallelism: int = 1,
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
+    is_look: bool = False,
 ) -> RunningFlow:
     """The same for a plan that was prepared before."""
     _check_name(name)
     chosen = settings or FlowSettings()
     physical = plan_physically(prepared.sinks, parallelism=parallelism, key_groups=chosen.key_groups)
-    flow = RunningFlow(name, physical, prepared.facts, chosen, clock or SystemClock())
+    flow = RunningFlow(name, physical, prepared.facts, chosen, clock or SystemClock(), is_look=is_look)
     flow.begin()
     return flow
 
@@ -139,6 +154,64 @@ def _needs_scratch(plan: PhysicalPlan, settings: FlowSettings) -> bool:
     return with_state or any(isinstance(node, Custom) for node in nodes)
 
 
+# ---------------------------------------------------------------------------------------------------------
+# Jobs that had come to their end before
+
+
+def _read_splits(checkpoint: Checkpoint, uid: str) -> dict[str, bool]:
+    """The splits of a source that a checkpoint knows, and whether each had come to its end."""
+    known: dict[str, bool] = {}
+    for _subtask, state in checkpoint.states.get(uid, ()):
+        if state.shared:
+            known |= {name: bool(entry["ended"]) for name, entry in json.loads(state.shared)["splits"].items()}
+    return known
+
+
+def _over_steps(plan: PhysicalPlan, checkpoint: Checkpoint) -> list[Step]:
+    """The steps that had put everything out: whatever comes to them now stays in them."""
+    return [
+        step
+        for stage in plan.stages
+        for step in stage.steps
+        if (states := checkpoint.states.get(step.uid)) and all(is_over(state) for _subtask, state in states)
+    ]
+
+
+def _lost_splits(plan: PhysicalPlan, checkpoint: Checkpoint, splits: Mapping[str, tuple[Split, ...]]) -> list[str]:
+    """Splits that a checkpoint does not know, in front of a step that has put everything out.
+
+    Where only stateless steps follow there is none: new files are read, and their rows come out.
+    """
+    closed = set(walk(*(step.node for step in _over_steps(plan, checkpoint))))
+    sources = [step for stage in plan.stages for step in stage.steps if isinstance(step.node, Source)]
+    lost: list[str] = []
+    for step in sources:
+        if step.node in closed and step.uid in checkpoint.states:
+            known = _read_splits(checkpoint, step.uid)
+            lost += [split.name for split in splits[step.uid] if split.name not in known]
+    return lost
+
+
+def _had_ended(plan: PhysicalPlan, checkpoint: Checkpoint, splits: Mapping[str, tuple[Split, ...]]) -> bool:
+    """Whether there is nothing left to read, and no step that still holds something."""
+    for stage in plan.stages:
+        for step in stage.steps:
+            if isinstance(step.node, Source):
+                known = _read_splits(checkpoint, step.uid)
+                if not step.node.connector.is_bounded or not all(known.get(each.name) for each in splits[step.uid]):
+                    return False
+    over = {step.uid for step in _over_steps(plan, checkpoint)}
+    keeping = {
+        step.uid for stage in plan.stages for step in stage.steps if not isinstance(step.node, Source | Sink)
+    } & stateful_uids(plan)
+    return keeping <= over
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_MAX_NAMED])
+    return shown + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
+
+
 class RunningFlow:
     """A plan that runs. Every method may be called from any thread but its own tasks'."""
 
@@ -149,8 +222,11 @@ class RunningFlow:
         facts: Mapping[Node, Facts],
         settings: FlowSettings,
         clock: Clock,
+        *,
+        is_look: bool = False,
     ) -> None:
         self.name = name
+        self._is_look = is_look
         self.plan = physical
         self._facts = facts
         self._settings = settings
@@ -199,15 +275,19 @@ class RunningFlow:
             storage = CheckpointStorage(checkpoint.directory, self.name, keep=checkpoint.keep)
             found = self._find_checkpoint(storage, checkpoint)
             history = storage.begin(layout)
+        splits = self._find_splits()
+        if found is not None and checkpoint is not None:
+            self._look_at_end(found, splits, files.join(checkpoint.directory, self.name))
         program = Program(
             job=self.name,
             plan=self.plan,
             facts=self._facts,
             settings=self._settings,
             clock=self._clock,
-            splits=self._find_splits(),
+            splits=splits,
             former_widths=history.widths,
             scratch="" if self._scratch is None else self._scratch.path,
+            is_look=self._is_look,
         )
         self._clear_collected()
         self._tasks = {task.task: task for task in build_tasks(program, self._report)}
@@ -227,6 +307,28 @@ class RunningFlow:
                 allow_unknown=settings.allow_unknown_state,
             )
         return found
+
+    def _look_at_end(self, found: Checkpoint, splits: Mapping[str, tuple[Split, ...]], directory: str) -> None:
+        """Say so when the job had come to its end before. Input that would be read and never come out is refused."""
+        new = _lost_splits(self.plan, found, splits)
+        if new:
+            raise PreconditionError(
+                f"job {self.name!r} had come to its end with checkpoint {found.number}: its results are out, and it "
+                f"cannot take in what is new since then: {_listed(new)}",
+                hint="run it anew, over all of its input, with another app id or data_dir; or remove its checkpoints, "
+                f"{directory}",
+                job=self.name,
+                checkpoint=found.number,
+                new=", ".join(new),
+            )
+        if _had_ended(self.plan, found, splits):
+            log.warning(
+                "job %s had come to its end with checkpoint %d; there is nothing more to do. To run it anew remove its "
+                "checkpoints, %s, or give the app another id or data_dir",
+                self.name,
+                found.number,
+                directory,
+            )
 
     def _restore(self, found: Checkpoint) -> None:
         self._restored = found.number

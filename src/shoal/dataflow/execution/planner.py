@@ -67,6 +67,8 @@ class Program:
     #: The most tasks that each step had in earlier runs of the job, by uid.
     former_widths: Mapping[str, int]
     scratch: str
+    #: Whether somebody looks at one stream, as `collect()` does: then side outputs need no reader.
+    is_look: bool = False
 
     @property
     def exactly_once(self) -> bool:
@@ -223,9 +225,11 @@ class _TaskPlan:
 
     def _steps(self) -> list[RunningStep]:
         steps = [self._step(each) for each in self._stage.steps]
+        for step in steps:
+            step.output.is_look = self._program.is_look
         self._cut_into_morsels(steps)
-        for index, step in enumerate(self._stage.steps):
-            for link in step.links:
+        for index, planned in enumerate(self._stage.steps):
+            for link in planned.links:
                 steps[link.step].output.connect(link.tag, steps[index].receiver(link.port))
         for edge in self._program.plan.outputs_of(self._stage.number):
             router = _router(self._program.plan, edge, self._subtask, self._inboxes)

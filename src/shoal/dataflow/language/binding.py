@@ -17,6 +17,8 @@ from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions import Call, Column, Expression, Literal, describe
+from shoal.dataflow.language.failures import ExpressionError
+from shoal.dataflow.language.failures import describe as describe_error
 from shoal.dataflow.language.kernels import KERNELS
 from shoal.dataflow.language.logical import Location
 from shoal.dataflow.language.parts import Evaluate, MismatchError, Part, literal
@@ -31,10 +33,19 @@ class Bound:
 
     type: Any
     _evaluate: Evaluate
+    _text: str = ""
+    _at: Location | None = None
 
     def evaluate(self, batch: Batch) -> Any:
-        """The value of each row, as an Array. Columns are found by name: the batch may have more of them."""
-        value = self._evaluate(batch)
+        """The value of each row, as an Array. Columns are found by name: the batch may have more of them.
+
+        Raises `ExpressionError` when it cannot be worked out.
+        """
+        try:
+            value = self._evaluate(batch)
+        except pa.ArrowException as error:
+            where = f", from {self._at}" if self._at is not None else ""
+            raise ExpressionError(f"{self._text}{where} raised {describe_error(error)}", at=self._at or "") from error
         return pa.repeat(value, batch.num_rows) if isinstance(value, pa.Scalar) else value
 
 
@@ -42,7 +53,7 @@ def bind(expression: Expression, schema: Schema, *, at: Location | None = None) 
     """Check an expression against a schema and make it ready to run."""
     part = _bind(expression, schema, at)
     _refuse_sequences("", [part], at)
-    return Bound(part.type, part.evaluate)
+    return Bound(part.type, part.evaluate, part.text, at)
 
 
 def bind_predicate(expression: Expression, schema: Schema, *, at: Location | None = None) -> Bound:

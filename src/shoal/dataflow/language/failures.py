@@ -2,6 +2,7 @@
 
     ShoalError
     ├── OperatorFailedError   a step raised: which one, the user's line, and what it raised
+    ├── ExpressionError       an expression cannot be worked out for the values that came
     ├── PoisonError           a source brought rows that cannot be read, and the policy is to fail
     └── CheckpointError       checkpoints could not be made, or none of those that are there can be used
 
@@ -28,6 +29,10 @@ class OperatorFailedError(ShoalError):
         )
         self.operator = operator
         self.at = at
+
+
+class ExpressionError(ShoalError):
+    """An expression that fits its columns cannot be worked out for the values that came: it overflows, divides by 0."""
 
 
 class PoisonError(ShoalError):

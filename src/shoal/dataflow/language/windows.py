@@ -1,4 +1,4 @@
-"""Windows as users name them: `tumbling(seconds=60)`, `sliding(…)`, `session(…)`, `count(…)`.
+"""Windows: what `tumbling(seconds=60)` and the others of `shoal.dataflow.api.windows` make.
 
 Frozen values with their rules checked; what is done with them is in `shoal.dataflow.operators`. Lengths are whole
 microseconds. Windows are half-open and aligned to 1970-01-01T00:00:00: a start is a multiple of the slide.
@@ -72,45 +72,3 @@ class Firing:
     early_every: int = 0
     #: Rows this much behind the watermark still correct a result that was given.
     allowed_lateness: int = 0
-
-
-def tumbling(
-    seconds: float = 0, *, milliseconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
-) -> SlidingWindow:
-    """Windows that follow each other without a gap and without overlap."""
-    size = _micros(seconds, milliseconds, minutes, hours, days)
-    return SlidingWindow(size, size)
-
-
-def sliding(
-    size_seconds: float = 0,
-    slide_seconds: float = 0,
-    *,
-    size_milliseconds: float = 0,
-    slide_milliseconds: float = 0,
-    size_minutes: float = 0,
-    slide_minutes: float = 0,
-    size_hours: float = 0,
-    slide_hours: float = 0,
-) -> SlidingWindow:
-    """Windows of one size that begin every so often, and so overlap."""
-    return SlidingWindow(
-        _micros(size_seconds, size_milliseconds, size_minutes, size_hours, 0),
-        _micros(slide_seconds, slide_milliseconds, slide_minutes, slide_hours, 0),
-    )
-
-
-def session(
-    gap_seconds: float = 0, *, gap_milliseconds: float = 0, gap_minutes: float = 0, gap_hours: float = 0
-) -> SessionWindow:
-    """Windows that end when nothing came for a while."""
-    return SessionWindow(_micros(gap_seconds, gap_milliseconds, gap_minutes, gap_hours, 0))
-
-
-def count(size: int, slide: int | None = None) -> CountWindow:
-    """Windows of so many rows."""
-    return CountWindow(size, size if slide is None else slide)
-
-
-def _micros(seconds: float, milliseconds: float, minutes: float, hours: float, days: float) -> int:
-    return round((seconds + milliseconds / 1000 + minutes * 60 + hours * 3600 + days * 86400) * SECOND)

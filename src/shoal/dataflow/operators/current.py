@@ -7,8 +7,9 @@ from typing import Any
 
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import START_OF_TIME
+from shoal.dataflow.language.spans import Span
 from shoal.dataflow.operators.batches import processing_time
-from shoal.dataflow.operators.process_function import Duration, Time, as_micros
+from shoal.dataflow.operators.process_function import Delay, Time, life_micros, time_micros, timer_micros
 from shoal.dataflow.state import handles
 from shoal.dataflow.state.base import StateKey
 from shoal.dataflow.state.keycodec import decode_key
@@ -74,39 +75,43 @@ class CurrentKey:
         """Put a row out on the side."""
         self.sides.setdefault(tag, []).append(row)
 
-    def set_timer(self, time: Time) -> None:
-        """Ask to be called."""
-        self._timers.set(as_micros(time), self._place())
+    def set_timer(self, time: Time | Delay) -> int:
+        """Ask to be called, at a time or after a delay. Gives the time."""
+        moment = timer_micros(time, self.time)
+        self._timers.set(moment, self._place())
+        return moment
 
     def delete_timer(self, time: Time) -> None:
         """Ask no more."""
-        self._timers.delete(as_micros(time), self._place())
+        self._timers.delete(time_micros(time), self._place())
 
-    def set_processing_timer(self, time: Time) -> None:
-        """Ask to be called."""
-        self._clock_timers.set(as_micros(time), self._place())
+    def set_processing_timer(self, time: Time | Delay) -> int:
+        """Ask to be called, at a time or after a delay. Gives the time."""
+        moment = timer_micros(time, self.processing_time)
+        self._clock_timers.set(moment, self._place())
+        return moment
 
     def delete_processing_timer(self, time: Time) -> None:
         """Ask no more."""
-        self._clock_timers.delete(as_micros(time), self._place())
+        self._clock_timers.delete(time_micros(time), self._place())
 
-    def value_state(self, name: str, *, ttl: Duration = 0) -> handles.ValueState[Any]:
+    def value_state(self, name: str, *, ttl: Span = 0) -> handles.ValueState[Any]:
         """One value for each key."""
-        return handles.ValueState(self._state, name, ttl=as_micros(ttl))
+        return handles.ValueState(self._state, name, ttl=life_micros(ttl))
 
-    def list_state(self, name: str, *, ttl: Duration = 0) -> handles.ListState[Any]:
+    def list_state(self, name: str, *, ttl: Span = 0) -> handles.ListState[Any]:
         """A list for each key."""
-        return handles.ListState(self._state, name, ttl=as_micros(ttl))
+        return handles.ListState(self._state, name, ttl=life_micros(ttl))
 
-    def map_state(self, name: str, *, ttl: Duration = 0) -> handles.MapState[Any, Any]:
+    def map_state(self, name: str, *, ttl: Span = 0) -> handles.MapState[Any, Any]:
         """A map for each key."""
-        return handles.MapState(self._state, name, ttl=as_micros(ttl))
+        return handles.MapState(self._state, name, ttl=life_micros(ttl))
 
     def reducing_state(
-        self, name: str, function: Callable[[Any, Any], Any], *, ttl: Duration = 0
+        self, name: str, function: Callable[[Any, Any], Any], *, ttl: Span = 0
     ) -> handles.ReducingState[Any]:
         """One value for each key, made by a function of two."""
-        return handles.ReducingState(self._state, name, function, ttl=as_micros(ttl))
+        return handles.ReducingState(self._state, name, function, ttl=life_micros(ttl))
 
     def aggregating_state(
         self,
@@ -115,10 +120,10 @@ class CurrentKey:
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = lambda accumulator: accumulator,
-        ttl: Duration = 0,
+        ttl: Span = 0,
     ) -> handles.AggregatingState:
         """What an accumulator makes of the values of each key."""
-        return handles.AggregatingState(self._state, name, create=create, add=add, result=result, ttl=as_micros(ttl))
+        return handles.AggregatingState(self._state, name, create=create, add=add, result=result, ttl=life_micros(ttl))
 
     def _place(self) -> StateKey:
         return self._state.key or (0, b"")

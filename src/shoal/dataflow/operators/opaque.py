@@ -39,7 +39,8 @@ class MapBatches(Operator):
         self._function = function
         self._schema = schema
         self._is_flat = is_flat
-        self._column = column or VALUE
+        # What was declared is the name of an array that comes back, whatever column it was made of.
+        self._column = schema.names[0] if schema is not None and len(schema.names) == 1 else column or VALUE
         self._policy = policy or ErrorPolicy()
 
     def open(self, context: Context) -> None:

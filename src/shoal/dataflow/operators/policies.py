@@ -63,8 +63,8 @@ class ErrorPolicy:
         text = _text(error)
         out.emit_side(ERRORS, row.append_column(ERROR, pa.array([text] * row.num_rows, pa.string())))
 
-    def failure(self, error: Exception, row: Batch | None) -> FunctionError:
-        """The error that ends the run."""
+    def failure(self, error: Exception, row: Batch | None, *, among: int = 0) -> FunctionError:
+        """The error that ends the run. Without a row it is that of `among` rows together."""
         where = f", from {self.at}" if self.at is not None else ""
         shown = "" if row is None else _shown(row)
         names = (
@@ -73,7 +73,7 @@ class ErrorPolicy:
             else [f"{field.name}: {field.type}" for field in row.select(visible_names(row.schema)).schema]
         )
         return FunctionError(
-            f"{self.label}{where} raised {_text(error)}" + (f" for the row {shown}" if shown else ""),
+            f"{self.label}{where} raised {_text(error)}{_which(shown, among)}",
             hint="on_error='skip' leaves such rows out, on_error='side' gives them to the side output `errors`",
             function=self.label,
             at=self.at or "",
@@ -85,7 +85,7 @@ class ErrorPolicy:
         self, function: Callable[[Batch], Result], batch: Batch, error: Exception, out: Output
     ) -> Iterator[tuple[Batch, Result]]:
         if self.on_error is OnError.FAIL:
-            raise self.failure(error, _first_bad(function, batch)) from error
+            raise self.failure(error, _first_bad(function, batch, error), among=batch.num_rows) from error
         if batch.num_rows <= 1:
             self.reject(batch, error, out)
             return
@@ -94,19 +94,30 @@ class ErrorPolicy:
             yield from self.apply(function, part, out)
 
 
-def _first_bad(function: Callable[[Batch], Any], batch: Batch) -> Batch | None:
-    """The first row that the function raises for; None when it takes each half, and so raises for none alone."""
+def _first_bad(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Batch | None:
+    """The first row that the function raises the same kind of error for; None when it does so for no row alone.
+
+    What else it raises for a few rows says nothing about the batch: some functions cannot take so few.
+    """
     while batch.num_rows > 1:
         half = batch.num_rows // 2
         for part in (batch.slice(0, half), batch.slice(half)):
             try:
                 function(part)
-            except Exception:  # noqa: BLE001 - whatever a user's function raises
-                batch = part
-                break
+            except Exception as raised:  # noqa: BLE001 - whatever a user's function raises
+                if type(raised) is type(error):
+                    batch = part
+                    break
         else:
             return None
     return batch if batch.num_rows else None
+
+
+def _which(row: str, among: int) -> str:
+    """For which row, as words behind an error."""
+    if row:
+        return f" for the row {row}"
+    return f" for the batch as a whole, of {among} rows, and for no row of it alone" if among else ""
 
 
 def _text(error: Exception) -> str:

@@ -9,6 +9,7 @@ as a row that has its key and is empty otherwise.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import START_OF_TIME, TIME, TRACE, Batch, Schema
+from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
@@ -40,6 +42,8 @@ from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.keycodec import decode_key, encode_key
 from shoal.dataflow.state.memory import MemoryState
 from shoal.dataflow.state.timers import Timers
+
+log = logging.getLogger(__name__)
 
 #: Rows of one call that are put out together at most: a timer may bring any number.
 _MAX_WAITING = 8_192
@@ -70,6 +74,7 @@ class ProcessOperator(Operator):
         self._watermark = START_OF_TIME
         self._has_time = False
         self._input: Schema | None = None
+        self._unread: set[str] = set()
 
     def open(self, context: Context) -> None:
         """Let the function name its state."""
@@ -236,3 +241,23 @@ class ProcessOperator(Operator):
         sides, current.sides = current.sides, {}
         for tag, given in sides.items():
             out.emit_side(tag, make_batch([as_mapping(row) for row in given], None))
+            self._refuse_unread(tag, len(given), out)
+
+    def _refuse_unread(self, tag: str, rows: int, out: Output) -> None:
+        """Rows for a side output that nobody reads would be lost: its tag is probably misspelt."""
+        read = getattr(out, "read_tags", None)  # an output that is no task's takes whatever comes
+        if read is None or tag in read:
+            return
+        if getattr(out, "is_look", False):
+            if tag not in self._unread:
+                self._unread.add(tag)
+                log.warning("%s puts rows out on the side output %r, which is not read here", self._policy.label, tag)
+            return
+        rule = (
+            f"gets rows ({rows} so far), and nobody reads it; {near(tag, sorted(read), 'side outputs that are read')}"
+        )
+        raise PlanError(
+            [problem(f"side output {tag!r}", None, rule)],
+            at=self._policy.at,
+            hint=f'read it: stream.side_output("{tag}").to_parquet("{tag}/"), or do not emit_side to it',
+        )

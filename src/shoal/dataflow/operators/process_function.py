@@ -8,13 +8,14 @@
             count = self.count.get(0) + 1
             self.count.set(count)
             if count == 3:
-                context.set_timer(context.time + 60_000_000)
+                context.set_timer("1m")
 
         def on_timer(self, time, context):
             yield {"user": context.key, "count": self.count.get()}
 
-`shoal.dataflow.operators.process` runs it. Times are whole microseconds since 1970; where one is given a `datetime`
-will do, and where a duration is given a `timedelta` will.
+`shoal.dataflow.operators.process` runs it. Points in time are whole microseconds since 1970, or a `datetime`. Lengths
+of time are as everywhere: a number of seconds, a text such as "5s", or a `timedelta`. A timer takes both: a number or a
+`datetime` is the time itself, a text or a `timedelta` is a delay from now.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
+from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.record import Record
+from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
 
+#: A point in time: microseconds since 1970, or a datetime. One without a zone is UTC.
 Time: TypeAlias = int | datetime
-Duration: TypeAlias = int | timedelta
+#: A length of time, counted from the current time: "5s", or a timedelta. A bare number would be a point in time.
+Delay: TypeAlias = str | timedelta
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -64,37 +69,44 @@ class FunctionContext(Protocol):
         """Put a row out on the side."""
         ...
 
-    def set_timer(self, time: Time) -> None:
-        """Call `on_timer` for this key when the watermark has come to a time."""
+    def set_timer(self, time: Time | Delay) -> int:
+        """Call `on_timer` for this key when the watermark has come to a time. A delay counts from `context.time`.
+
+        Gives the time that was set, in microseconds since 1970, which `delete_timer` takes.
+        """
         ...
 
     def delete_timer(self, time: Time) -> None:
         """Do not."""
         ...
 
-    def set_processing_timer(self, time: Time) -> None:
-        """Call `on_timer` for this key at a time of the clock."""
+    def set_processing_timer(self, time: Time | Delay) -> int:
+        """Call `on_timer` for this key at a time of the clock. A delay counts from `context.processing_time`.
+
+        Gives the time that was set, in microseconds since 1970, which `delete_processing_timer` takes.
+        """
         ...
 
     def delete_processing_timer(self, time: Time) -> None:
         """Do not."""
         ...
 
-    def value_state(self, name: str, *, ttl: Duration = 0) -> ValueState[Any]:
-        """One value for each key. Only in `open`, like all of these."""
+    def value_state(self, name: str, *, ttl: Span = 0) -> ValueState[Any]:
+        """One value for each key. Only in `open`, like all of these.
+
+        With `ttl` it is forgotten when it was not written for so long, by the clock: seconds, "5s" or a timedelta.
+        """
         ...
 
-    def list_state(self, name: str, *, ttl: Duration = 0) -> ListState[Any]:
+    def list_state(self, name: str, *, ttl: Span = 0) -> ListState[Any]:
         """A list for each key."""
         ...
 
-    def map_state(self, name: str, *, ttl: Duration = 0) -> MapState[Any, Any]:
+    def map_state(self, name: str, *, ttl: Span = 0) -> MapState[Any, Any]:
         """A map for each key."""
         ...
 
-    def reducing_state(
-        self, name: str, function: Callable[[Any, Any], Any], *, ttl: Duration = 0
-    ) -> ReducingState[Any]:
+    def reducing_state(self, name: str, function: Callable[[Any, Any], Any], *, ttl: Span = 0) -> ReducingState[Any]:
         """One value for each key, made by a function of two."""
         ...
 
@@ -105,7 +117,7 @@ class FunctionContext(Protocol):
         create: Callable[[], Any],
         add: Callable[[Any, Any], Any],
         result: Callable[[Any], Any] = ...,
-        ttl: Duration = 0,
+        ttl: Span = 0,
     ) -> AggregatingState:
         """What an accumulator makes of the values of each key."""
         ...
@@ -128,10 +140,26 @@ class ProcessFunction:
         """Called once, at the end."""
 
 
-def as_micros(time: Time | Duration) -> int:
-    """A time or a duration in microseconds. A datetime without a zone is UTC."""
-    if isinstance(time, timedelta):
-        return time // _MICROSECOND
+def life_micros(ttl: Span) -> int:
+    """How long state lives, in microseconds; 0 is for ever. Raises `PlanError` for what is no length of time."""
+    return micros(ttl, "ttl")
+
+
+def time_micros(time: Time, field: str = "time") -> int:
+    """A point in time in microseconds. Raises `InvalidError` for anything else, also for a delay."""
     if isinstance(time, datetime):
         return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
-    return time
+    if isinstance(time, int) and not isinstance(time, bool):
+        return time
+    # Numbers from NumPy and Arrow columns are whole, too.
+    whole = getattr(time, "__index__", None)
+    if whole is None or isinstance(time, bool):
+        raise InvalidError([problem(field, time, "must be microseconds since 1970, or a datetime")])
+    return int(whole())
+
+
+def timer_micros(time: Time | Delay, now: int) -> int:
+    """The time of a timer, in microseconds: a point in time, or a delay from `now`."""
+    if isinstance(time, str | timedelta):
+        return now + micros(time, "timer")
+    return time_micros(time, "timer")

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.language.record import Record
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.operators.batches import emit_chunks
@@ -114,6 +115,8 @@ class MapRecords(Operator):
             except Exception as error:  # noqa: BLE001 - whatever a user's function raises
                 raised[len(results)] = error
                 results.append(None)
+                if self._policy.on_error is OnError.FAIL:
+                    break  # the run ends here: functions may do something to the world
         return results, raised
 
     async def _awaited_outcomes(self, records: list[Record]) -> tuple[list[Any], dict[int, Exception]]:
@@ -131,6 +134,8 @@ class MapRecords(Operator):
             except Exception as error:  # noqa: BLE001 - whatever a user's function raises
                 raised[len(results)] = error
                 results.append(None)
+                if self._policy.on_error is OnError.FAIL:
+                    break  # the run ends here: functions may do something to the world
         return results, raised
 
     def _batch(self, results: list[Any], sources: Sequence[int], chunk: Batch, out: Output) -> Batch | None:

@@ -7,7 +7,7 @@ Called by the operators that call users' functions row by row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.record import Record
+from shoal.dataflow.language.values import make_rows, refuse_others
 
 #: Records are made for so many rows at a time. More would be alive at once, and the garbage collector walks over them.
 CHUNK = 1_024
@@ -70,40 +71,21 @@ def as_mapping(row: Any) -> Mapping[str, Any]:
 def make_batch(rows: Sequence[Any], schema: Schema | None) -> Batch:
     """Rows that functions returned as a batch. Without a schema the columns are those of the rows.
 
-    Raises what Arrow raises when a value is not of its column's type, and ValueError when a row has other columns.
+    Raises `MisfitError`, a ValueError, when a value does not fit its column exactly or a row has other columns.
     """
-    mappings = rows if all(type(row) in (dict, Record) for row in rows) else [as_mapping(row) for row in rows]
-    names = schema.names if schema is not None else _names(mappings)
-    if max(map(len, mappings), default=0) > len(names):
-        _refuse_others(mappings, names)
-    arrays = []
-    for place, name in enumerate(names):
-        try:
-            values = [row[name] for row in mappings]
-        except KeyError:
-            _refuse_others(mappings, names)
-            values = [row.get(name) for row in mappings]
-        arrays.append(pa.array(values, None if schema is None else schema.field(place).type))
-    if schema is None:
-        return pa.RecordBatch.from_arrays(arrays, names=names)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return make_rows(_mappings(rows), schema)
 
 
-def _refuse_others(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """A column that nobody expects would be lost without a word."""
-    for row in rows:
-        others = [str(name) for name in row if name not in names]
-        if others:
-            known = ", ".join(names)
-            raise ValueError(f"a row has the columns {', '.join(others)} beside {known}: name all of them in schema=")
+def _mappings(rows: Sequence[Any]) -> Sequence[Mapping[str, Any]]:
+    return rows if all(type(row) in (dict, Record) for row in rows) else [as_mapping(row) for row in rows]
 
 
 def learn_batch(rows: Sequence[Any], known: Schema | None) -> Batch:
     """The same with a schema that was only seen so far: a column that has been null until now may get a type."""
     if known is None or not any(_is_open(field.type) for field in known):
         return make_batch(rows, known)
-    mappings = [as_mapping(row) for row in rows]
-    _refuse_others(mappings, known.names)
+    mappings = _mappings(rows)
+    refuse_others(mappings, known.names)
     seen = make_batch([{name: row.get(name) for name in known.names} for row in mappings], None)
     fields = [
         pa.field(field.name, seen.schema.field(field.name).type) if _is_open(field.type) else field for field in known
@@ -116,13 +98,6 @@ def _is_open(kind: Any) -> bool:
     if pa.types.is_null(kind):
         return True
     return any(_is_open(kind.field(place).type) for place in range(kind.num_fields))
-
-
-def _names(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    names: dict[str, None] = {}
-    for row in rows:
-        names.update(dict.fromkeys(row))
-    return list(names)
 
 
 def object_array(items: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch
+from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.operators.base import Operator, Output
 from shoal.dataflow.operators.policies import ErrorPolicy
@@ -59,9 +60,12 @@ class Project(Operator):
         arrays: list[Array] = []
         for name, place, expression in self._layout(batch.schema):
             names.append(name)
-            arrays.append(
-                batch.column(place) if expression is None else _column(expression.evaluate(batch), batch.num_rows)
-            )
+            try:
+                arrays.append(
+                    batch.column(place) if expression is None else _column(expression.evaluate(batch), batch.num_rows)
+                )
+            except ExpressionError as error:
+                raise ExpressionError(f"column {name!r}: {error.message}", **error.facts, column=name) from error
         if names:
             out.emit(pa.RecordBatch.from_arrays(arrays, names=names))
 

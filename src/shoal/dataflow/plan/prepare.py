@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from shoal.core.errors import ShoalError, problem
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.logical import Node, Source, rewrite, walk
-from shoal.dataflow.plan.facts import Answers, Facts, NoAnswers
+from shoal.dataflow.language.failures import describe
+from shoal.dataflow.language.logical import Node, Sink, Source, rewrite, walk
+from shoal.dataflow.plan.facts import Answers, Facts, NoAnswers, check_columns
 from shoal.dataflow.plan.optimizer import RULES, optimise
 from shoal.dataflow.plan.probing import try_function
 from shoal.dataflow.plan.resolve import resolve, with_uids
@@ -41,6 +42,9 @@ def ask_connector(source: Source) -> Schema | None:
     except ShoalError as error:
         rule = f"could not tell its columns: {error.message}"
         raise PlanError([problem(source.connector.label, None, rule)], at=source.at, hint=error.hint) from error
+    except Exception as error:  # connectors are others' code too, and call drivers that have errors of their own
+        rule = f"could not tell its columns: {describe(error)}"
+        raise PlanError([problem(source.connector.label, None, rule)], at=source.at) from error
 
 
 class _Asked:
@@ -83,10 +87,21 @@ def sketch(sinks: Sequence[Node], *, rules: bool = True) -> Prepared:
 
 def _prepare(sinks: Sequence[Node], answers: Answers, *, rules: bool) -> Prepared:
     plan, facts = _settled(with_uids(sinks), answers)
+    _check_sinks(plan, facts)
     if not rules:
         return Prepared(plan, facts)
     better, found, applied = optimise(plan, facts, lambda changed: resolve(changed, answers), RULES)
     return Prepared(better, found, applied)
+
+
+def _check_sinks(sinks: Sequence[Node], facts: Mapping[Node, Facts]) -> None:
+    """Refuse columns that a sink was told of and its rows do not have, before anything is read or written."""
+    for node in sinks:
+        if not isinstance(node, Sink):
+            continue
+        named: Mapping[str, Sequence[str]] = getattr(node.connector, "named_columns", {})
+        for what, names in named.items():
+            check_columns(names, facts[node].schema, at=node.at, what=f"{node.connector.label}: {what}")
 
 
 def _settled(sinks: tuple[Node, ...], answers: Answers) -> tuple[tuple[Node, ...], dict[Node, Facts]]:

@@ -1,13 +1,14 @@
-"""What an opaque function gives: tried once, at start, on one row of plain values. And how any result becomes a batch.
+"""What an opaque function gives: tried at start on a row of plain values. And how any result becomes a batch.
 
 `shoal.dataflow.plan.prepare` tries functions whose output nobody declared; operators use `as_batch` for what functions
-return. A function that raises on plain values is no error: then its first real batch decides.
+return. A function that raises on plain values is no error: then its first real batch decides. A function over records
+that gives whole numbers is tried on a few rows more, because it may give fractions for others.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -98,7 +99,43 @@ def try_function(node: Node, schema: Schema) -> Schema | None:
 
 
 def _try_records(node: MapRecords, schema: Schema) -> Schema | None:
-    made = try_record(callable_of(node.function), node.kind, Record(plain_batch(schema).to_pylist()[0]))
-    found = make_batch(made, None).schema if made else None
+    row = plain_batch(schema).to_pylist()[0]
+    found = _made_of(node, row)
     # A column that is null here may be anything in a real row.
-    return None if found is None or any(types.is_null(each.type) for each in found) else found
+    if found is None or any(types.is_null(each.type) for each in found):
+        return None
+    whole = {each.name for each in found if types.is_integer(each.type)}
+    if not whole:
+        return found
+    # What is a whole number for one row may have a fraction for another: `0 if r.price < 2 else 0.5`.
+    widened = {name for other in _other_rows(row) for name in whole & _with_fractions(node, other)}
+    return pa.schema([each.with_type(pa.float64()) if each.name in widened else each for each in found])
+
+
+def _made_of(node: MapRecords, row: Mapping[str, Any]) -> Schema | None:
+    made = try_record(callable_of(node.function), node.kind, Record(row))
+    return make_batch(made, None).schema if made else None
+
+
+def _with_fractions(node: MapRecords, row: Mapping[str, Any]) -> set[str]:
+    """The columns that have a fraction in what a function makes of a row."""
+    try:
+        found = _made_of(node, row)
+    except Exception:  # noqa: BLE001  it is the user's code, and liked another row
+        return set()
+    return {each.name for each in found or () if types.is_floating(each.type)}
+
+
+def _other_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The same row with other values, small and large."""
+    for others in _OTHER_VALUES:
+        yield {name: others.get(type(value), value) for name, value in row.items()}
+
+
+_OTHER_VALUES: tuple[dict[type, Any], ...] = (
+    {int: 0, float: 0.5, bool: True, str: ""},
+    {int: 2, float: 2.5, bool: True, str: "b"},
+    {int: 100, float: 100.25, str: "abc"},
+    {int: -7, float: -7.5, str: "7"},
+    {int: 1_000_000, float: 1_000_000.5},
+)

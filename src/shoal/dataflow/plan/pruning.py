@@ -24,6 +24,7 @@ from shoal.dataflow.language.logical import (
     KeyBy,
     Merge,
     Node,
+    OnError,
     Project,
     SideOutput,
     Source,
@@ -195,6 +196,9 @@ def _narrow_source(node: Source, names: frozenset[str], schema: Schema, selects:
     time = {node.time.column} if node.time is not None and node.time.column else set()
     kept = [each for each in schema if each.name in names or each.name in time] or [_cheapest(schema)]
     if len(kept) == len(schema):
+        return node
+    if getattr(node.connector, "on_error", OnError.FAIL) is not OnError.FAIL:
+        # Rows that are bad in a column nobody reads must stay bad: what is left out does not depend on who reads what.
         return node
     narrow = getattr(node.connector, "with_columns", None)
     chosen = tuple(each.name for each in kept)

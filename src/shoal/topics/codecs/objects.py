@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import re
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -21,8 +24,8 @@ class JsonCodec:
     """One JSON object in each record.
 
     Nulls are left out when writing unless `nulls` is set; bytes are written in hexadecimal, times as RFC 3339. When
-    reading, a whole number may be written as text, and the fraction of a number is cut off where the schema asks for
-    a whole one. Objects in which a name stands twice count with the last.
+    reading, a whole number may be written as text; a number with a fraction is poison where the schema asks for a
+    whole one. Objects in which a name stands twice count with the last.
     """
 
     name = "json"
@@ -35,6 +38,7 @@ class JsonCodec:
         values = batch.column(batch.schema.get_field_index("value"))
         whole = _joined(values.fill_null(b"") if values.null_count else values)
         bad = _not_one_object(values, whole)
+        bad |= {at: reason for at, reason in _fractions(values, schema).items() if at not in bad}
         kept = without(len(values), bad)
         parts: list[Any] = []
         worse: dict[int, str] = {}
@@ -113,6 +117,66 @@ def _not_one_object(values: Any, whole: bytes) -> dict[int, str]:
         if not _is_one_object(values[at].as_py()):
             bad[at] = "not one JSON object"
     return bad
+
+
+def _fractions(values: Any, schema: Any) -> dict[int, str]:
+    """Records with a fraction where a whole number belongs: the reader would cut it off.
+
+    A quick look finds the records that may be such ones; only these are read with care.
+    """
+    pattern = _fraction_pattern(schema)
+    if not pattern:
+        return {}
+    found = pc.match_substring_regex(values, pattern).fill_null(False).to_numpy(zero_copy_only=False)
+    bad: dict[int, str] = {}
+    for at in np.flatnonzero(found).tolist():
+        try:
+            content = json.loads(values[at].as_py(), parse_float=Decimal)
+        except (ValueError, RecursionError):
+            continue  # the reader says what is wrong with it
+        reason = _fraction_in(content, pa.struct(list(schema)), "")
+        if reason:
+            bad[at] = reason
+    return bad
+
+
+@functools.lru_cache(maxsize=64)
+def _fraction_pattern(schema: Any) -> str:
+    """What stands in a record that may have a fraction in a column of whole numbers; empty when there are none."""
+    flat = [re.escape(_written(each.name)) for each in schema if pa.types.is_integer(each.type)]
+    deep = [re.escape(_written(each.name)) for each in schema if each.type.num_fields and _has_whole_numbers(each.type)]
+    parts = []
+    if flat:
+        parts.append(rf'"(?:{"|".join(flat)})"\s*:\s*-?[0-9]+[.eE]')
+    if deep:
+        parts.append(rf'"(?:{"|".join(deep)})"\s*:\s*[\[{{](?s:.)*[0-9][.eE]')
+    # A name may be written with escapes. Letters hardly ever are.
+    return "|".join([*parts, r"\\u00[2-7]"]) if parts else ""
+
+
+def _written(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)[1:-1]
+
+
+def _has_whole_numbers(kind: Any) -> bool:
+    if pa.types.is_integer(kind):
+        return True
+    return any(_has_whole_numbers(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _fraction_in(value: Any, kind: Any, where: str) -> str:
+    """Where a fraction is in a value of which the type knows whole numbers only."""
+    if pa.types.is_integer(kind):
+        is_cut = isinstance(value, Decimal) and value != value.to_integral_value()
+        return f"whilst decoding field '{where}': {value} is no whole number, as {kind} needs" if is_cut else ""
+    parts: list[tuple[Any, Any, str]] = []
+    if pa.types.is_map(kind) and isinstance(value, dict):
+        parts = [(each, kind.item_type, where) for each in value.values()]
+    elif pa.types.is_struct(kind) and isinstance(value, dict):
+        parts = [(value.get(each.name), each.type, f"{where}.{each.name}".lstrip(".")) for each in kind]
+    elif kind.num_fields == 1 and isinstance(value, list):
+        parts = [(each, kind.value_type, where) for each in value]
+    return next((reason for part in parts if (reason := _fraction_in(*part))), "")
 
 
 def _has_brace_after_brace(content: npt.NDArray[np.uint8]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ import pytest
 from shoal.core.errors import InvalidError, PreconditionError
 from shoal.dataflow.api.app import App, Dataflow
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import tumbling
 from shoal.dataflow.connectors.memory import CallbackSink
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Join, JoinMode, Sink, Source, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.language.windows import tumbling
 from shoal.dataflow.plan.prepare import sketch
 
 
@@ -350,3 +352,64 @@ def test_a_stream_that_two_branches_read_is_read_once(app: App) -> None:
         return [orders.filter(col("x") > 1).to_kafka("big"), orders.filter(col("x") <= 1).to_kafka("small")]
 
     assert sum(isinstance(node, Source) for node in walk(*branches.plan())) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------
+# When something fails
+
+
+async def run_agent(app: App, seen: list[int], **options: Any) -> Any:
+    topic = app.topic("numbers", schema={"n": "int64"})
+    await topic.send({"n": 1})
+    await topic.send({"n": 2})
+    await topic.send({"n": 3})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        @app.agent(topic, name="picky", **options)
+        async def picky(record: Any) -> None:
+            seen.append(record.n)
+            if record.n == 2:
+                raise ValueError("two")
+
+    await picky.start()
+    return picky
+
+
+async def test_an_agent_may_skip_records_that_it_fails_on(app: App) -> None:
+    seen: list[int] = []
+    picky = await run_agent(app, seen, on_error="skip")
+    async with asyncio.timeout(10):
+        while len(seen) < 3:
+            await asyncio.sleep(0.01)
+    report = await picky.stop()
+    assert seen == [1, 2, 3]
+    assert sum(step.statistics.get("skipped", 0) for step in report.steps) == 1
+
+
+async def test_an_agent_that_fails_is_not_called_again_and_fails_once(app: App) -> None:
+    seen: list[int] = []
+    picky = await run_agent(app, seen)
+    with pytest.raises(OperatorFailedError, match="ValueError: two"):
+        await picky.dataflow.wait()
+    assert seen == [1, 2]
+    assert await picky.stop() is None  # whoever waited knows it
+
+
+async def test_stopping_raises_a_failure_that_nobody_has_heard_of(app: App) -> None:
+    picky = await run_agent(app, [])
+    async with asyncio.timeout(10):
+        while picky.dataflow.is_running:
+            await asyncio.sleep(0.01)
+    with pytest.raises(OperatorFailedError, match="ValueError: two"):
+        await picky.stop()
+
+
+def test_arguments_of_agents(app: App) -> None:
+    with pytest.raises(PlanError, match='must be "fail" or "skip"'):
+        app.agent("t", on_error="side")
+    with pytest.raises(PlanError, match='on_error: must be "fail"'):
+        app.agent("t", on_error="perhaps")
+    with pytest.raises(PlanError, match=r"on_eror: is no argument of app\.agent; did you mean 'on_error'") as raised:
+        app.agent("t", on_eror="skip")
+    assert "self" not in str(raised.value)

@@ -11,7 +11,11 @@ import pyarrow as pa
 import pytest
 
 from shoal.dataflow.api.stream import KeyedStream, RecordStream, Stream
+from shoal.dataflow.api.windows import tumbling
+from shoal.dataflow.execution import engine
+from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,
@@ -26,7 +30,8 @@ from shoal.dataflow.language.logical import (
     Sink,
     Source,
 )
-from shoal.dataflow.language.windows import Firing, SlidingWindow, tumbling
+from shoal.dataflow.language.windows import Firing, SlidingWindow
+from shoal.dataflow.operators.process_function import ProcessFunction
 
 ROWS = [{"id": n, "user": "ab"[n % 2]} for n in range(10)]
 
@@ -51,6 +56,56 @@ def test_collect_gives_a_table() -> None:
 def test_a_stream_without_rows_still_has_columns() -> None:
     empty = Stream.from_table(pa.schema([("a", pa.int64())]).empty_table())
     assert empty.collect().schema == pa.schema([("a", pa.int64())])
+
+
+@pytest.mark.parametrize("what", ["collect", "to_pylist", "count"])
+def test_nobody_waits_for_the_end_of_an_endless_stream(what: str) -> None:
+    rows = lambda: ({"n": n} for n in itertools.count())  # noqa: E731
+    endless = Stream.from_iterable(rows, schema={"n": "int64"}, bounded=False)
+    for stream in (endless, orders().join(endless, left_keys="id", right_keys="n", ttl="1h")):
+        with pytest.raises(PlanError, match=rf"test_stream\.py:\d+: {what}\(\): waits for the end") as raised:
+            getattr(stream, what)()
+        assert "take(n)" in raised.value.hint
+        assert "bounded=True" in raised.value.hint
+    assert len(endless.take(2)) == 2
+    for batch in endless:
+        assert batch.num_rows
+        break
+
+
+class Sorting(ProcessFunction):
+    def process(self, record: Any, context: Any) -> Any:
+        context.emit_side("odd" if record.id % 2 else "even", {"id": record.id})
+        return {"id": record.id}
+
+
+def test_rows_for_a_side_output_that_nobody_reads_are_refused() -> None:
+    def run(*tags: str) -> Any:
+        sorted_rows = orders().process(Sorting, schema={"id": "int64"})
+        sides = [sorted_rows.side_output(tag, schema={"id": "int64"}).to_callback(len).node for tag in tags]
+        return engine.run([sorted_rows.to_callback(len).node, *sides])
+
+    run("odd", "even")
+    with pytest.raises(OperatorFailedError, match=r"side output 'odd': gets rows .* nobody reads it; .*'od'") as raised:
+        run("even", "od")
+    assert isinstance(raised.value.__cause__, PlanError)
+    assert 'side_output("odd")' in raised.value.hint
+    with pytest.raises(OperatorFailedError, match="there are no side outputs that are read"):
+        run()
+
+
+def test_a_look_at_a_stream_need_not_read_its_sides(caplog: pytest.LogCaptureFixture) -> None:
+    sorted_rows = orders().process(Sorting, schema={"id": "int64"})
+    assert sorted_rows.count() == 10
+    assert caplog.text.count("side output 'odd', which is not read here") == 1
+    assert sum(batch.num_rows for batch in sorted_rows) == 10
+    assert len(sorted_rows.side_output("odd", schema={"id": "int64"}).to_pylist()) == 5
+
+
+def test_an_expression_that_fails_names_its_column_and_line() -> None:
+    big = Stream.from_dicts([{"a": 2**62}])
+    with pytest.raises(OperatorFailedError, match=r"test_stream\.py:\d+\): column 'b': a \* 4.*overflow"):
+        big.select(b=col("a") * 4).collect()
 
 
 def test_count_take_and_foreach() -> None:

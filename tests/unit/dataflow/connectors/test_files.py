@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from datetime import date
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,9 +13,10 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.core import faults
+from shoal.core import faults, files
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError
+from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.files import (
     CsvSink,
@@ -23,6 +27,9 @@ from shoal.dataflow.connectors.files import (
     ParquetSource,
 )
 from shoal.dataflow.execution import engine
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.expressions import col
+from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import OnError, Sink
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, rows, table_source, tap_source
@@ -121,7 +128,7 @@ def test_bad_lines_of_csv_are_found(tmp_path):
     good, bad = poison_of(CsvSource(str(path), schema=SCHEMA, on_error=OnError.SIDE))
     assert [row["id"] for row in good] == [1, 4, 6]
     assert len(bad) == 3
-    with pytest.raises(pa.ArrowInvalid):
+    with pytest.raises(PoisonError, match=r"x\.csv cannot be read: .*Row #3"):
         poison_of(CsvSource(str(path), schema=SCHEMA))
 
 
@@ -262,3 +269,152 @@ def test_files_below_pending_that_somebody_removed_are_noticed(tmp_path):
         each.unlink()
     with pytest.raises(ShoalError, match="is gone"):
         ParquetSink(str(tmp_path)).open_writer(None, context()).restore([(1, 0, prepared)])
+
+
+def test_a_writer_that_failed_leaves_nothing_behind(tmp_path):
+    writer = ParquetSink(str(tmp_path)).open_writer(None, context())
+    writer.write(BATCH)
+    writer._open[""].format._waiting.append(BATCH.select(["id"]))  # what a full disk does, too: the close fails
+    with pytest.raises(pa.ArrowInvalid):
+        writer.prepare(1)
+    writer.close()
+    assert list((tmp_path / ".pending").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_checkpoints", [True, False])
+def test_what_a_killed_writer_left_unfinished_is_removed_at_the_next_start(tmp_path, has_checkpoints):
+    program = (
+        "import os, pyarrow as pa; from shoal.core import files;"
+        f"f = files.open_file('{tmp_path}/.pending/job.out.0.1-1', 'wb'); f.write(b'x'); os._exit(9)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=False)
+    living = files.open_file(f"{tmp_path}/.pending/job.out.0.2-1", "wb")
+    assert len(list((tmp_path / ".pending").iterdir())) == 2
+    start = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=False, has_checkpoints=has_checkpoints)
+    ParquetSink(str(tmp_path)).open_writer(None, start).restore([])
+    assert [each.name for each in (tmp_path / ".pending").iterdir()] == [".job.out.0.2-1.0.part"]
+    living.close()
+
+
+def test_a_sink_that_needs_a_folder_says_so(tmp_path):
+    (tmp_path / "afile").write_text("mine")
+    with pytest.raises(ShoalError, match="afile is a file, and the sink needs a folder"):
+        Stream.from_dicts([{"a": 1}]).to_csv(str(tmp_path / "afile")).run()
+    assert (tmp_path / "afile").read_text() == "mine"
+
+
+# -- folders that are columns -----------------------------------------------------------------------------
+
+
+def test_partitions_are_columns_again(tmp_path):
+    rows_in = [
+        {"id": each, "day": date(2026, 1, 1 + each % 2), "shop": shop, "n": each % 3, "b": bytes([each, 47])}
+        for each, shop in enumerate(["north", "a/b=c %€", None, "1", ""])
+    ]
+    path = str(tmp_path / "out")
+    Stream.from_dicts(rows_in).to_parquet(path, partition_by=["day", "shop", "n", "b"]).run()
+    found = Stream.from_parquet(path).collect()
+    assert sorted(found.to_pylist(), key=lambda row: row["id"]) == rows_in
+    assert found.schema.field("day").type == pa.date32()
+    assert found.schema.field("shop").type == pa.utf8()
+    assert sorted(row["n"] for row in Stream.from_parquet(path).select("n").to_pylist()) == [0, 0, 1, 1, 2]
+    assert Stream.from_parquet(path).filter(col("shop") == "1").select("id").to_pylist() == [{"id": 3}]
+
+
+def test_folders_that_others_wrote_are_columns_too(tmp_path):
+    for name in ("_k=1/s=01", "_k=22/s=7", "_k=__HIVE_DEFAULT_PARTITION__/s=7", "_temporary/s=9"):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(pa.table({"id": [1]}), tmp_path / name / "x.parquet")
+    found = Stream.from_parquet(str(tmp_path)).to_pylist()
+    assert [(row["_k"], row["s"]) for row in found] == [(1, "01"), (22, "7"), (None, "7")]
+
+
+def test_a_value_that_no_folder_can_be_called_is_refused(tmp_path):
+    with pytest.raises(ShoalError, match="too long for the name of a folder"):
+        Stream.from_dicts([{"k": "x" * 300, "v": 1}]).to_parquet(str(tmp_path), partition_by="k").run()
+
+
+def test_partitions_leave_a_column_for_the_files(tmp_path):
+    with pytest.raises(ShoalError, match="must leave a column for the files"):
+        Stream.from_dicts([{"k": 1}]).to_parquet(str(tmp_path), partition_by="k").run()
+
+
+def test_a_partition_column_that_rows_do_not_have_is_refused_before_anything_runs(tmp_path):
+    with pytest.raises(PlanError, match=r"partition_by 'zz': does not exist"):
+        Stream.from_dicts([{"k": 1}]).to_parquet(str(tmp_path / "p"), partition_by=["zz"])
+    write_csv(tmp_path / "x.csv")
+    late = Stream.from_csv(str(tmp_path / "x.csv")).to_parquet(str(tmp_path / "p"), partition_by=["zz"])
+    with pytest.raises(PlanError, match=r"partition_by 'zz': does not exist"):
+        late.run()
+    assert not (tmp_path / "p").exists()
+
+
+# -- files that cannot be read ----------------------------------------------------------------------------
+
+READ = {".parquet": Stream.from_parquet, ".csv": Stream.from_csv, ".jsonl": Stream.from_json}
+
+
+@pytest.mark.parametrize(("suffix", "text"), [(".csv", "a\n1\n"), (".jsonl", '{"a": 1}\n')])
+@pytest.mark.parametrize("empty", ["", "\n\n"])
+def test_an_empty_file_among_others_has_no_rows(tmp_path, suffix, text, empty):
+    (tmp_path / f"2{suffix}").write_text(text)
+    (tmp_path / f"1{suffix}").write_text(empty)
+    (tmp_path / f"3{suffix}").write_text(empty)
+    assert READ[suffix](str(tmp_path)).to_pylist() == [{"a": 1}]
+    with pytest.raises(PlanError, match=rf"1{suffix}: is empty") as caught:
+        READ[suffix](str(tmp_path / f"1{suffix}")).to_pylist()
+    assert caught.value.at.file.endswith("test_files.py")
+
+
+def test_names_without_rows_do_not_hide_the_types_of_the_next_file(tmp_path):
+    (tmp_path / "1.csv").write_text("a,b\n")
+    (tmp_path / "2.csv").write_text("a,b\n1,x\n")
+    assert Stream.from_csv(str(tmp_path)).to_pylist() == [{"a": 1, "b": "x"}]
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", None])
+def test_parquet_that_is_none_is_named(tmp_path, content):
+    write_parquet(tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()[:-20] if content is None else content
+    (tmp_path / "b.parquet").write_bytes(content)
+    with pytest.raises(OperatorFailedError, match=r"b\.parquet cannot be read"):
+        Stream.from_parquet(str(tmp_path)).to_pylist()
+    with pytest.raises(PlanError, match=r"b\.parquet cannot be read"):
+        Stream.from_parquet(str(tmp_path / "b.parquet")).to_pylist()
+
+
+def test_a_column_that_one_file_lacks_is_named_with_the_file(tmp_path):
+    write_parquet(tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(OperatorFailedError, match=r"b\.parquet: column 'name': is not in this file; it has id"):
+        Stream.from_parquet(str(tmp_path)).to_pylist()
+    write_csv(tmp_path / "a.csv")
+    (tmp_path / "b.csv").write_text("id\n1\n")
+    with pytest.raises(OperatorFailedError, match=r"b\.csv cannot be read: Column 'name'"):
+        Stream.from_csv(str(tmp_path)).to_pylist()
+
+
+def test_a_bad_row_is_named_with_the_file_and_its_number(tmp_path):
+    write_csv(tmp_path / "a.csv")
+    good = "".join(f"{each},x\n" for each in range(400_000))
+    for bad, why in (("three,x\n", "invalid value 'three'"), ("3\n", "Expected 2 columns, got 1")):
+        (tmp_path / "b.csv").write_text(f"id,name\n{good}{bad}")
+        with pytest.raises(OperatorFailedError, match=rf"b\.csv cannot be read: .*Row #400002: .*{why}"):
+            Stream.from_csv(str(tmp_path)).to_pylist()
+    write_lines(tmp_path / "a.jsonl")
+    good = '{"id": 1, "name": "x"}\n' * 100_000 + "\n"
+    for bad in ('{"id": "x"}', '{"id": '):
+        (tmp_path / "b.jsonl").write_text(f"{good}{bad}\n{good}")
+        with pytest.raises(OperatorFailedError, match=r"b\.jsonl cannot be read: line 100002: .*\{\"id\":"):
+            Stream.from_json(str(tmp_path)).to_pylist()
+
+
+def test_a_line_may_be_longer_than_a_block(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"a": "x"}) + "\n" + json.dumps({"a": "y" * 5_000_000}) + "\n")
+    assert [len(row["a"]) for row in Stream.from_json(str(tmp_path)).to_pylist()] == [1, 5_000_000]
+
+
+def test_a_folder_without_files_of_the_kind_says_so(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(PlanError, match=r"any \.csv or \.tsv file in the folder .* not found"):
+        Stream.from_csv(str(tmp_path)).to_pylist()

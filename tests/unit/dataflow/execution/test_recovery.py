@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal.core import faults
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import session
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.language.windows import session
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
     Ledger,
@@ -272,3 +274,63 @@ def test_collected_tables_need_no_checkpoint(tmp_path):
     tap.close()
     report = engine.run([collect(window_sums(tap_source(tap, bounded=True)))], name="job", settings=settings(tmp_path))
     assert sums_of(report.tables["out"]) == expected_sums(batches(5))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Jobs that had come to their end
+
+
+def test_a_job_that_had_ended_says_so(tmp_path, caplog):
+    tap, ledger = Tap(splits=2), Ledger()
+    feed(tap, batches(4))
+    tap.close()
+    for attempt in range(2):
+        caplog.clear()
+        report = engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
+        assert report.restored == (attempt or None)
+        assert ("job job had come to its end with checkpoint 1; there is nothing more to do" in caplog.text) == (
+            attempt == 1
+        )
+    assert visible(ledger) == expected_sums(batches(4))
+
+
+def test_a_job_that_was_stopped_has_not_ended(tmp_path, caplog):
+    tap, ledger = Tap(splits=1), Ledger()
+    feed(tap, batches(4))
+    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    tap.wait_fetched(4)
+    flow.stop()
+    tap.close()
+    engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
+    assert "come to its end" not in caplog.text
+
+
+def test_new_input_of_a_job_that_had_ended_is_refused_where_it_would_be_lost(tmp_path):
+    (tmp_path / "in").mkdir()
+    out = str(tmp_path / "out")
+
+    def give(number: int) -> None:
+        pq.write_table(pa.table({"a": [number, number + 1]}), tmp_path / "in" / f"{number}.parquet")
+
+    def read() -> Stream:
+        return Stream.from_parquet(str(tmp_path / "in"))
+
+    def run(stream: Stream, name: str) -> int:
+        kept = settings(tmp_path / "checkpoints", exactly_once=True)
+        engine.run([stream.to_parquet(f"{out}/{name}").node], name=name, settings=kept)
+        return pq.read_table(f"{out}/{name}").num_rows
+
+    give(0)
+    assert run(read().group_by("a").count(), "counts") == 2
+    assert run(read().filter(col("a") >= 0), "plain") == 2
+    give(10)
+    with pytest.raises(
+        PreconditionError, match=r"'counts' had come to its end with checkpoint 1: .*10\.parquet"
+    ) as error:
+        run(read().group_by("a").count(), "counts")
+    assert "another app id or data_dir" in error.value.hint
+    assert str(tmp_path / "checkpoints" / "counts") in error.value.hint
+    assert run(read().filter(col("a") >= 0), "plain") == 4  # nothing is held here: new files just come through
+    shutil.rmtree(tmp_path / "checkpoints" / "counts")
+    shutil.rmtree(tmp_path / "out" / "counts")
+    assert run(read().group_by("a").count(), "counts") == 4

@@ -9,11 +9,11 @@ import pytest
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.language.windows import count, session, sliding, tumbling
 from shoal.dataflow.operators.process_function import ProcessFunction
 from tests.unit.dataflow.execution.flows import SCHEMA, Ledger, LedgerSink, Tap, TapSource, rows
 

@@ -15,6 +15,7 @@ from shoal.dataflow.api import fn
 from shoal.dataflow.language.binding import bind, bind_predicate
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import Expression, col, describe, lit, same
+from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.kernels import KERNELS
 from shoal.dataflow.language.logical import Location
 from tests.unit.dataflow.plan.interpreter import RowError, value_of
@@ -207,8 +208,9 @@ def test_a_filter_takes_booleans() -> None:
 
 def test_overflow_fails_instead_of_being_wrong() -> None:
     full = pa.record_batch({"i": pa.array([2**63 - 1])})
-    with pytest.raises(pa.ArrowInvalid, match="overflow"):
-        bind(col("i") + 1, full.schema).evaluate(full)
+    with pytest.raises(ExpressionError, match=r"i \+ 1, from app\.py:7 raised ArrowInvalid: overflow") as raised:
+        bind(col("i") + 1, full.schema, at=Location("app.py", 7)).evaluate(full)
+    assert isinstance(raised.value.__cause__, pa.ArrowInvalid)
 
 
 def test_more_columns_than_the_schema_do_no_harm() -> None:

@@ -215,8 +215,49 @@ def test_a_function_that_raises_for_all_rows_together_only():
     with pytest.raises(FunctionError) as raised:
         run(MapBatches(function=together), batch([1, 2, 3, 4]))
     assert raised.value.facts["row"] == ""
+    assert "for the batch as a whole, of 4 rows, and for no row of it alone" in raised.value.message
     out = run(MapBatches(function=together, policy=ErrorPolicy(OnError.SKIP)), batch([1, 2, 3, 4, 5]))
     assert [x for (x,) in out.rows("x")] == [1, 2, 3, 4, 5]
+
+
+def test_a_row_that_raises_something_else_alone_is_not_the_one():
+    def touchy(b: Any) -> Any:
+        if -5 in b["x"].to_pylist():
+            raise ValueError("below 0")
+        if b.num_rows < 3:
+            raise KeyError("too few")
+        return b
+
+    with pytest.raises(FunctionError, match="ValueError: below 0") as raised:
+        run(MapBatches(function=touchy), batch([1, 2, 3, 4, 5, -5, 7]))
+    assert raised.value.facts["row"] == "{'x': -5, 'y': 't-5'}"
+
+
+def test_an_array_gets_the_name_of_the_one_column_that_was_declared():
+    doubled = MapBatches(function=lambda b: pc.multiply(b["x"], 2), schema=pa.schema({"q": pa.float64()}), column="x")
+    assert run(doubled, batch([1, 2])).rows("q") == [(2.0,), (4.0,)]
+
+
+def test_nothing_is_called_behind_a_record_that_failed():
+    seen: list[int] = []
+
+    def plain(record: Any) -> Any:
+        seen.append(record.x)
+        if record.x == 2:
+            raise ValueError("two")
+        return record
+
+    async def awaited(record: Any) -> Any:
+        return plain(record)
+
+    for function in (plain, awaited):
+        seen.clear()
+        with pytest.raises(FunctionError, match="two"):
+            run(MapRecords(function=function), batch([1, 2, 3]))
+        assert seen == [1, 2]
+        seen.clear()
+        run(MapRecords(function=function, policy=ErrorPolicy(OnError.SKIP)), batch([1, 2, 3]))
+        assert seen == [1, 2, 3]
 
 
 # -- records --------------------------------------------------------------------------------------------------

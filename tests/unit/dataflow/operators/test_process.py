@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, PreconditionError
 from shoal.dataflow.language.elements import START_OF_TIME, TIME
+from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.policies import ErrorPolicy, FunctionError
 from shoal.dataflow.operators.process import ProcessOperator
@@ -153,7 +154,7 @@ def test_state_on_disk_is_the_same(tmp_path: Path):
 class Expiring(ProcessFunction):
     def open(self, context: Any) -> None:
         self.count = context.value_state("count", ttl=timedelta(milliseconds=1))
-        self.items = context.map_state("items", ttl=2000)
+        self.items = context.map_state("items", ttl=0.002)
 
     def process(self, record: Any, context: Any) -> Any:
         self.count.value = (self.count.value or 0) + 1
@@ -185,6 +186,58 @@ def test_state_that_has_outlived_its_time_is_freed(kind: str, tmp_path: Path):
     assert operator.next_tick() is None
     assert operator._backend.groups() == frozenset()
     fleet.end()
+
+
+def test_a_time_to_live_is_a_length_of_time_as_everywhere():
+    lives: dict[str, int] = {}
+
+    class Named(ProcessFunction):
+        def open(self, context: Any) -> None:
+            context.value_state("number", ttl=5)
+            context.list_state("text", ttl="5s")
+            context.map_state("delta", ttl=timedelta(seconds=5))
+            context.reducing_state("part", max, ttl=0.5)
+            context.aggregating_state("hour", create=list, add=lambda all_, one: [*all_, one], ttl="1h")
+            context.value_state("ever")
+            lives.update(context._state._lives)
+            for number, wrong in enumerate(("soon", None, True, -1, "-1s", timedelta(seconds=-1))):
+                with pytest.raises(PlanError, match="ttl: must be"):
+                    context.value_state(f"wrong{number}", ttl=wrong)
+
+    Fleet(lambda: ProcessOperator(function=Named), [()])
+    assert lives == {
+        "number": 5_000_000, "text": 5_000_000, "delta": 5_000_000, "part": 500_000, "hour": 3_600_000_000, "ever": 0,
+    }  # fmt: skip
+
+
+class Delayed(ProcessFunction):
+    def process(self, record: Any, context: Any) -> Any:
+        first = context.set_timer("5s")
+        assert first == context.time + 5_000_000
+        context.set_timer(timedelta(seconds=3))
+        context.delete_timer(first)
+        later = context.set_processing_timer("1ms")
+        assert later == context.processing_time + 1000
+        context.delete_processing_timer(later)
+        context.set_processing_timer(timedelta(microseconds=7))
+        for wrong in ("soon", "-1s", timedelta(seconds=-1), 1.5, None, True):
+            with pytest.raises(InvalidError, match="timer: must be"):
+                context.set_timer(wrong)
+        with pytest.raises(InvalidError, match="microseconds since 1970"):
+            context.delete_timer("5s")  # from when on?
+
+    def on_timer(self, time: int, context: Any) -> Any:
+        return {"time": time}
+
+
+def test_a_timer_after_a_delay():
+    fleet = Fleet(lambda: ProcessOperator(function=Delayed, keys=("key",)), [("key",)])
+    start = fleet.clock.micros
+    fleet.feed(batch_of([(1_000_000, "a", 1)]))
+    fleet.clock.advance(7)
+    fleet.tick()
+    fleet.end()
+    assert fleet.out.rows("time") == [(start + 7,), (4_000_000,)]
 
 
 class Clocked(ProcessFunction):
@@ -281,7 +334,7 @@ class Misusing(ProcessFunction):
         self.value = context.value_state("x")
         with pytest.raises(InvalidError, match="no other state"):
             context.list_state("x")
-        with pytest.raises(InvalidError, match="below 0"):
+        with pytest.raises(InvalidError, match="ttl: must be at least 0 seconds"):
             context.list_state("y", ttl=-1)
         with pytest.raises(PreconditionError, match="no current key"):
             self.value.get()

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.core.errors import UnavailableError
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.expressions import col
-from shoal.dataflow.language.windows import count, session, sliding, tumbling
 
 SCHEMA = {"user": "string", "amount": "double", "ts": "timestamp[us]"}
 

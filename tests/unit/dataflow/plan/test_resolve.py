@@ -13,12 +13,12 @@ from shoal.core.errors import InvalidError
 from shoal.dataflow.api.app import App
 from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import col, lit
 from shoal.dataflow.language.logical import MapBatches, Node, Sink, Source, walk
-from shoal.dataflow.language.windows import count, session, sliding, tumbling
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.prepare import prepare, sketch
 from shoal.dataflow.plan.resolve import resolve, with_uids
@@ -330,7 +330,7 @@ def test_names_are_given_by_place_and_never_twice() -> None:
         (lambda: orders().with_resources(memory="lots"), "memory: must be bytes", ""),
         (lambda: orders().uid("a b"), "uid: must be letters", ""),
         (lambda: Stream.from_dicts([]), "rows: are none", "schema="),
-        (lambda: Stream.from_dicts([{"a": 1}, {"a": "x"}]), "rows: cannot be columns", ""),
+        (lambda: Stream.from_dicts([{"a": 1}, {"a": "x"}]), "a: cannot be a column", ""),
         (lambda: Stream.from_batches([]), "needs at least one batch", "from_table"),
         (lambda: Stream.from_iterable(5), "items: must be iterable", ""),  # type: ignore[arg-type]
         (lambda: Stream.from_iterable(list, schema={"a": "int46"}), "schema: a: must be a type such as", ""),

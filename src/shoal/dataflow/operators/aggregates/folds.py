@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 
 from shoal.dataflow.language.record import Record
+from shoal.dataflow.language.values import make_column
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Objects, Vector
 from shoal.dataflow.operators.aggregates.lanes import Lane, grown
 
@@ -60,5 +60,5 @@ def records_of(structs: Any) -> Vector:
 
 
 def structs_of(items: Vector, kind: Any) -> Any:
-    """A column of structs from records."""
-    return pa.array([dict(each) if isinstance(each, Mapping) else each for each in items], kind)
+    """A column of structs from records. Raises `MisfitError` for what a function returned that does not fit."""
+    return make_column("reduce", [dict(each) if isinstance(each, Mapping) else each for each in items], kind)

@@ -1,0 +1,117 @@
+"""Windows as users say them: `tumbling(seconds=10)`, `sliding(60, 1)`, `session(gap_minutes=5)`, `count(100)`.
+
+What is wrong with one is a `PlanError` that shows what was written, and where. Makes the values of
+`shoal.dataflow.language.windows`.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.functions import find_location
+from shoal.dataflow.language.windows import SECOND, CountWindow, SessionWindow, SlidingWindow
+
+_MAX_WRITTEN = 200
+
+
+def tumbling(
+    seconds: float = 0, *, milliseconds: float = 0, minutes: float = 0, hours: float = 0, days: float = 0
+) -> SlidingWindow:
+    """Windows that follow each other without a gap and without overlap."""
+    said = _Said("tumbling", seconds=seconds, milliseconds=milliseconds, minutes=minutes, hours=hours, days=days)
+    size = said.length()
+    return SlidingWindow(size, size)
+
+
+def sliding(
+    size_seconds: float = 0,
+    slide_seconds: float = 0,
+    *,
+    size_milliseconds: float = 0,
+    slide_milliseconds: float = 0,
+    size_minutes: float = 0,
+    slide_minutes: float = 0,
+    size_hours: float = 0,
+    slide_hours: float = 0,
+) -> SlidingWindow:
+    """Windows of one size that begin every so often, and so overlap."""
+    said = _Said(
+        "sliding",
+        size_seconds=size_seconds,
+        size_milliseconds=size_milliseconds,
+        size_minutes=size_minutes,
+        size_hours=size_hours,
+        slide_seconds=slide_seconds,
+        slide_milliseconds=slide_milliseconds,
+        slide_minutes=slide_minutes,
+        slide_hours=slide_hours,
+    )
+    size, slide = said.length("size_"), said.length("slide_")
+    if slide > size:
+        raise said.refused("must not slide by more than its size")
+    return SlidingWindow(size, slide)
+
+
+def session(
+    gap_seconds: float = 0, *, gap_milliseconds: float = 0, gap_minutes: float = 0, gap_hours: float = 0
+) -> SessionWindow:
+    """Windows that end when nothing came for a while."""
+    said = _Said(
+        "session",
+        gap_seconds=gap_seconds,
+        gap_milliseconds=gap_milliseconds,
+        gap_minutes=gap_minutes,
+        gap_hours=gap_hours,
+    )
+    return SessionWindow(said.length("gap_"))
+
+
+def count(size: int, slide: int | None = None) -> CountWindow:
+    """Windows of so many rows."""
+    step = size if slide is None else slide
+    said = _Said("count", size=size, **({} if slide is None else {"slide": slide}))
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in (size, step)):
+        raise said.refused("must be whole numbers of rows")
+    if not 0 < step <= size:
+        raise said.refused("must be at least 1 row, and slide by no more than its size")
+    return CountWindow(size, step)
+
+
+_UNITS = {"milliseconds": 0.001, "seconds": 1.0, "minutes": 60.0, "hours": 3600.0, "days": 86400.0}
+
+
+class _Said:
+    """What a user wrote, to be shown as such when it is wrong."""
+
+    def __init__(self, window: str, **lengths: Any) -> None:
+        self._window = window
+        self._lengths = lengths
+
+    def length(self, prefix: str = "") -> int:
+        """The sum of the lengths whose names begin so, in microseconds."""
+        given = {name: value for name, value in self._lengths.items() if name.startswith(prefix)}
+        if not all(isinstance(each, Real) and not isinstance(each, bool) for each in given.values()):
+            raise self.refused("must be numbers")
+        seconds = sum(float(value) * _UNITS[name.removeprefix(prefix)] for name, value in given.items())
+        if not math.isfinite(seconds):
+            raise self.refused("must be numbers that have an end")
+        micros = round(seconds * SECOND)
+        if micros <= 0:
+            what = f"its {prefix.removesuffix('_')}" if prefix else "its length"
+            raise self.refused(f"{what} must be above 0, and is {seconds:g} seconds")
+        return micros
+
+    def refused(self, rule: str) -> InvalidError:
+        """The error, with the user's line."""
+        said = self._lengths.items()
+        written = ", ".join(f"{name}={value!r}" for name, value in said if name == "size" or not _is_zero(value))
+        return PlanError([problem(f"{self._window}({written})"[:_MAX_WRITTEN], None, rule)], at=find_location())
+
+
+def _is_zero(value: Any) -> bool:
+    """Whether it was left out, or might have been."""
+    return isinstance(value, int | float) and value == 0
