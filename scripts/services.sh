@@ -17,6 +17,9 @@ if ! command -v sqlite3 >/dev/null; then
     missing+=(sqlite3)
 fi
 
+# Graphviz: `visualize` draws with it.
+command -v dot >/dev/null || missing+=(graphviz)
+
 # Networks that can be cut (tests/services/network.py). Only root can make them.
 if [ "$(id -u)" = 0 ]; then
     command -v ip >/dev/null || missing+=(iproute2)

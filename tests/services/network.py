@@ -18,9 +18,9 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import Self
 
-import pytest
+from tests.services.absence import do_without
 
 PROGRAMS = {"ip": "iproute2", "iptables": "iptables", "nsenter": "util-linux"}
 
@@ -122,20 +122,14 @@ def require_network() -> None:
     """Skip the test, or fail it in CI, where no such network can be made."""
     missing = sorted(package for program, package in PROGRAMS.items() if shutil.which(program) is None)
     if missing:
-        _do_without(f"a network that can be cut needs the Debian packages {', '.join(missing)}: apt-get install them")
+        do_without(f"a network that can be cut needs the Debian packages {', '.join(missing)}: apt-get install them")
     if os.geteuid() != 0:
-        _do_without("a network that can be cut needs root, to make namespaces with iproute2 and iptables")
+        do_without("a network that can be cut needs root, to make namespaces with iproute2 and iptables")
     try:
         with Network("probe") as network:
             network.heal()
     except RuntimeError as error:
-        _do_without(f"a network that can be cut cannot be made here, although root asks for it: {error}")
-
-
-def _do_without(words: str) -> NoReturn:
-    if os.environ.get("CI") == "true":
-        pytest.fail(words, pytrace=False)
-    pytest.skip(words)
+        do_without(f"a network that can be cut cannot be made here, although root asks for it: {error}")
 
 
 def _free_subnet() -> str:

@@ -26,6 +26,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from tests.services import absence
+
 ENVIRONMENT = "SHOAL_TEST_POSTGRES"
 PACKAGE = "postgresql"
 
@@ -83,9 +85,7 @@ def _administer(server: PostgresServer, statement: sql.Composed) -> None:
 def do_without() -> NoReturn:
     """Skip the test, or fail it in CI, with the name of what is missing."""
     words = f"PostgreSQL is not installed: apt-get install {PACKAGE}, or set {ENVIRONMENT} to the URL of a server"
-    if os.environ.get("CI") == "true":
-        pytest.fail(words, pytrace=False)
-    pytest.skip(words)
+    absence.do_without(words)
 
 
 def find_programs() -> Path | None:

@@ -156,10 +156,6 @@ class LocalFleet:
         child = self._children.get(name)
         return child is not None and child.running
 
-    def agent_address(self, name: str) -> str:
-        """host:port of an agent's gRPC, as it said when it last became ready."""
-        return str(self._running(name).ready["grpc"])
-
     def client(self) -> ControlPlane:
         """A client of the control plane; the caller closes it."""
         from shoal.wire.channel import GrpcTransport

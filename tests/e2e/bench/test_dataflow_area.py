@@ -11,6 +11,7 @@ from bench.dataflow.peers import FLINK, LOOP
 from bench.dataflow.pipes import Pipe
 from bench.dataflow.scale import EVENTS, Scale
 from shoal.core.errors import UnavailableError
+from tests.services.absence import do_without
 
 pytestmark = pytest.mark.e2e
 
@@ -54,7 +55,7 @@ def test_jobs_through_kafka_are_timed_by_their_output(kafka_broker, tmp_path) ->
     try:
         LOOP.prepare()
     except UnavailableError as error:
-        pytest.skip(f"the loop's packages cannot be installed: {error.message}")
+        do_without(f"the loop's packages cannot be installed: {error.message}")
     pipe = Pipe(kafka_broker.address, tmp_path, SMALL.messages, whole="bench-all", halves=("bench-a", "bench-b"))
     pipe.fill()
     found = measures._measure_pipe(pipe) | measures._measure_arrow(pipe, SMALL)

@@ -9,6 +9,7 @@ import pytest
 from bench import fleet
 from bench.fleet import FIGURES, Scale, leaders, measure_more_nodes, measure_nodes
 from bench.postgres import find_programs
+from tests.services.postgres import do_without
 
 pytestmark = pytest.mark.e2e
 
@@ -38,7 +39,7 @@ async def test_what_breaks_first_is_told() -> None:
 async def test_the_next_leader_takes_a_write() -> None:
     programs = find_programs()
     if programs is None:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+        do_without()
     assert 0 < await leaders.next_write(programs) < 60
 
 

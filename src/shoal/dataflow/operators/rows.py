@@ -7,7 +7,7 @@ Called by the operators that call users' functions row by row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,12 +43,6 @@ def column_values(array: Array) -> list[Any]:
 def visible_names(schema: Schema) -> list[str]:
     """The columns that users know of."""
     return [name for name in schema.names if not name.startswith(HIDDEN_PREFIX)]
-
-
-def iterate_records(batch: Batch, names: Sequence[str]) -> Iterator[list[Record]]:
-    """The rows of a batch as records, some at a time."""
-    for start in range(0, batch.num_rows, CHUNK):
-        yield make_records(batch.slice(start, CHUNK), names)
 
 
 def make_records(batch: Batch, names: Sequence[str]) -> list[Record]:

@@ -12,6 +12,7 @@ from shoal.core.errors import UnavailableError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.expressions import col
+from tests.services.absence import do_without
 
 SCHEMA = {"user": "string", "amount": "double", "ts": "timestamp[us]"}
 
@@ -102,7 +103,8 @@ def test_a_drawing_needs_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "plan.svg").exists()
 
 
-@pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 def test_a_drawing_is_one(tmp_path: Path) -> None:
+    if shutil.which("dot") is None:
+        do_without("Graphviz is not installed: apt-get install graphviz")
     orders().visualize(str(tmp_path / "plan.svg"))
     assert "<svg" in (tmp_path / "plan.svg").read_text()

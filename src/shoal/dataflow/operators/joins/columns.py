@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shoal.dataflow.language.elements import CHANGE, HIDDEN_PREFIX, TIME, TRACE, Batch, Schema
+from shoal.dataflow.language.elements import CHANGE, TIME, TRACE, Batch, Schema
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.language.logical import JoinKind
 from shoal.dataflow.operators.batches import WINDOW_END, WINDOW_START, WINDOW_TYPE
@@ -100,19 +99,6 @@ class JoinedColumns:
 
 def _as(array: Array, kind: Any) -> Array:
     return array if array.type == kind else array.cast(kind)
-
-
-def known_columns(schema: Schema) -> list[str]:
-    """All columns that go along, hidden ones too."""
-    return [name for name in schema.names if not name.startswith(HIDDEN_PREFIX) or name in (TIME, TRACE)]
-
-
-def times_or(batch: Batch, default: int) -> Integers:
-    """The event time of each row, or one for all where there is none."""
-    if TIME in batch.schema.names:
-        times: Integers = batch.column(TIME).to_numpy(zero_copy_only=False)
-        return times
-    return np.full(batch.num_rows, default)
 
 
 def keys_of(batch: Batch, names: Sequence[str]) -> list[Array]:
