@@ -54,7 +54,9 @@ class Reading(Steps[S_co]):
         return cls._begin(Source(connector=connector, schema=_schema(schema, at), time=time, at=at))
 
     @classmethod
-    def from_batches(cls, batches: Iterable[Batch], *, event_time: str | None = None, disorder: Span = 0) -> S_co:
+    def from_batches(
+        cls, batches: Iterable[Batch], *, event_time: str | None = None, disorder: Span = 0, time_unit: str = ""
+    ) -> S_co:
         """Arrow batches that are there already. They must have one schema."""
         at = find_location()
         made = tuple(_batch_of(each, at) for each in batches)
@@ -65,18 +67,24 @@ class Reading(Steps[S_co]):
             if not each.schema.equals(made[0].schema):
                 rule = f"must have the columns of the first: {', '.join(made[0].schema.names)}"
                 raise PlanError([problem(f"batch {number}", ", ".join(each.schema.names), rule)], at=at)
-        return cls._of_batches(made, event_time, disorder, at)
+        return cls._of_batches(made, make_time(event_time, disorder, time_unit, 5, at), at)
 
     @classmethod
     def from_table(
-        cls, table: Any, batch_size: int = BATCH_ROWS, *, event_time: str | None = None, disorder: Span = 0
+        cls,
+        table: Any,
+        batch_size: int = BATCH_ROWS,
+        *,
+        event_time: str | None = None,
+        disorder: Span = 0,
+        time_unit: str = "",
     ) -> S_co:
         """The rows of an Arrow table."""
         at = find_location()
         if not isinstance(table, pa.Table):
             raise PlanError([problem("table", type(table).__name__, "must be a pyarrow Table")], at=at)
         batches = table.to_batches(max_chunksize=batch_size) or [_empty(table.schema)]
-        return cls._of_batches(tuple(batches), event_time, disorder, at)
+        return cls._of_batches(tuple(batches), make_time(event_time, disorder, time_unit, 5, at), at)
 
     @classmethod
     def from_dicts(
@@ -87,6 +95,7 @@ class Reading(Steps[S_co]):
         schema: Schema | None = None,
         event_time: str | None = None,
         disorder: Span = 0,
+        time_unit: str = "",
     ) -> S_co:
         """Rows as dictionaries. Types are those of the values, or those of the schema."""
         at = find_location()
@@ -102,7 +111,7 @@ class Reading(Steps[S_co]):
         except InvalidError as error:
             raise PlanError(error.problems, at=at, hint=error.hint) from error
         batches = table.to_batches(max_chunksize=batch_size) or [_empty(table.schema)]
-        return cls._of_batches(tuple(batches), event_time, disorder, at)
+        return cls._of_batches(tuple(batches), make_time(event_time, disorder, time_unit, 5, at), at)
 
     @classmethod
     def from_pylist(cls, rows: Iterable[Mapping[str, Any]], batch_size: int = BATCH_ROWS, **options: Any) -> S_co:
@@ -111,12 +120,10 @@ class Reading(Steps[S_co]):
         return made(rows, batch_size, **options)
 
     @classmethod
-    def _of_batches(cls, batches: tuple[Batch, ...], time: str | None, disorder: Span, at: Location | None) -> S_co:
+    def _of_batches(cls, batches: tuple[Batch, ...], time: EventTime | None, at: Location | None) -> S_co:
         from shoal.dataflow.connectors.memory import BatchesSource
 
-        schema = batches[0].schema
-        event_time = make_time(time, disorder, "", 5, at)
-        return cls._begin(Source(connector=BatchesSource(batches), schema=schema, time=event_time, at=at))
+        return cls._begin(Source(connector=BatchesSource(batches), schema=batches[0].schema, time=time, at=at))
 
     @classmethod
     def from_iterable(

@@ -6,8 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.windows import CountWindow, SessionWindow, SlidingWindow
@@ -46,3 +48,12 @@ def test_what_is_wrong_is_shown_as_it_was_written(make: Callable[[], Any], said:
         make()
     assert said in str(raised.value)
     assert re.match(r".*test_windows\.py:\d+: ", str(raised.value))
+
+
+@pytest.mark.parametrize(
+    "make", [Stream.from_dicts, lambda rows, **time: Stream.from_table(pa.Table.from_pylist(rows), **time)]
+)
+def test_whole_numbers_of_any_unit_are_times(make):
+    rows = [{"at": 9, "n": 1}, {"at": 10, "n": 2}]
+    counted = make(rows, event_time="at", time_unit="s").window(tumbling(seconds=10)).sum("n", "total")
+    assert [row["total"] for row in counted.to_pylist()] == [1, 2]
