@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import InvalidError, UnavailableError, problem
 from shoal.dataflow.language.expressions import Expression, Named, describe
 from shoal.dataflow.language.logical import (
     Aggregate,
@@ -217,16 +217,23 @@ def _join(node: Join) -> str:
 # Pictures
 
 
+_TEXT = (".dot", ".gv")
+_DRAWN = (".svg", ".png", ".pdf")
+
+
 def visualize(sinks: Sequence[Node], path: str | None = None) -> Picture:
-    """The plan as Graphviz text; with a path it is written there, drawn when the path ends in .svg."""
+    """The plan as Graphviz text; a path that ends in .dot gets the text, one in .svg, .png or .pdf the drawing."""
     text = Picture(dot_text(sinks))
     if path is None:
         return text
     target = Path(path)
-    if target.suffix == ".svg":
+    if target.suffix in _DRAWN:
         _draw(text, target)
-    else:
+    elif target.suffix in _TEXT:
         target.write_text(text, encoding="utf-8")
+    else:
+        endings = ", ".join((*_TEXT, *_DRAWN))
+        raise InvalidError([problem("path", str(path), f"must end in one of {endings}")], what="visualize")
     return text
 
 
@@ -257,5 +264,5 @@ def _draw(text: str, target: Path) -> None:
             "Graphviz is not installed, so nothing can draw the plan",
             hint="install graphviz, or give a path that ends in .dot and draw it elsewhere",
         )
-    drawn = subprocess.run([program, "-Tsvg"], input=text.encode(), capture_output=True, check=True)
+    drawn = subprocess.run([program, f"-T{target.suffix[1:]}"], input=text.encode(), capture_output=True, check=True)
     target.write_bytes(drawn.stdout)

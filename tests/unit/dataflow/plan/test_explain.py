@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import InvalidError, UnavailableError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.expressions import col
@@ -108,3 +108,12 @@ def test_a_drawing_is_one(tmp_path: Path) -> None:
         do_without("Graphviz is not installed: apt-get install graphviz")
     orders().visualize(str(tmp_path / "plan.svg"))
     assert "<svg" in (tmp_path / "plan.svg").read_text()
+    orders().visualize(str(tmp_path / "plan.png"))
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["plan.jpeg", "plan"])
+def test_text_is_not_written_under_the_name_of_something_else(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidError, match=r"must end in one of \.dot, \.gv, \.svg, \.png, \.pdf"):
+        orders().visualize(str(tmp_path / name))
+    assert not (tmp_path / name).exists()
