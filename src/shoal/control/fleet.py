@@ -210,7 +210,22 @@ class Fleet:
         self.workloads[record.workload_id] = record
         if record.node_id is not None:
             self._owned[record.node_id].add(record.workload_id)
-            self._facts.pop(record.node_id, None)
+            self._recount(record.node_id, record)
+
+    def _recount(self, node_id: NodeId, record: WorkloadRecord) -> None:
+        """What is known of its owner's room after a change. To count anew takes a while, and a newcomer only adds."""
+        facts = self._facts.pop(node_id, None)
+        if facts is None or record.workload_id in facts.tenants:
+            return
+        if not holds_reservation(record, self.observations.get(record.workload_id)):
+            self._facts[node_id] = facts
+            return
+        self._facts[node_id] = facts.with_tenant(
+            record.workload_id,
+            request=record.reserved,
+            ports=frozenset(parse_port(port) for port in record.reserved_ports),
+            labels=record.spec.labels,
+        )
 
     def _remove_workload(self, workload_id: WorkloadId) -> None:
         record = self.workloads.pop(workload_id, None)

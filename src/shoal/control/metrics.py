@@ -60,11 +60,13 @@ class ControlMetrics:
         # Finding a series by its labels costs more than counting in it, and there are few.
         self._of_call = functools.cache(self._find_call)
         self._of_agent_call = functools.cache(self._find_agent_call)
+        self._of_step = functools.cache(self._find_step)
+        self._of_kind = functools.cache(self._find_kind)
 
     def step(self, action: str, success: bool) -> None:
         """Count a step."""
-        self._steps.labels(action, "ok" if success else "failed").inc()
-        self._foreign.steps.labels(action, "true" if success else "false").inc()
+        for counter in self._of_step(action, success):
+            counter.inc()
 
     def beat(self) -> None:
         """Count a heartbeat."""
@@ -104,12 +106,19 @@ class ControlMetrics:
             (self._agent_seconds.labels(rpc), foreign.agent_seconds.labels(rpc)),
         )
 
+    def _find_step(self, action: str, success: bool) -> tuple[Counter, Counter]:
+        ours = self._steps.labels(action, "ok" if success else "failed")
+        return ours, self._foreign.steps.labels(action, "true" if success else "false")
+
+    def _find_kind(self, kind: str) -> tuple[Counter, Counter]:
+        return self._writes.labels(kind), self._foreign.writes.labels(kind)
+
     def stored(self, batch: Batch) -> None:
         """Count what was written."""
         for kind, count in _written(batch).items():
             if count:
-                self._writes.labels(kind).inc(count)
-                self._foreign.writes.labels(kind).inc(count)
+                for counter in self._of_kind(kind):
+                    counter.inc(count)
 
     def refresh(self, fleet: Fleet) -> None:
         """Count anew what goes up and down, so that nothing keeps a value that is over."""

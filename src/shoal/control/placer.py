@@ -34,7 +34,7 @@ MAX_BATCH = 1000
 #: come together. A single wish is not kept waiting.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
-GATHER_SECONDS = 0.08
+GATHER_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)

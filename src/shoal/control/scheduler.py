@@ -339,10 +339,12 @@ class _Shortlist:
         return standing
 
 
-def _by_id(nodes: Nodes) -> dict[NodeId, NodeFacts]:
-    listed = list(nodes.values() if isinstance(nodes, Mapping) else nodes)
+def _by_id(nodes: Nodes) -> Mapping[NodeId, NodeFacts]:
+    if isinstance(nodes, Mapping):
+        return nodes
+    listed = list(nodes)
     _refuse_twins("nodes", [node.node_id for node in listed])
-    return {node.node_id: node for node in sorted(listed, key=lambda node: node.spec.node_id)}
+    return {node.node_id: node for node in listed}
 
 
 def _refuse_twins(field: str, ids: Sequence[str]) -> None:

@@ -96,6 +96,14 @@ class _Stream:
     sequence: int = 0
     #: What the other end is told in the end.
     error: ShoalError | None = None
+    _calls_of: dict[str, Call] = field(default_factory=dict)
+
+    def call_of(self, method: Method[Any, Any]) -> Call:
+        """The call that a message stands for: the same for each of its kind."""
+        call = self._calls_of.get(method.path)
+        if call is None:
+            call = self._calls_of[method.path] = dataclasses.replace(self.call, method=method.path)
+        return call
 
     def end(self, error: ShoalError | None) -> None:
         """Say no more than what is on its way out."""
@@ -216,12 +224,13 @@ class Streams:
     async def _handle(
         self, stream: _Stream, kind: str, method: Method[Any, Any], request: Any, handlers: Handlers
     ) -> pb.ControlMessage:
-        _authorise(method, stream.call, request)
+        call = stream.call_of(method)
+        _authorise(method, call, request)
         if kind == "heartbeat":
             # Before the beat is taken in: what follows from it may be an order that has to find its way.
             self._belongs(stream, NodeId(request.node_id), request.session, request.sequence)
         handle = getattr(handlers, method.attribute)
-        answer = await handle(request, dataclasses.replace(stream.call, method=method.path))
+        answer = await handle(request, call)
         if kind == "register" and answer.accepted:
             self._belongs(stream, NodeId(request.node_id), answer.session, 0, registered=True)
         return pb.ControlMessage(**{f"{kind}_reply": answer})

@@ -11,8 +11,10 @@ conformance suite (`shoal.testing.suites.store.StoreSuite`).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Protocol
 
 from shoal.core.ids import GroupId, NodeId, WorkloadId
@@ -51,7 +53,10 @@ class Batch:
 
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return not any(getattr(self, name) for name in self.__slots__)
+        return not any(_parts_of(self))
+
+
+_parts_of = attrgetter(*(each.name for each in dataclasses.fields(Batch)))
 
 
 @dataclass(frozen=True, slots=True)

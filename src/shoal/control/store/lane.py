@@ -37,7 +37,7 @@ MAX_WAITING = 10_000
 MAX_TOGETHER = 1000
 """Orders that are handed over together: enough to share a commit, few enough to bound the time that one takes."""
 
-GATHER_SECONDS = 0.003
+GATHER_SECONDS = 0.005
 """How long the thread waits for more after orders that came together: where two come at once there are many, and a
 commit costs the same for all. A single order never waits."""
 

@@ -28,14 +28,11 @@ def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) ->
         env=dict(pb.env),
         working_dir=pb.working_dir,
         user=pb.user,
-        restart=_restart_from_proto(pb.restart, path(at, "restart"), problems),
+        restart=_restart_from_proto(pb.restart, path(at, "restart"), problems) if pb.HasField("restart") else _RESTART,
         readiness=_readiness_from_proto(pb.readiness, path(at, "readiness"), problems)
         if pb.HasField("readiness")
         else None,
-        stop=StopPolicy(
-            signal=pb.stop.signal or _STOP.signal,
-            grace=read_duration(pb.stop.grace_ms, _STOP.grace, path(at, "stop.grace_ms"), problems),
-        ),
+        stop=_stop_from_proto(pb.stop, path(at, "stop"), problems) if pb.HasField("stop") else _STOP,
         ports=tuple(NamedPort(each.name, each.port) for each in pb.ports),
         clear_env=pb.clear_env,
         env_from_secrets=dict(pb.env_from_secrets),
@@ -76,6 +73,13 @@ def _restart_from_proto(pb: run.RestartPolicy, at: str, problems: list[Problem])
         healthy_after=read_duration(
             pb.healthy_after_ms, _RESTART.healthy_after, path(at, "healthy_after_ms"), problems
         ),
+    )
+
+
+def _stop_from_proto(pb: run.StopPolicy, at: str, problems: list[Problem]) -> StopPolicy:
+    return StopPolicy(
+        signal=pb.signal or _STOP.signal,
+        grace=read_duration(pb.grace_ms, _STOP.grace, path(at, "grace_ms"), problems),
     )
 
 

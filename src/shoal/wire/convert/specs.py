@@ -36,6 +36,10 @@ from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
+# What most specs leave out is one value for all of them.
+_ANYWHERE = PlacementRules()
+_FAILOVER = Failover()
+
 
 def workload_spec_from_proto(pb: control.WorkloadSpec, *, at: str = "spec") -> WorkloadSpec:
     """Read and check a spec. Raises `InvalidError` with everything that is wrong with it, and nothing else."""
@@ -64,11 +68,13 @@ def _read_spec(pb: control.WorkloadSpec, at: str, problems: list[Problem]) -> Wo
         vm=_vm_from_proto(pb.vm) if member == "vm" else None,
         process=process_from_proto(pb.process, path(at, "process"), problems) if member == "process" else None,
         metadata=dict(pb.metadata),
-        placement=_placement_from_proto(pb.placement),
+        placement=_placement_from_proto(pb.placement) if pb.HasField("placement") else _ANYWHERE,
         slots=pb.slots,
         at_most_one=pb.at_most_one,
         labels=dict(pb.labels),
-        failover=_failover_from_proto(pb.failover, path(at, "failover"), problems),
+        failover=_failover_from_proto(pb.failover, path(at, "failover"), problems)
+        if pb.HasField("failover")
+        else _FAILOVER,
     )
 
 
@@ -87,11 +93,11 @@ def workload_spec_to_proto(spec: WorkloadSpec, *, at: str = "spec") -> control.W
             vm=_vm_to_proto(spec.vm) if spec.vm is not None else None,
             process=process_to_proto(spec.process) if spec.process is not None else None,
             metadata=spec.metadata,
-            placement=_placement_to_proto(spec.placement) if spec.placement != PlacementRules() else None,
+            placement=_placement_to_proto(spec.placement) if spec.placement != _ANYWHERE else None,
             slots=spec.slots,
             at_most_one=spec.at_most_one,
             labels=spec.labels,
-            failover=_failover_to_proto(spec.failover) if spec.failover != Failover() else None,
+            failover=_failover_to_proto(spec.failover) if spec.failover != _FAILOVER else None,
         )
 
 
@@ -291,7 +297,7 @@ def _placement_to_proto(rules: PlacementRules) -> run.Placement:
 
 def _failover_from_proto(pb: run.Failover, at: str, problems: list[Problem]) -> Failover:
     return Failover(
-        policy=pb.policy or Failover().policy,
+        policy=pb.policy or _FAILOVER.policy,
         after=read_duration(pb.after_ms, timedelta(0), path(at, "after_ms"), problems),
         migrate=pb.migrate,
     )
