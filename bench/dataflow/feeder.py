@@ -8,6 +8,7 @@ microseconds). So a feeder that falls behind makes rows late, as it does for use
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,9 +42,8 @@ def feed(append: Append, *, first: int, rate: float, seconds: float) -> None:
         if due > sent:
             append([row(first + each, round((begin + each / rate) * 1e6)) for each in range(sent, due)])
             sent = due
-        else:
-            # The next row may be due long after the next tick.
-            time.sleep(max(TICK if rate * TICK >= 1 else begin + sent / rate - time.monotonic(), 0.0))
+        # The next row may be due long after the next tick.
+        time.sleep(max(0.0, max(now + TICK, begin + sent / rate) - time.monotonic()))
 
 
 def main(broker: str, topic: str, first: int, rate: float, seconds: float) -> None:
@@ -71,6 +71,7 @@ def main(broker: str, topic: str, first: int, rate: float, seconds: float) -> No
                 writer.append(topic, records(rows))
                 writer.flush()
 
+        gc.freeze()  # else it is the feeder that holds up rows
         feed(append, first=first, rate=rate, seconds=seconds)
 
 

@@ -5,6 +5,7 @@ A feeder, the job and this watcher are three processes: rows go through two topi
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -63,6 +64,7 @@ class Watcher:
     def _watch(self) -> None:
         with topics_of(self._broker) as topics, topics.reader() as reader:
             reader.assign(topics.next_offsets(topics.describe(self._topic).topic_partitions()))
+            gc.freeze()  # else it is the watcher that sees rows late
             while not self._stopped.is_set():
                 for fetched in reader.read(timeout=0.05):
                     self._seen.append((time.monotonic(), fetched.batch))

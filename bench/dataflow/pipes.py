@@ -173,31 +173,35 @@ class Running:
 
     def through(self, grown: Callable[[], int], expected: int, *, per_output: float = 1.0) -> Through:
         """Wait until the output is complete, and tell what was read for it: `per_output` for each."""
-        watched = time.monotonic()
-        began, first = self._until(grown, WARM_SHARE * expected)
-        ended, last = self._until(grown, DONE_SHARE * expected)
-        if last == first:  # all of it came with one transaction: then what came before counts, starting up included
-            began, first = watched, 0
+        sightings = self._watch(grown, expected)
+        steady = [each for each in sightings if each[1] >= WARM_SHARE * expected]
+        # What comes with the last transaction may have waited for it when there was no more input.
+        if len(steady) > 2:
+            steady.pop()
+        # All of it came with one transaction: then what came before counts, starting up included.
+        (began, first), (ended, last) = (steady[0] if len(steady) > 1 else sightings[0]), steady[-1]
         return Through(
             per_second=per_output * (last - first) / (ended - began),
             cpu_per_million=1e6 * sum(map(cpu_seconds, self.jobs)) / (per_output * expected),
             memory=max(map(_peak_memory, self.jobs)),
         )
 
-    def _until(self, grown: Callable[[], int], least: float) -> tuple[float, int]:
+    def _watch(self, grown: Callable[[], int], expected: int) -> list[tuple[float, int]]:
+        """When the output was seen to have how many messages: the beginning, and each time that it had more."""
         deadline = time.monotonic() + _PATIENCE
-        while True:
-            count = grown()
-            now = time.monotonic()
-            if count >= least:
-                return now, count
+        sightings = [(time.monotonic(), 0)]
+        while sightings[-1][1] < DONE_SHARE * expected:
+            count, now = grown(), time.monotonic()
+            if count > sightings[-1][1]:
+                sightings.append((now, count))
             for job, log in zip(self.jobs, self.logs, strict=True):
                 if job.poll() not in (None, 0):
                     raise UnavailableError(f"a job ended with {job.returncode}: {log.read_text()[-_TAIL:]}")
             if now > deadline:
                 told = " ".join(log.read_text()[-_TAIL:] for log in self.logs)
-                raise DeadlineError(f"{count} of {least:.0f} records after {_PATIENCE:g} s: {told}")
+                raise DeadlineError(f"{count} of {expected:.0f} records after {_PATIENCE:g} s: {told}")
             time.sleep(_LOOK_EVERY)
+        return sightings
 
 
 def cpu_seconds(job: subprocess.Popen[bytes] | None) -> float:

@@ -27,7 +27,7 @@ class Scale:
     bytewax_map_rows: int = 500_000
     bytewax_window_rows: int = 60_000
     #: Messages in Kafka, and how many of them slow peers get through.
-    messages: int = 2_000_000
+    messages: int = 5_000_000
     quix_messages: int = 200_000
     bytewax_messages: int = 600_000
     #: Rows in Kafka in our own codec.

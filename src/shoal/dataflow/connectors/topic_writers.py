@@ -33,7 +33,7 @@ from shoal.topics.codecs import Codec
 from shoal.topics.headers import make_headers
 
 #: A sink that has written so much ahead asks for a checkpoint before its time.
-_ASK_AT = 16 * 1024 * 1024
+_ASK_AT = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,7 @@ class SourceDriver:
         self._reader: SplitReader | None = None
         self._look_at = 0.0
         self._waking = threading.Lock()
+        self._is_woken = False
         self.size = BatchSize(settings)
         self.skipped = 0
 
@@ -226,8 +227,15 @@ class SourceDriver:
     def wake(self) -> None:
         """End a `fetch` that waits, if the reader can. Called by other threads."""
         with self._waking:
+            self._is_woken = True
             if isinstance(self._reader, WakeableReader):
                 self._reader.wake()
+
+    def was_woken(self) -> bool:
+        """Whether `wake` was called since this was last asked: then a `fetch` may have ended before its time."""
+        with self._waking:
+            was_woken, self._is_woken = self._is_woken, False
+        return was_woken
 
     def snapshot(self) -> OperatorState:
         """The places that its splits have reached."""

@@ -278,7 +278,8 @@ class SourceTask(Task):
         self._driver.look_for_splits()
         now = self._clock.monotonic()
         if not rows:
-            if now - began < timeout / 2:
+            # Who was woken looks again at once: the order may have been carried out already, and rows may have come.
+            if not self._driver.was_woken() and now - began < timeout / 2:
                 self.mailbox.wait(timeout - (now - began))
             return
         steady = now - self._fetched_at < self._settings.pace * _STEADY

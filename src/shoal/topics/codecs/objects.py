@@ -6,18 +6,22 @@ import functools
 import io
 import json
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.topics.codecs.base import Decoded, Encoded, numbers, one_batch, poison, reason_of, unfit, without
+from shoal.topics.codecs.fractions import Bytes, may_have_fractions
 
 _SUSPICIOUS = np.zeros(256, bool)
-_SUSPICIOUS[list(b"{ \t\r")] = True
+_SUSPICIOUS[list(b"{ \t\r\n")] = True
+_NOTHING = np.zeros(0, np.uint8)
+#: Of an object: its two braces.
+_SHORTEST = 2
 
 
 class JsonCodec:
@@ -36,16 +40,19 @@ class JsonCodec:
     def decode(self, batch: Any, schema: Any) -> Decoded:
         """All records at once; when that fails, halves of them, until what is left is the poison."""
         values = batch.column(batch.schema.get_field_index("value"))
-        whole = _joined(values.fill_null(b"") if values.null_count else values)
-        bad = _not_one_object(values, whole)
-        bad |= {at: reason for at, reason in _fractions(values, schema).items() if at not in bad}
+        text = _plain_text(values)
+        bad: dict[int, str] = {}
+        if text is None:
+            text = np.frombuffer(_joined(values.fill_null(b"") if values.null_count else values), np.uint8)
+            bad = _not_one_object(values, text)
+        bad |= {at: reason for at, reason in _fractions(values, text, schema).items() if at not in bad}
         kept = without(len(values), bad)
         parts: list[Any] = []
         worse: dict[int, str] = {}
         if bad:
             _decode_objects(values.take(kept), None, schema, start=0, parts=parts, bad=worse)
         else:
-            _decode_objects(values, whole, schema, start=0, parts=parts, bad=worse)
+            _decode_objects(values, text, schema, start=0, parts=parts, bad=worse)
         for at, reason in worse.items():
             bad[kept[at].as_py()] = reason
         good = without(len(values), bad) if worse else kept
@@ -63,14 +70,12 @@ class JsonCodec:
         return Encoded(_lines(sink.getvalue(), rows.num_rows), numbers(rows.num_rows))
 
 
-def _decode_objects(
-    values: Any, joined: bytes | None, schema: Any, *, start: int, parts: list[Any], bad: dict[int, str]
-) -> None:
+def _decode_objects(values: Any, text: Any, schema: Any, *, start: int, parts: list[Any], bad: dict[int, str]) -> None:
     """Decode values, of which the first has the number `start`: rows go to `parts`, poison goes to `bad`."""
     if not len(values):
         return
     try:
-        table = _read_objects(_joined(values) if joined is None else joined, len(values), schema)
+        table = _read_objects(_joined(values) if text is None else text, len(values), schema)
         reason = "" if table.num_rows == len(values) else "not one JSON object"
     except Exception as error:  # noqa: BLE001 - the library raises bare exceptions of its own
         reason = reason_of(error)
@@ -84,11 +89,32 @@ def _decode_objects(
         _decode_objects(values.slice(half), None, schema, start=start + half, parts=parts, bad=bad)
 
 
-def _read_objects(joined: bytes, count: int, schema: Any) -> Any:
+def _read_objects(text: Any, count: int, schema: Any) -> Any:
     from arro3.io import read_json
 
-    table = pa.table(read_json(io.BytesIO(joined), schema, batch_size=count + 1))
+    table = pa.table(read_json(io.BytesIO(text), schema, batch_size=count + 1))
     return table if table.schema.equals(schema) else table.cast(schema)
+
+
+def _plain_text(values: Any) -> Bytes | None:
+    """The records one after another, as they lie in memory, if each is surely no more than one object.
+
+    So they are when each begins and ends with a brace, and nowhere else is a brace closed before one is opened.
+    """
+    count = len(values)
+    if not count or values.null_count or values.type != pa.binary():
+        return None
+    _validity, offsets, content = values.buffers()
+    bounds = np.frombuffer(offsets, np.int32, count + 1, values.offset * 4)
+    text = np.frombuffer(content, np.uint8, int(bounds[-1] - bounds[0]), int(bounds[0])) if content else _NOTHING
+    begins, ends = bounds[:-1] - bounds[0], bounds[1:] - bounds[0]
+    if (ends - begins).min() < _SHORTEST or (text[begins] != ord("{")).any() or (text[ends - 1] != ord("}")).any():
+        return None
+    closed = text == ord("}")
+    if np.count_nonzero(closed) == count:
+        return text
+    following = text[np.flatnonzero(closed)[:-1] + 1]
+    return text if np.count_nonzero(_SUSPICIOUS[following]) == count - 1 else None
 
 
 def _joined(values: Any) -> bytes:
@@ -99,7 +125,7 @@ def _joined(values: Any) -> bytes:
     return joined
 
 
-def _not_one_object(values: Any, whole: bytes) -> dict[int, str]:
+def _not_one_object(values: Any, text: Bytes) -> dict[int, str]:
     """Records that are null, or hold two objects: the reader would count on, and give the rows of others to them.
 
     Where no record holds two, as many objects as records means one in each. One that holds two has a closing brace
@@ -109,8 +135,7 @@ def _not_one_object(values: Any, whole: bytes) -> dict[int, str]:
     if values.null_count:
         bad = dict.fromkeys(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist(), "no value")
         values = values.fill_null(b"")
-    content = np.frombuffer(whole, np.uint8)
-    if np.count_nonzero(content == ord("\n")) == max(0, len(values) - 1) and not _has_brace_after_brace(content):
+    if np.count_nonzero(text == ord("\n")) == max(0, len(values) - 1) and not _has_brace_after_brace(text):
         return bad
     suspicious = pc.match_substring_regex(values, r"\}\s*\{").to_numpy(zero_copy_only=False)
     for at in np.flatnonzero(suspicious).tolist():
@@ -119,15 +144,16 @@ def _not_one_object(values: Any, whole: bytes) -> dict[int, str]:
     return bad
 
 
-def _fractions(values: Any, schema: Any) -> dict[int, str]:
+def _fractions(values: Any, text: Bytes, schema: Any) -> dict[int, str]:
     """Records with a fraction where a whole number belongs: the reader would cut it off.
 
-    A quick look finds the records that may be such ones; only these are read with care.
+    A quick look at the whole says whether there may be any, a closer one in which records; only these are read with
+    care.
     """
-    pattern = _fraction_pattern(schema)
-    if not pattern:
+    wanted = _whole_numbers(schema)
+    if not wanted.pattern or (not wanted.is_deep and not may_have_fractions(text, wanted.names)):
         return {}
-    found = pc.match_substring_regex(values, pattern).fill_null(False).to_numpy(zero_copy_only=False)
+    found = pc.match_substring_regex(values, wanted.pattern).fill_null(False).to_numpy(zero_copy_only=False)
     bad: dict[int, str] = {}
     for at in np.flatnonzero(found).tolist():
         try:
@@ -140,18 +166,30 @@ def _fractions(values: Any, schema: Any) -> dict[int, str]:
     return bad
 
 
+@dataclass(frozen=True, slots=True)
+class _WholeNumbers:
+    """Where a schema asks for whole numbers."""
+
+    #: The names of such columns, as JSON writes them.
+    names: tuple[bytes, ...]
+    #: Whether some are inside of lists, structs or maps.
+    is_deep: bool
+    #: What stands in a record that may have a fraction in such a place; empty when there is none.
+    pattern: str
+
+
 @functools.lru_cache(maxsize=64)
-def _fraction_pattern(schema: Any) -> str:
-    """What stands in a record that may have a fraction in a column of whole numbers; empty when there are none."""
-    flat = [re.escape(_written(each.name)) for each in schema if pa.types.is_integer(each.type)]
-    deep = [re.escape(_written(each.name)) for each in schema if each.type.num_fields and _has_whole_numbers(each.type)]
+def _whole_numbers(schema: Any) -> _WholeNumbers:
+    flat = [_written(each.name) for each in schema if pa.types.is_integer(each.type)]
+    deep = [_written(each.name) for each in schema if each.type.num_fields and _has_whole_numbers(each.type)]
     parts = []
     if flat:
-        parts.append(rf'"(?:{"|".join(flat)})"\s*:\s*-?[0-9]+[.eE]')
+        parts.append(rf'"(?:{"|".join(map(re.escape, flat))})"\s*:\s*-?[0-9]+[.eE]')
     if deep:
-        parts.append(rf'"(?:{"|".join(deep)})"\s*:\s*[\[{{](?s:.)*[0-9][.eE]')
+        parts.append(rf'"(?:{"|".join(map(re.escape, deep))})"\s*:\s*[\[{{](?s:.)*[0-9][.eE]')
     # A name may be written with escapes. Letters hardly ever are.
-    return "|".join([*parts, r"\\u00[2-7]"]) if parts else ""
+    pattern = "|".join([*parts, r"\\u00[2-7]"]) if parts else ""
+    return _WholeNumbers(tuple(each.encode() for each in flat), bool(deep), pattern)
 
 
 def _written(name: str) -> str:
@@ -179,7 +217,7 @@ def _fraction_in(value: Any, kind: Any, where: str) -> str:
     return next((reason for part in parts if (reason := _fraction_in(*part))), "")
 
 
-def _has_brace_after_brace(content: npt.NDArray[np.uint8]) -> bool:
+def _has_brace_after_brace(content: Bytes) -> bool:
     """Whether a closing brace is followed by an opening one or by a space, after which one might come."""
     after = np.flatnonzero(content == ord("}")) + 1
     following = content[after[after < len(content)]]

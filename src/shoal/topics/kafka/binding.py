@@ -47,7 +47,7 @@ MESSAGE = np.dtype(
         ("private", "<i8"),
     ]
 )
-_WORDS = MESSAGE.itemsize // 8
+_LUMP = np.dtype((np.void, MESSAGE.itemsize))
 
 #: Kinds of events.
 DELIVERED, LOGGED, FAILED = 0x1, 0x4, 0x8
@@ -160,16 +160,27 @@ def find() -> Binding | None:
 class _Span:
     """Some of the memory of this process, as numpy takes it. Only what is looked at has to be there."""
 
-    def __init__(self, address: int, count: int, kind: str) -> None:
-        self.__array_interface__ = {"data": (address, True), "shape": (count,), "typestr": kind, "version": 3}
+    def __init__(self, address: int, count: int, kind: str, *, step: int | None = None) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (count,),
+            "typestr": kind,
+            "strides": None if step is None else (step,),
+            "version": 3,
+        }
 
 
 def read_messages(pointers: Words) -> Any:
     """The structs that pointers lead to, as an array of `MESSAGE`."""
     lowest = int(pointers.min())
-    span = np.asarray(_Span(lowest, (int(pointers.max()) - lowest) // 8 + _WORDS, "<i8"))
-    words = span[((pointers - lowest) >> 3)[:, None] + np.arange(_WORDS)]
-    return words.view(MESSAGE)[:, 0]
+    # One may begin at each word. Taken as lumps of bytes they are copied whole, not field by field.
+    span = np.asarray(_Span(lowest, (int(pointers.max()) - lowest) // 8 + 1, _LUMP.str, step=8))
+    return span[(pointers - lowest) >> 3].view(MESSAGE)
+
+
+def in_order(messages: Any, order: Any) -> Any:
+    """Messages in another order."""
+    return messages.view(_LUMP)[order].view(MESSAGE)
 
 
 def read_bytes(addresses: Words, sizes: Words) -> Any:

@@ -124,10 +124,11 @@ class NativeFeed:
         if messages["error"].any():  # each error stands for itself, and where it came
             bounds = _changes(messages, apart=messages["error"] != 0)
         else:
-            order = np.lexsort((messages["partition"], messages["topic"]))  # stable: each partition keeps its order
-            if (np.diff(order) != 1).any():
-                messages, listed = messages[order], [listed[place] for place in order.tolist()]
             bounds = _changes(messages)
+            order = _order(messages, bounds)
+            if order is not None:
+                messages, listed = binding.in_order(messages, order), np.array(listed)[order].tolist()
+                bounds = _changes(messages)
         for start, end in pairwise(bounds):
             first = messages[start]
             name = self._library.topic_name(int(first["topic"])) if first["topic"] else b""
@@ -198,3 +199,16 @@ def _changes(messages: Any, apart: Any = None) -> list[int]:
     if apart is not None:
         changes |= apart[1:] | apart[:-1]
     return [0, *(np.flatnonzero(changes) + 1).tolist(), len(messages)]
+
+
+def _order(messages: Any, bounds: list[int]) -> Any:
+    """The order in which all of each partition comes together, as it came; None if it does already."""
+    starts = np.array(bounds[:-1])
+    topics, partitions = messages["topic"][starts], messages["partition"][starts]
+    if len(set(zip(topics.tolist(), partitions.tolist(), strict=True))) == len(starts):
+        return None
+    runs = np.lexsort((partitions, topics))  # stable: each partition keeps its order
+    lengths = np.diff(bounds)[runs]
+    # Within a run places follow each other; from one to the next there is a jump.
+    jumps = starts[runs] - np.concatenate(([0], np.cumsum(lengths)[:-1]))
+    return np.repeat(jumps, lengths) + np.arange(len(messages))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,13 @@ MAX_OPEN = 8
 
 def write(path: Path, chunks: Sequence[Chunk]) -> None:
     """Write an index file."""
-    columns: list[tuple[Any, ...]] = list(zip(*chunks, strict=True)) or [() for _ in SCHEMA]
-    arrays = [
-        pa.array(column, type=pa.utf8()).dictionary_encode()
-        if field.name == "segment"
-        else pa.array(column, field.type)
-        for field, column in zip(SCHEMA, columns, strict=True)
-    ]
+    arrays = []
+    for at, field in enumerate(SCHEMA):
+        column = map(itemgetter(at), chunks)
+        if field.name == "segment":
+            arrays.append(pa.array(list(column), pa.utf8()).dictionary_encode())
+        else:
+            arrays.append(pa.array(np.fromiter(column, np.int64, len(chunks))))
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, SCHEMA) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=SCHEMA))
 

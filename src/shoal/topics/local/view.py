@@ -1,7 +1,8 @@
 """The journal as this process has read it, shared by its threads: every look at the log goes through here.
 
 `refresh` reads on. `submit` appends an entry and reads on to it, so that its author knows whether it counts. When the
-journal has ended, whoever notices makes the next one; it does not matter who, because it follows from the state.
+journal has ended, whoever ended it makes the next one, and after a while whoever notices: it does not matter who,
+because it follows from the state.
 
 Called by everything else in `shoal.topics.local`; calls `journal`, `replay`, `snapshots` and `index`.
 """
@@ -28,6 +29,9 @@ from shoal.topics.local.settings import Fsync, LocalLogSettings
 
 log = logging.getLogger(__name__)
 
+#: Looks, and seconds between them, in which whoever ends a journal makes the next one. After that anybody does.
+_LOOKS, _LOOK_EVERY = 100, 0.001
+
 
 class View:
     """One process's copy of what the journal means.
@@ -51,6 +55,9 @@ class View:
         self._outcome: Outcome | None = None
         self._stuck: LogFullError | None = None
         self._snapshot_length = 0
+        self._pause = threading.Event()  # which nobody ever sets
+        #: Whether it is this process that ends the journal now.
+        self._ends_journal = False
         self._journal = self._open()
 
     # ------------------------------------------------------------------------------------------------
@@ -149,8 +156,12 @@ class View:
         # In proportion to the snapshot, so that a large one is not written for a few entries.
         entries = self._journal.position - self._snapshot_length
         if entries > self._room() and self._has_space(self._journal.position):
-            with contextlib.suppress(LogFullError):
-                self._submit(Roll())
+            self._ends_journal = True
+            try:
+                with contextlib.suppress(LogFullError):
+                    self._submit(Roll())
+            finally:
+                self._ends_journal = False
 
     def _room(self) -> int:
         return max(self.settings.journal_bytes, 2 * self._snapshot_length)
@@ -168,7 +179,7 @@ class View:
         """Go on from a journal that has ended to the next. False when there is no room to make one."""
         number = self._journal.number
         try:
-            journal = open_newest(self.places, after=number)
+            journal = self._next_of_others(number)
             if journal is None:
                 reach("topics.roll.before")
                 self._make_next(number)
@@ -183,6 +194,15 @@ class View:
         self._journal = journal
         self._begin(journal)
         return True
+
+    def _next_of_others(self, number: int) -> Journal | None:
+        """The journal after this one, if somebody else has made it. Who ended this one is about to: that is awaited."""
+        for _ in range(0 if self._ends_journal else _LOOKS):
+            journal = open_newest(self.places, after=number)
+            if journal is not None:
+                return journal
+            self._pause.wait(_LOOK_EVERY)
+        return open_newest(self.places, after=number)
 
     def _make_next(self, number: int) -> None:
         snapshot = snapshots.take(self.state, number)
