@@ -164,8 +164,8 @@ _NEEDS = (
         "stalled_growth",
         "MB",
         "How much resident memory grows when the sink behind an exchange to two tasks takes nothing any more. The "
-        "bound is 16 MB for the queue of each and 4 MB for what the source reads ahead.",
-        bar=at_most(36),
+        "bound is 16 MB for the queue of each and 2 MB for what the source reads ahead.",
+        bar=at_most(34),
     ),
     Figure("stalled_waiting", "MB", "What lies in the queues then."),
 )
@@ -210,8 +210,8 @@ _KAFKA = (
     _kafka(
         "kafka_memory",
         "MB",
-        "Peak resident memory of our process meanwhile. The client's fetch queue is bounded by a setting, 16 MB of "
-        "records by default; with records this small it takes up to 150 MB.",
+        "Peak resident memory of our process meanwhile. The client's fetch queue is bounded by a setting, "
+        "`fetch_ahead`: 64 MiB by default, with all that the client keeps of each record.",
         at_most(450),
     ),
     _kafka("kafka_arrow", ROWS, "The same filter with our Arrow codec, many rows in a message.", at_least(2)),

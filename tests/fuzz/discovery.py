@@ -1,4 +1,4 @@
-"""Finds every public function of the package whose name says that it reads something."""
+"""Finds every public function of the package whose name says that it reads something, and every codec."""
 
 from __future__ import annotations
 
@@ -27,10 +27,25 @@ def _modules() -> Iterator[str]:
             yield found.name
 
 
+def exists(name: str) -> bool:
+    """Whether a module of the package defines such a function, or a class with such a method."""
+    for module in _modules():
+        if name.startswith(f"{module}."):
+            first, _, method = name.removeprefix(f"{module}.").partition(".")
+            value = vars(importlib.import_module(module)).get(first)
+            if getattr(value, "__module__", "") == module:
+                return inspect.isfunction(getattr(value, method, None) if method else inspect.unwrap(value))
+    return False
+
+
 def _functions(module_name: str) -> Iterator[str]:
     module = importlib.import_module(module_name)
     for name, value in vars(module).items():
         if name.startswith("_") or getattr(value, "__module__", "") != module_name:
             continue
-        if inspect.isfunction(inspect.unwrap(value)) and _READS.fullmatch(name):
+        if inspect.isclass(value):
+            # Of methods only what decodes: most of those that read or load do so by a parser that has a line.
+            if "decode" in vars(value) and not getattr(value, "_is_protocol", False):
+                yield f"{name}.decode"
+        elif inspect.isfunction(inspect.unwrap(value)) and _READS.fullmatch(name):
             yield name

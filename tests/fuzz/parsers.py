@@ -51,6 +51,7 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
+from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
 from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
 from tests.strategies import workload_specs
@@ -344,7 +345,7 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.core.clock.from_epoch_ms": ParserCase(from_epoch_ms, numbers, (ValueError, OverflowError), (0,)),
     **{
-        f"shoal.control.store.codec of {cls.__name__}": ParserCase(
+        f"shoal.control.store.codec.DocumentCodec.decode of {cls.__name__}": ParserCase(
             functools.partial(_decode, DocumentCodec(cls)),
             st.tuples(texts | JSON_VALUES.map(json.dumps), st.sampled_from((FORMAT, FORMAT + 1))),
             (InternalError, PreconditionError),
@@ -354,7 +355,7 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.runtimes.keeper.protocol.decode": ParserCase(
         protocol.decode, blobs | JSON_VALUES.map(lambda value: json.dumps(value).encode()), (protocol.ProtocolError,)
     ),
-    "shoal.runtimes.keeper.protocol.LineBuffer": ParserCase(
+    "shoal.runtimes.keeper.protocol.LineBuffer.feed": ParserCase(
         _feed, st.lists(blobs, max_size=5), (protocol.ProtocolError,)
     ),
     "shoal.runtimes.keeper.protocol.wish_from_json": ParserCase(
@@ -405,6 +406,7 @@ PARSERS: dict[str, ParserCase] = {
         (),
     ),
     **STREAM_PARSERS,
+    **CODEC_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.

@@ -208,14 +208,14 @@ STREAM_PARSERS: dict[str, ParserCase] = {
     "shoal.dataflow.checkpoint.storage.decode_state": ParserCase(
         decode_state, _changed(TASK), (CheckpointError,), (TASK, encode_state({}))
     ),
-    "shoal.dataflow.checkpoint.storage of a manifest": ParserCase(
+    "shoal.dataflow.checkpoint.storage.CheckpointStorage.latest of a manifest": ParserCase(
         with_folder(
             _checkpoint("000000000001/manifest.json"), lambda folder: CheckpointStorage(str(folder), "job").latest()
         ),
         _changed_json(MANIFEST),
         (CheckpointError,),
     ),
-    "shoal.dataflow.checkpoint.storage of the notes": ParserCase(
+    "shoal.dataflow.checkpoint.storage.CheckpointStorage.begin of the notes": ParserCase(
         with_folder(_checkpoint("job.json"), lambda folder: CheckpointStorage(str(folder), "job").begin(LAYOUT)),
         _changed_json(JOB),
         (CheckpointError, PreconditionError),

@@ -7,15 +7,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.testing.fuzz import check_parser
-from tests.fuzz.discovery import find_parsers
+from tests.fuzz.discovery import exists, find_parsers
 from tests.fuzz.parsers import NO_PARSERS, PARSERS
 
 
+def function_of(name):
+    """The function that a line is for; what follows it says which of its inputs."""
+    return name.partition(" of ")[0]
+
+
 def test_every_parser_is_in_the_registry():
-    found = find_parsers()
-    assert found - set(PARSERS) - set(NO_PARSERS) == set()
+    found, registered = find_parsers(), {function_of(name) for name in PARSERS}
+    assert found - registered - set(NO_PARSERS) == set()
     assert set(NO_PARSERS) - found == set()
-    assert set(NO_PARSERS) & set(PARSERS) == set()
+    assert set(NO_PARSERS) & registered == set()
+
+
+def test_the_codecs_are_found():
+    names = ("arrow.ArrowCodec", "objects.JsonCodec", "protobuf.ProtobufCodec", "raw.RawCodec")
+    assert {f"shoal.topics.codecs.{name}.decode" for name in names} <= find_parsers()
+
+
+def test_no_line_is_for_a_function_that_is_gone():
+    assert [name for name in PARSERS if not exists(function_of(name))] == []
+    assert not exists("shoal.core.durations.parse_hours")
+    assert not exists("shoal.cli.specs.parse_duration"), "or was only moved"
+    assert not exists("shoal.topics.codecs.objects.JsonCodec.parse")
 
 
 @pytest.mark.parametrize("name", sorted(name for name, case in PARSERS.items() if case.good))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +23,14 @@ from google.protobuf.message import Message
 from shoal.agent.settings import AgentSettings
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnauthenticatedError, UnavailableError
+from shoal.core.errors import (
+    InvalidError,
+    NotFoundError,
+    NotLeaderError,
+    ShoalError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from shoal.core.private_files import make_data_directory, make_private_directory, read_private, write_private
 from shoal.core.retry import Backoff
 from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
@@ -65,9 +72,9 @@ async def join(
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> None:
-    """Get a certificate, unless there is a good one. Waits for a control plane that is away.
+    """Get a certificate, unless there is a good one. Waits for a control plane that is away, and for one that leads.
 
-    Raises:
+    Raises, with every address that was tried:
         DeniedError: the token is good for nothing, or not for this node.
         UnauthenticatedError: whoever answers is not the control plane that made the token.
     """
@@ -77,19 +84,32 @@ async def join(
         log.info("this node has joined already; the token is not needed")
         return
     token = parse_token(settings.join, name="--join")
+    addresses = settings.join_addresses
     failures = 0
     while True:
-        for address in settings.join_addresses:
+        for index, address in enumerate(addresses):
             try:
                 await _join_at(address, token, settings.node_id or node_id(), directory, clock)
             except ShoalError as error:
-                if not error.retryable:
-                    raise
+                # A follower is no reason to end: the leader is another one of the list, or is being elected. What a
+                # follower says of the leader is not where that one lets nodes join, so the list is gone through.
+                if not error.retryable and not isinstance(error, NotLeaderError):
+                    raise _naming(error, addresses if failures else addresses[: index + 1]) from error.__cause__
                 log.warning("joining at %s: %s", address, error.message)
             else:
                 return
         failures += 1
-        await clock.sleep(_RETRY.delay(failures, entropy))
+        seconds = _RETRY.delay(failures, entropy)
+        log.warning("could not join yet at any of %s; trying again in %.0f s", ", ".join(addresses), seconds)
+        await clock.sleep(seconds)
+
+
+def _naming(error: ShoalError, tried: Sequence[str]) -> ShoalError:
+    """The same error, with every address that was tried in what it says."""
+    if not all(address in error.message for address in tried):
+        error.message = f"{error.message}; tried to join at {', '.join(tried)}"
+    error.args = (error.message,)
+    return error
 
 
 def _has_good_files(directory: Path, clock: Clock) -> bool:

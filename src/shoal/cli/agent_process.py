@@ -51,13 +51,16 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
     from shoal.wire.channel import GrpcTransport
 
     def ready(node: Agent) -> None:
-        daemon.warn_if_insecure(settings.insecure, node.address)
+        grpc_at = daemon.bound(settings.grpc_address, node.address)
+        http_at = daemon.bound(settings.http_address, node.http_address)
+        daemon.warn_if_insecure(settings.insecure, grpc_at)
+        http = f", http {http_at}" if http_at else ""
+        grpc = f"grpc {grpc_at}" if grpc_at else "listens nowhere"
+        output.words(f"agent {node.node_id} ready: {grpc}{http}")
+        # Last: whoever waits for it finds everything said.
         daemon.write_ready_file(
             ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
         )
-        http = f", http {node.http_address}" if node.http_address else ""
-        grpc = f"grpc {node.address}" if node.address else "listens nowhere"
-        output.words(f"agent {node.node_id} ready: {grpc}{http}")
 
     arm_from_environment()
     metrics = AgentMetrics(MetricRegistry() if settings.http_address is not None else None)

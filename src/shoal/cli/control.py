@@ -140,11 +140,14 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
     from shoal.wire.channel import GrpcTransport
 
     def ready(plane: ControlPlane) -> None:
-        daemon.warn_if_insecure(settings.insecure, plane.address)
+        grpc = daemon.bound(settings.grpc_address, plane.address)
+        http = daemon.bound(settings.http_address, plane.http_address)
+        join = daemon.bound(settings.join_address, plane.join_address)
+        daemon.warn_if_insecure(settings.insecure, grpc)
         facts = {"role": "control", "grpc": plane.address, "http": plane.http_address, "join": plane.join_address}
-        daemon.write_ready_file(ready_file, facts)
-        joining = f", join {plane.join_address}" if plane.join_address else ""
-        output.words(f"control plane ready: grpc {plane.address}, http {plane.http_address}{joining}")
+        joining = f", join {join}" if join else ""
+        output.words(f"control plane ready: grpc {grpc}, http {http}{joining}")
+        daemon.write_ready_file(ready_file, facts)  # last: whoever waits for it finds everything said
         gc.freeze()
 
     arm_from_environment()

@@ -23,10 +23,13 @@ from typing import NoReturn, TypeVar
 from shoal.cli import session
 from shoal.core.errors import InvalidError, Problem
 from shoal.core.files import write_atomic
+from shoal.wire.addresses import Address, parse_address
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+EVERY_HOST = "0.0.0.0"  # noqa: S104 - how it is shown; binds nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,32 @@ def load(
     return loaded
 
 
+def bound(listening: str | None, served: str) -> str:
+    """Where a server listens, for people. What it serves at is how this machine dials it: 127.0.0.1 for all addresses.
+
+    Args:
+        listening: what it was told to listen at; the port may be 0.
+        served: what it serves at; empty where it does not.
+    """
+    if not served or not listening:
+        return served
+    where = parse_address(listening, listening=True)
+    if not where.is_wildcard:
+        return served
+    return str(Address(where.host or EVERY_HOST, parse_address(served).port))
+
+
 def warn_if_insecure(insecure: bool, address: str) -> None:
-    """Say what `--insecure` means, each time it is used, once it is known where it serves."""
-    if insecure:
-        whoever = f"can connect to {address}" if address else "poses as the control plane"
-        log.warning("--insecure: nothing is encrypted, and whoever %s may do everything", whoever)
+    """Say what `--insecure` means, each time it is used, once it is known where it listens."""
+    if not insecure:
+        return
+    if not address:
+        whoever = "poses as the control plane"
+    else:
+        where = parse_address(address)
+        everywhere = f" (every interface, port {where.port})" if where.is_wildcard else ""
+        whoever = f"can connect to {address}{everywhere}"
+    log.warning("--insecure: nothing is encrypted, and whoever %s may do everything", whoever)
 
 
 def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service: str) -> None:

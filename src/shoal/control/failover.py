@@ -11,6 +11,9 @@ come back or an operator says which are dead.
     a token is there                 now, the longest lost first, unless the brake is on
     else                             when there is a token
 
+When the brake has held and nodes come back, they do not come all at once: those that are still missing get one more
+lease before the first of them is given up. An operator's word needs no such grace.
+
 What vanished is what is silent for more than half a lease, was lost within a lease, or is held back. The share is of
 that and of what is alive: nodes lost long ago do not count.
 
@@ -122,15 +125,29 @@ class FleetHealth:
 
 
 @dataclass(frozen=True, slots=True)
+class Brake:
+    """The last moment at which most of the fleet was away, and how many were alive then."""
+
+    at: float
+    alive: int
+
+    def grace(self, health: FleetHealth, *, now: float, lease: float) -> float:
+        """For how many more seconds those that are still missing may come back, as others have."""
+        return self.at + lease - now if health.held and health.alive > self.alive else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EvictionVerdict:
     """Which nodes are given up now."""
 
     give_up: tuple[NodeId, ...]
-    #: Most of the fleet vanished: nothing is moved.
+    #: Most of the fleet vanished, or is just coming back: nothing is moved.
     braked: bool
     bucket: Bucket
-    #: Seconds until a token is there for the next; None when nobody waits for one.
+    #: Seconds until a token is there for the next, or until the brake lets go; None when nobody waits for that.
     next_in: float | None = None
+    #: To be given again with the next question.
+    brake: Brake | None = None
 
 
 def is_braked(health: FleetHealth, settings: FailoverSettings) -> bool:
@@ -143,11 +160,22 @@ def burst(total: int, settings: FailoverSettings) -> float:
     return float(max(1, math.ceil(settings.burst_share * total - 1e-9)))
 
 
-def judge_evictions(health: FleetHealth, bucket: Bucket, *, now: float, settings: FailoverSettings) -> EvictionVerdict:
-    """Say which of the lost nodes are given up now."""
+def judge_evictions(
+    health: FleetHealth,
+    bucket: Bucket,
+    *,
+    now: float,
+    settings: FailoverSettings,
+    brake: Brake | None = None,
+    lease: float = 0.0,
+) -> EvictionVerdict:
+    """Say which of the lost nodes are given up now. `bucket` and `brake` are those of the last verdict."""
     bucket = bucket.filled(now=now, most=burst(health.total, settings), per_second=settings.nodes_per_second)
     if is_braked(health, settings):
-        return EvictionVerdict((), True, bucket)
+        return EvictionVerdict((), True, bucket, brake=Brake(now, health.alive))
+    grace = brake.grace(health, now=now, lease=lease) if brake is not None else 0.0
+    if grace > 0:
+        return EvictionVerdict((), True, bucket, next_in=max(grace, _SHORTEST_WAIT), brake=brake)
     given_up: list[NodeId] = []
     tokens, waiting = bucket.tokens, False
     for node in sorted(health.held, key=lambda each: (each.since, each.node_id)):

@@ -18,6 +18,7 @@ from datetime import datetime
 from shoal.control import leases
 from shoal.control.dispatch import Dispatch
 from shoal.control.failover import (
+    Brake,
     Bucket,
     FailoverSettings,
     FleetHealth,
@@ -142,6 +143,7 @@ class Nodes:
         self.hears = False
         self._failover = failover or FailoverSettings()
         self._bucket = Bucket()
+        self._brake: Brake | None = None
         self._lost_at: dict[NodeId, float] = {}
         #: Why nothing is moved from lost nodes; empty when the brake is off.
         self.brake = ""
@@ -491,11 +493,13 @@ class Nodes:
     async def _judge_evictions(self, now: float, *, alive: int, suspect: int) -> float:
         """Let the work of lost nodes move, as fast as is good; say in how many seconds to look again."""
         health = self._health(now, alive=alive, suspect=suspect)
-        verdict = judge_evictions(health, self._bucket, now=now, settings=self._failover)
+        verdict = judge_evictions(
+            health, self._bucket, now=now, settings=self._failover, brake=self._brake, lease=self._lease_seconds
+        )
         await self._note_brake(health, braked=verdict.braked)
         for node_id in verdict.give_up:
             await self._give_up(node_id)
-        self._bucket = verdict.bucket
+        self._bucket, self._brake = verdict.bucket, verdict.brake
         return verdict.next_in if verdict.next_in is not None else math.inf
 
     def _health(self, now: float, *, alive: int, suspect: int) -> FleetHealth:

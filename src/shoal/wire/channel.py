@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from shoal.core.tasks import task_scope
 from shoal.model.identity import Identity, Peer
 from shoal.wire.addresses import parse_address
 from shoal.wire.authorization import RULES, Policy, Rule
-from shoal.wire.grpcio import aio
+from shoal.wire.grpcio import aio, grpc
 from shoal.wire.security import INSECURE, Protection, Security, protect
 from shoal.wire.server import GrpcServer, serve
 from shoal.wire.serving import RpcObserver, checked_metadata, close_stream, pack, unpack
@@ -50,6 +50,13 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
 
 # What gRPC says of a server whose certificate is good, but not for the name that was asked for.
 _NOT_THE_PEER = "Hostname Verification Check failed"
+
+# What gRPC makes of a write that fails, whatever the reason. No server says so: ours add their trailers.
+_OWN_ERROR = "Internal error from Core"
+
+# A write fails because the call is over, so its status is here or about to be. Only a call that gRPC itself has broken
+# has none.
+_STATUS_LAG = 5.0
 
 # Messages pass as bytes: they are packed and read here.
 _Unary = aio.UnaryUnaryMultiCallable[bytes, bytes]
@@ -184,12 +191,15 @@ class GrpcChannel:
         async with self._carry() as channel, task_scope("wire.converse") as scope:
             make: _BothStream = channel.stream_stream(method.path)
             under_way = make(metadata=headers)
+            ending = _Ending(under_way)
             scope.start(_send(under_way, method, requests, failures), name=method.path)
             try:
                 async for answer in under_way:
                     yield self._read(method, answer)
             except aio.AioRpcError as error:
-                raise self._translate(error, method, None) from None
+                status = await ending.status(_status_of(error))
+                if status.code is not Code.OK:
+                    raise self._explain(status, method, None) from None
             except asyncio.CancelledError:
                 if failures and not _was_cancelled():
                     raise failures[0] from None
@@ -243,14 +253,14 @@ class GrpcChannel:
             ) from error
 
     def _translate(self, error: aio.AioRpcError, method: Method[Any, Any], timeout: float | None) -> ShoalError:
-        number = error.code().value[0]
-        trailers = {name: value for name, value in error.trailing_metadata() if isinstance(value, bytes)}
-        status = Status(Code(number), error.details() or "", trailers)
+        return self._explain(_status_of(error), method, timeout)
+
+    def _explain(self, status: Status, method: Method[Any, Any], timeout: float | None) -> ShoalError:
         if status.code is Code.UNAVAILABLE:
             self._protection.doubt()
             if self._peer is not None and _NOT_THE_PEER in status.message:
                 message = f"whoever answers there has no certificate of {self._peer} of this cluster"
-                status = Status(status.code, message, trailers)
+                status = Status(status.code, message, status.trailers)
         return explain(status, address=self._address, method=method.path, timeout=timeout)
 
     def _raise_if_closed(self) -> None:
@@ -264,21 +274,82 @@ def _was_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
+class _Ending:
+    """How a conversation ended, by the status that its server sent.
+
+    gRPC keeps one status of a call. A write that fails because the call is over puts an error of gRPC's own there, over
+    what the server said or just before that comes in (grpc/grpc issue 36066). So each status is read as soon as it is
+    set, and that error decides nothing.
+    """
+
+    def __init__(self, under_way: aio.StreamStreamCall[bytes, bytes]) -> None:
+        self._said: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        under_way.add_done_callback(self._note)
+
+    async def status(self, seen: Status) -> Status:
+        """The status that counts, for a reader that has seen this one."""
+        if not _is_own_error(seen):
+            return seen
+        try:
+            async with asyncio.timeout(_STATUS_LAG):
+                return await self._said
+        except TimeoutError:
+            return Status(Code.UNAVAILABLE, "the call broke off while a request was being sent, and no status came")
+
+    def _note(self, under_way: Any) -> None:
+        # Called once for each status that is set, before anything else can run that sets another.
+        reading = _read_status(under_way)
+        try:
+            reading.send(None)
+        except StopIteration as read:
+            status: Status = read.value
+            if not self._said.done() and not _is_own_error(status):
+                self._said.set_result(status)
+        finally:
+            reading.close()
+
+
+def _is_own_error(status: Status) -> bool:
+    return status.code is Code.INTERNAL and status.message == _OWN_ERROR and not status.trailers
+
+
+async def _read_status(under_way: Any) -> Status:
+    """The status of a call that has one. Never waits then."""
+    return _status(await under_way.code(), await under_way.details(), await under_way.trailing_metadata())
+
+
+def _status_of(error: aio.AioRpcError) -> Status:
+    return _status(error.code(), error.details(), error.trailing_metadata())
+
+
+def _status(code: grpc.StatusCode, details: str | None, trailing: Iterable[tuple[str, str | bytes]]) -> Status:
+    trailers = {name: value for name, value in trailing if isinstance(value, bytes)}
+    return Status(Code(code.value[0]), details or "", trailers)
+
+
 async def _send(
     under_way: aio.StreamStreamCall[bytes, bytes],
     method: Method[Any, Any],
     requests: AsyncIterator[Any],
     failures: list[BaseException],
 ) -> None:
-    """Send every request, then say that there are no more."""
+    """Send every request, then say that there are no more. Stops when the call is over: its reader learns why."""
     try:
         async for request in requests:
-            await under_way.write(pack(request, method))
-        await under_way.done_writing()
-    except (aio.AioRpcError, asyncio.InvalidStateError):
-        pass  # the call is over; whoever reads it learns why
+            if not await _went_out(under_way.write(pack(request, method))):
+                return
+        await _went_out(under_way.done_writing())
     except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
         failures.append(error)
         under_way.cancel()
     finally:
         await close_stream(requests)
+
+
+async def _went_out(step: Awaitable[None]) -> bool:
+    """Whether gRPC took what was sent; if not, the call is over."""
+    try:
+        await step
+    except (aio.AioRpcError, aio.InternalError, asyncio.InvalidStateError):
+        return False
+    return True

@@ -143,6 +143,20 @@ def test_insecure_is_warned_about_and_stays_on_this_machine(start, tmp_path):
     assert served_at == {"127.0.0.1"}
 
 
+@pytest.mark.parametrize("role", ["control", "agent"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_the_warning_says_that_every_interface_is_open(start, tmp_path, role, host):
+    """What the ready file says is how this machine dials it; what people read is who else can."""
+    flags = ["--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-host", host, "--grpc-port", "0"]
+    server = start(role, *flags, "--http-port", "0", *(["--standalone"] if role == "agent" else []))
+    port = server.ready["grpc"].rpartition(":")[2]
+    assert server.ready["grpc"] in (f"127.0.0.1:{port}", f"[::1]:{port}")
+    bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    said = server.log.read_text()
+    assert f"whoever can connect to {bound} (every interface, port {port}) may do everything" in said
+    assert f"ready: grpc {bound}, http {server.ready['http']}\n" in said
+
+
 def issue(folder, role, name):
     flag = "--node-id" if role == "agent" else "--name"
     outcome = shoal("certs", "issue", "--dir", str(folder), "--role", role, flag, name)

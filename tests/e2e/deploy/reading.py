@@ -51,6 +51,12 @@ def shell_lines(script: str) -> Iterator[list[str]]:
             yield shlex.split(call, comments=True)[1:]
 
 
+def remarked_script(path: Path) -> str:
+    """What the remarks of a file say to type: the lines that are set in."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line.removeprefix("#   ") for line in lines if line.startswith("#   "))
+
+
 @dataclass(frozen=True, slots=True)
 class Instruction:
     """One instruction of a Dockerfile."""

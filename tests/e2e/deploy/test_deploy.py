@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import shoal
-from shoal.agent.settings import AgentSettings
+from shoal.agent.settings import JOIN_PORT, AgentSettings
 from shoal.control.settings import ControlSettings
 from shoal.core.config import load_settings
 from tests.e2e.deploy.reading import (
@@ -28,6 +28,7 @@ from tests.e2e.deploy.reading import (
     parse_command_line,
     read_dockerfile,
     read_unit,
+    remarked_script,
     shell_lines,
 )
 
@@ -106,6 +107,49 @@ def test_the_settings_beside_a_unit_are_read(name: str, settings: type[Any], tmp
     if name == "control":
         assert offered.database.startswith("postgresql://")
         assert offered.advertise
+
+
+def put_in_place(name: str, root: Path, owner: str) -> None:
+    """Type what the remarks of a unit say, with `root` for /, but for what talks to systemd."""
+    lines = [line for line in remarked_script(DEPLOY / "systemd" / name).splitlines() if line.startswith("install ")]
+    script = "\n".join(lines).replace(" /etc/", f" {root}/etc/").replace("-o shoal -g shoal", owner)
+    answer = subprocess.run(["sh", "-euc", script], cwd=root, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
+def test_the_user_of_the_control_plane_is_made_and_owns_its_key(tmp_path: Path) -> None:
+    unit = read_unit(DEPLOY / "systemd" / "shoal-control.service")["Service"]
+    program = Path(sys.executable).with_name("shoal")
+    (tmp_path / "deploy").symlink_to(DEPLOY)
+    for line in ("init", "issue --role control", "issue --role agent --node-id machine-1"):
+        subprocess.run([program, "certs", *line.split()], cwd=tmp_path, check=True, capture_output=True)
+    # Numbers in place of names: the user is one of the tree below, not of this machine.
+    owner = f"-o {os.getuid()} -g {os.getgid()}"
+    uid = os.getuid()
+    if shutil.which("systemd-sysusers") is not None and uid == 0:
+        (tmp_path / "etc").mkdir()
+        command = ["systemd-sysusers", f"--root={tmp_path}", str(DEPLOY / "systemd" / "shoal.sysusers")]
+        subprocess.run(command, check=True, capture_output=True)
+        (made,) = [line.split(":") for line in (tmp_path / "etc" / "passwd").read_text().splitlines()]
+        assert made[0] == unit["User"] == unit["Group"]
+        assert made[5] == f"/var/lib/{unit['StateDirectory']}"
+        assert made[6].endswith("/nologin")
+        uid = int(made[2])
+        owner = f"-o {uid} -g {made[3]}"
+    put_in_place("shoal-control.service", tmp_path, owner)
+    put_in_place("shoal-agent.service", tmp_path, owner)
+
+    sysusers = (tmp_path / "etc/sysusers.d/shoal.conf").read_text()
+    assert re.search(rf"^u {unit['User']} ", sysusers, re.MULTILINE)
+    for name, settings, who in (("control", ControlSettings, uid), ("agent", AgentSettings, os.getuid())):
+        assert (tmp_path / f"etc/systemd/system/shoal-{name}.service").exists()
+        config = tmp_path / f"etc/shoal/{name}.toml"
+        loaded = load_settings(settings, flags={}, env={}, env_names={}, file=str(config))
+        for file in (loaded.ca, loaded.cert, loaded.key):
+            found = (tmp_path / file.removeprefix("/")).stat()
+            assert (found.st_uid, found.st_mode & 0o777) == (who, 0o400), file
+        assert config.stat().st_mode & 0o077 == 0, "there may be a key in it"
+        assert config.stat().st_uid == who
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -195,8 +239,13 @@ def test_a_manifest_hangs_together(name: str, manifest: dict[str, Any]) -> None:
     assert annotations["prometheus.io/port"] == str(ports["http"])
 
 
-def test_agents_find_the_control_plane_by_its_service() -> None:
+def the_service() -> dict[str, Any]:
     (service,) = [each for path in MANIFESTS for each in load_yaml(path) if each["kind"] == "Service"]
+    return service
+
+
+def test_agents_find_the_control_plane_by_its_service() -> None:
+    service = the_service()
     found = dict(pods())
     (container,) = found["shoal-agent"]["spec"]["template"]["spec"]["containers"]
     control = parse_command_line(container["args"])["control"]
@@ -205,11 +254,84 @@ def test_agents_find_the_control_plane_by_its_service() -> None:
     assert service["spec"]["selector"] == found["shoal-control"]["spec"]["template"]["metadata"]["labels"]
 
 
-@pytest.mark.parametrize("path", [*MANIFESTS, DEPLOY / "compose.yaml", DEPLOY / "Dockerfile"], ids=lambda p: p.name)
+def test_agents_that_join_find_the_port_for_it() -> None:
+    """As the remarks have it: a token in place of the three files, and the port where the control planes let in."""
+    found = dict(pods())
+    (agent,) = found["shoal-agent"]["spec"]["template"]["spec"]["containers"]
+    (control,) = found["shoal-control"]["spec"]["template"]["spec"]["containers"]
+    arguments = [each for each in agent["args"] if not each.startswith(("--ca=", "--cert=", "--key="))]
+    control_addresses = (parse_command_line(arguments)["control"],)
+    (address,) = AgentSettings(data_dir="/d", control=control_addresses, join="x").join_addresses
+    service = the_service()
+    ports = {each["port"]: each["targetPort"] for each in service["spec"]["ports"]}
+    host, _, port = address.rpartition(":")
+    assert host == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    served = parse_command_line([*control["args"], "--ca-key=/etc/shoal/ca-key.pem"])
+    assert served["join_port"] is None, "it is at the usual one"
+    assert int(port) == JOIN_PORT == ControlSettings(data_dir="/d").join_port
+    assert {each["name"]: each["containerPort"] for each in control["ports"]}[ports[JOIN_PORT]] == JOIN_PORT
+
+
+@pytest.mark.parametrize(
+    "path", [*MANIFESTS, *UNITS, DEPLOY / "compose.yaml", DEPLOY / "Dockerfile"], ids=lambda p: p.name
+)
 def test_what_the_remarks_say_to_type_is_right(path: Path) -> None:
     remarks = "\n".join(line[1:].strip() for line in path.read_text().splitlines() if line.startswith("#"))
-    for words in shell_lines(remarks):
+    inline = "\n".join(re.findall(r"`(shoal \w+ \w+ [^`]*)`", remarks))
+    for words in shell_lines(f"{remarks}\n{inline}"):
         assert parse_command_line(words) is not None
+
+
+# In place of kubectl: knows two machines, and writes down which files a secret was made of.
+KUBECTL = """#!/bin/sh -eu
+case "$*" in
+  "get nodes -o name") echo node/machine-1; echo node/machine-2 ;;
+  *"create secret generic"*--from-file=*) ls "${7#--from-file=}" > "secrets/$6" ;;
+  *"create secret generic"*--from-literal=*) : > "secrets/$6" ;;
+  *"delete secret"*) rm "secrets/$5" ;;
+  "apply -f "*) test -f "$3" ;;
+  "create namespace shoal") ;;
+  *) echo "kubectl $*: not foreseen" >&2; exit 1 ;;
+esac
+"""
+
+# Everything but what needs a control plane.
+SHOAL = """#!/bin/sh -eu
+[ "$1 $2" = "token create" ] || exec {program} "$@"
+"""
+
+
+def test_what_the_remarks_of_the_manifests_say_can_be_typed(tmp_path: Path) -> None:
+    """In a shell, first those of the control plane: every folder and every file is there when it is needed."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in (("kubectl", KUBECTL), ("shoal", SHOAL.format(program=Path(sys.executable).with_name("shoal")))):
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    place = tmp_path / "place"
+    (place / "secrets").mkdir(parents=True)
+    (place / "deploy").symlink_to(DEPLOY)
+    for name in ("control.yaml", "agents.yaml"):
+        answer = subprocess.run(
+            ["sh", "-euc", remarked_script(DEPLOY / "kubernetes" / name)],
+            cwd=place,
+            env={**os.environ, "PATH": f"{commands}:{os.environ['PATH']}", "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+    secrets = {path.name: set(path.read_text().split()) for path in (place / "secrets").iterdir()}
+    assert set(secrets) >= {"shoal-database", "shoal-secret-key", "shoal-join-token"}
+    found = dict(pods())
+    for name, more in (("shoal-control", ["--ca-key=/etc/shoal/ca-key.pem"]), ("shoal-agent", [])):
+        pod = found[name]["spec"]["template"]["spec"]
+        (secret,) = [each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each]
+        given = parse_command_line([*pod["containers"][0]["args"], *more])
+        for flag in ("ca", "cert", "key", "ca_key"):
+            if given.get(flag):
+                path = given[flag].replace("$(NODE_NAME)", "machine-2")
+                assert path.removeprefix("/etc/shoal/") in secrets[secret], path
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -245,7 +367,7 @@ def test_the_image_runs_the_program_without_root() -> None:
     assert users == ["shoal"]
     assert final["ENTRYPOINT"].words == ["shoal"]
     assert final["STOPSIGNAL"].rest == "SIGTERM"
-    assert final["EXPOSE"].words == ["8085", "8084", "50051"]
+    assert final["EXPOSE"].words == ["8085", "8084", str(JOIN_PORT), "50051"]
     assert "PID 1" in (DEPLOY / "Dockerfile").read_text()
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import urllib.error
 import urllib.request
-from contextlib import asynccontextmanager
 from datetime import timedelta
 
 import pytest
@@ -91,7 +91,7 @@ class Running:
                 await asyncio.sleep(0.02)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def running(tmp_path, **fields):
     made = Running(tmp_path / "data")
     await made.start(**fields)
@@ -103,6 +103,14 @@ async def running(tmp_path, **fields):
         await made.agent.executor.stop_all(30)
         await made.stop()
         assert read_keeper_pid(made.data_dir) is None
+
+
+async def has_ended(pid):
+    async with asyncio.timeout(30):
+        with contextlib.suppress(ProcessLookupError):
+            while True:
+                os.kill(pid, 0)
+                await asyncio.sleep(0.02)
 
 
 async def test_a_process_runs_is_replaced_and_is_removed(tmp_path):
@@ -126,12 +134,15 @@ async def test_a_process_runs_is_replaced_and_is_removed(tmp_path):
 async def test_a_restart_of_the_agent_leaves_processes_running_and_adopts_them(tmp_path):
     async with running(tmp_path) as it:
         await it.apply("stays", process("sleep", "600"))
-        await it.apply("ends", process("sh", "-c", "sleep 0.3; exit 7", restart=RestartPolicy(policy="no")))
+        sign = tmp_path / "end now"
+        script = f"until [ -e '{sign}' ]; do sleep 0.05; done; exit 7"
+        await it.apply("ends", process("sh", "-c", script, restart=RestartPolicy(policy="no")))
         pid = (await it.wait(pb.ACTUAL_STATE_RUNNING, "stays")).run.pid
-        await it.wait(pb.ACTUAL_STATE_RUNNING, "ends")
+        ending = (await it.wait(pb.ACTUAL_STATE_RUNNING, "ends")).run.pid
         await it.stop()
         os.kill(pid, 0)
-        await asyncio.sleep(0.6)
+        sign.touch()
+        await has_ended(ending)
         await it.start()
         assert (await it.wait(pb.ACTUAL_STATE_RUNNING, "stays")).run.pid == pid
         status = await it.wait(pb.ACTUAL_STATE_FAILED, "ends")

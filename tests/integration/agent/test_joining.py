@@ -16,14 +16,17 @@ from shoal.agent.settings import AgentSettings
 from shoal.client import ControlPlane as Client
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
+from shoal.control.store.sqlite import SqliteStore
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import DeniedError, ExhaustedError, UnauthenticatedError, UnsupportedError
 from shoal.model.identity import Identity, Role
 from shoal.testing.certificates import Certificates
+from shoal.testing.stores import KeptStore, Seat, SharedStore
 from shoal.wire.authority import issue
 from shoal.wire.certificates import describe, read_certificates
 from shoal.wire.channel import GrpcTransport
+from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_authority, write_credentials
 from shoal.wire.grpcio import aio
 from shoal.wire.methods import AgentControl, Credentials, Enrollment, methods_of
@@ -38,8 +41,8 @@ pytestmark = pytest.mark.integration
 class Place:
     """A control plane that issues certificates, and what its operator needs."""
 
-    def __init__(self, folder, name="default") -> None:
-        self.certificates = Certificates(folder / "files", cluster=name)
+    def __init__(self, folder, name="default", *, certificates=None, store=None) -> None:
+        self.certificates = certificates or Certificates(folder / "files", cluster=name)
         write_authority(folder / "authority", self.certificates.authority)
         files = self.certificates.control()
         self.settings = ControlSettings(
@@ -57,6 +60,7 @@ class Place:
             self.settings,
             transport=GrpcTransport(security=access.security()),
             join_transport=GrpcTransport(security=access.server_security()),
+            store=store,
         )
 
     def client(self, files=None) -> Client:
@@ -197,6 +201,79 @@ async def test_a_control_plane_that_is_away_is_waited_for(tmp_path):
     await plane.start(http=False)
     await asyncio.wait_for(joining, 60)
     await plane.stop()
+
+
+class Two:
+    """Two control planes on one store; the first one that is started leads."""
+
+    def __init__(self, folder) -> None:
+        self.seat = Seat()
+        self._kept = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec_bytes))
+        self.one = Place(folder / "one", store=self._store())
+        self.two = Place(folder / "two", certificates=self.one.certificates, store=self._store())
+
+    def _store(self) -> SharedStore:
+        return SharedStore(self._kept, self.seat, SystemClock())
+
+    async def __aenter__(self):
+        await self.one.plane.start(http=False)
+        await self.two.plane.start(http=False)
+        return self
+
+    async def __aexit__(self, *_error) -> None:
+        await self.two.plane.stop()
+        await self.one.plane.stop()
+        await self._kept.dispose()
+
+    def agent_settings(self, folder, token, *places, **given) -> AgentSettings:
+        return self.one.agent_settings(
+            folder, token, join_address=tuple(each.plane.join_address for each in places), **given
+        )
+
+
+async def test_a_follower_that_is_asked_first_is_no_reason_to_end(tmp_path, caplog):
+    async with Two(tmp_path) as both:
+        assert both.one.plane.leads
+        assert not both.two.plane.leads
+        token = await token_of(both.one)
+        settings = both.agent_settings(tmp_path / "agent", token, both.two, both.one)
+        await asyncio.wait_for(join(settings, node_id=lambda: "unused"), 60)
+        assert (settings.credentials_dir / "cert.pem").exists()
+        assert f"joining at {both.two.plane.join_address}: this control plane does not lead" in caplog.text
+        async with both.one.client() as operator:
+            [view] = await operator.list_join_tokens()
+            assert view.used_by == ("n1",)
+
+
+async def test_an_error_names_every_address_that_was_tried(tmp_path):
+    async with Two(tmp_path) as both:
+        token = await token_of(both.one, node_id="n2")
+        settings = both.agent_settings(tmp_path / "agent", token, both.two, both.one)
+        with pytest.raises(DeniedError, match="for node 'n2', not for 'n1'") as caught:
+            await asyncio.wait_for(join(settings, node_id=lambda: "unused"), 60)
+        tried = f"tried to join at {both.two.plane.join_address}, {both.one.plane.join_address}"
+        assert caught.value.message.endswith(tried)
+        assert str(caught.value) == caught.value.message
+
+
+async def test_while_nobody_leads_it_is_tried_again(tmp_path, caplog):
+    async with Two(tmp_path) as both:
+        token = await token_of(both.one)
+        # Somebody else has the seat, of whom nobody knows an address: as between two leaders.
+        both.seat.term, both.seat.holder, both.seat.address = both.seat.term + 1, "gone", ""
+        both.seat.until = float("inf")
+        async with asyncio.timeout(60):
+            while both.one.plane.leads or both.two.plane.leads:
+                await asyncio.sleep(0.05)
+            settings = both.agent_settings(tmp_path / "agent", token, both.one, both.two)
+            joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused"))
+            while "could not join yet at any of" not in caplog.text:
+                assert not joining.done(), joining
+                await asyncio.sleep(0.05)
+            both.seat.until = 0.0
+            await joining
+        assert (settings.credentials_dir / "cert.pem").exists()
+        assert "does not lead; nobody does" in caplog.text
 
 
 async def test_the_door_lets_nobody_do_anything_else_and_not_too_often(place):

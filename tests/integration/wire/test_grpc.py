@@ -205,6 +205,8 @@ class ForeignHandlers(grpc.GenericRpcHandler):
     def service(self, details):
         if details.method == COUNT.path:
             return grpc.unary_stream_rpc_method_handler(self._stream)
+        if details.method == CHAT.path:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
         return grpc.unary_unary_rpc_method_handler(self._unary)
 
     async def _unary(self, _request, context):
@@ -248,6 +250,25 @@ async def test_a_foreign_status_is_read_by_its_code(code, details, expected):
     assert (await anext(stream)).value == "1"
     with pytest.raises(expected):
         await anext(stream)
+    await channel.close()
+    await server.stop(None)
+
+
+async def test_what_grpc_says_of_its_own_failed_write_is_never_the_answer(monkeypatch):
+    # The words and the code that gRPC gives a call when a write fails. Here they come from afar, without the status
+    # that would follow.
+    monkeypatch.setattr("shoal.wire.channel._STATUS_LAG", 0.05)
+    server, address = await _foreign(grpc.StatusCode.INTERNAL, "Internal error from Core")
+
+    async def words():
+        yield StringValue(value="a")
+
+    channel = GrpcTransport().connect(address)
+    answers = channel.converse(CHAT, words())
+    assert (await anext(answers)).value == "1"
+    with pytest.raises(UnavailableError, match=r"while a request was being sent") as caught:
+        await anext(answers)
+    assert address in caught.value.message
     await channel.close()
     await server.stop(None)
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.control.failover import (
+    Brake,
     Bucket,
     FailoverSettings,
     FleetHealth,
@@ -116,6 +117,22 @@ class TestNodes:
         verdict = judge(health)
         assert verdict.braked == braked
         assert bool(verdict.give_up) != braked
+
+    def test_who_is_still_missing_when_others_come_back_gets_one_more_lease(self):
+        pulled = judge_evictions(FleetHealth(1, 0, lost(3)), Bucket(), now=100.0, settings=DEFAULTS, lease=30.0)
+        assert pulled.brake == Brake(100.0, 1)
+
+        def later(health, now):
+            return judge_evictions(health, pulled.bucket, now=now, settings=DEFAULTS, brake=pulled.brake, lease=30.0)
+
+        one_back = FleetHealth(2, 0, lost(2))
+        waiting = later(one_back, 110.0)
+        assert (waiting.give_up, waiting.braked, waiting.next_in) == ((), True, pytest.approx(20.0))
+        assert waiting.brake == pulled.brake  # however often it is asked, the grace ends when it was to end
+        assert later(one_back, 130.0).give_up == ("n0",)
+        assert not later(FleetHealth(4, 0, ()), 101.0).braked
+        # Nobody came back: an operator said of one that it is dead, and is not kept waiting for the others.
+        assert later(FleetHealth(1, 0, lost(2)), 101.0).give_up == ("n0",)
 
     def test_the_brake_can_be_turned_off(self):
         off = FailoverSettings(brake_share=1.0)

@@ -127,9 +127,30 @@ class TestMassLoss:
         assert "MovesHeld" in await kit.event_kinds("default")
         assert (await kit.node_view("n1")).failover == "held"
         nodes[0].silent = False
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=30)
+        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=60)
         await kit.wait(lambda: kit.plane.reign.fleet.nodes["n2"].given_up, seconds=60)
         assert "MovesResumed" in await kit.event_kinds("default")
+
+    async def test_nodes_that_come_back_one_after_another_keep_their_work(self, kit):
+        nodes = await ready(kit, "n1", "n2", "n3", "n4")
+        for node in nodes:
+            await kit.apply(f"on-{node.node_id}", cpu=3000)
+        for node in nodes:
+            await kit.wait_status(f"on-{node.node_id}", "Running")
+        before = {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()}
+        for node in nodes[:3]:
+            node.silent = True
+        for node in nodes[:3]:
+            await kit.wait_node(node.node_id, "NotReady")
+        await kit.clock.sleep(100)
+        for node in nodes[:3]:
+            node.silent = False
+            await kit.wait_node(node.node_id, "Ready")
+        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=5)  # nobody is missing any more
+        await kit.clock.sleep(100)
+        assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
+        for node in nodes:
+            assert "NodeGivenUp" not in await kit.event_kinds(node.node_id)
 
     async def test_an_operator_who_knows_lets_go_of_the_brake(self, kit):
         nodes = await ready(kit, "n1", "n2", "n3", "n4")

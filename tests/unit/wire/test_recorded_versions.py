@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import tarfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from google.protobuf import descriptor_pb2, json_format
+from google.protobuf import descriptor_pb2, json_format, text_format
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scripts.record_version import contract
 from shoal.testing.messages import messages
+from shoal.wire import pb
 from shoal.wire.methods import AgentControl, AgentService, methods_of
-from shoal.wire.pb.persys.agent.v1 import agent_pb2
-from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import run_pb2
 from tests.services.versions import RecordedVersion, recorded_versions
 
 VERSIONS = recorded_versions()
@@ -87,10 +89,32 @@ def test_what_was_sent_then_means_the_same_now(version: RecordedVersion) -> None
 
 @EVERY
 def test_nothing_of_the_contract_was_changed_or_taken_away(version: RecordedVersion) -> None:
-    now = {file.package: _shape(file) for file in _files_now()}
+    now = {file.name: _shape(file) for file in _files_now()}
     for file in version.contract().file:
-        lost = _shape(file) - now[file.package]
-        assert not lost, f"{file.package}: {sorted(lost)[:5]}"
+        lost = _shape(file) - now[file.name]
+        assert not lost, f"{file.name}: {sorted(lost)[:5]}"
+
+
+@EVERY
+def test_the_contract_of_a_version_has_every_file_that_its_program_had(version: RecordedVersion) -> None:
+    with tarfile.open(version.folder / "program.tar.xz") as program:
+        names = [name.removeprefix("shoal/wire/pb/") for name in program.getnames() if name.endswith("_pb2.py")]
+    assert {file.name for file in version.contract().file} == {name.replace("_pb2.py", ".proto") for name in names}
+
+
+def test_the_next_version_is_recorded_with_every_file_that_there_is() -> None:
+    recorded = text_format.Parse(contract(), descriptor_pb2.FileDescriptorSet())
+    assert {file.name for file in recorded.file} == {file.name for file in _files_now()}
+
+
+@pytest.mark.parametrize("name", ["shoal/v1/enrollment.proto", "shoal/v1/secrets.proto", "shoal/v1/run.proto"])
+def test_a_field_with_another_number_is_found_out(name: str) -> None:
+    (file,) = [each for each in VERSIONS[-1].contract().file if each.name == name]
+    changed = descriptor_pb2.FileDescriptorProto()
+    changed.CopyFrom(file)
+    message = next(each for each in changed.message_type if each.field)
+    message.field[0].number += 1000
+    assert {lost[:2] for lost in _shape(file) - _shape(changed)} == {(message.name, message.field[0].number - 1000)}
 
 
 @EVERY
@@ -124,10 +148,12 @@ def _services(version: RecordedVersion) -> Iterator[Any]:
 
 
 def _files_now() -> Iterator[descriptor_pb2.FileDescriptorProto]:
-    for module in (run_pb2, agent_pb2, control_pb2):
-        file = descriptor_pb2.FileDescriptorProto()
-        module.DESCRIPTOR.CopyToProto(file)
-        yield file
+    """Of every module that was generated: a new proto is held to its numbers without being named here."""
+    for found in pkgutil.walk_packages(pb.__path__, f"{pb.__name__}."):
+        if found.name.endswith("_pb2"):
+            file = descriptor_pb2.FileDescriptorProto()
+            importlib.import_module(found.name).DESCRIPTOR.CopyToProto(file)
+            yield file
 
 
 def _shape(file: descriptor_pb2.FileDescriptorProto) -> set[tuple[Any, ...]]:

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shoal.core.errors import PreconditionError, problem
-from shoal.dataflow.api.context import TopicSpec, is_preparing
+from shoal.core.errors import problem
+from shoal.dataflow.api.context import TopicSpec
 from shoal.dataflow.api.lifetime import in_own_thread
 from shoal.dataflow.api.reading import make_policy
 from shoal.dataflow.api.stream import Stream
@@ -65,15 +65,21 @@ class Agent:
         self,
         name: str,
         function: Callable[[Any], Any],
-        topic: TopicSpec,
+        find_topic: Callable[[], TopicSpec],
         at: Location | None,
         on_error: OnError = OnError.FAIL,
     ) -> None:
         self.name = name
-        self.topic = topic
         self.at = at
+        #: Asked each time: a program may say what its topic holds below the agent.
+        self._find_topic = find_topic
         self._function = function
         self._on_error = on_error
+
+    @property
+    def topic(self) -> TopicSpec:
+        """What is known of its topic by now."""
+        return self._find_topic()
 
     def __repr__(self) -> str:
         return f"<Agent {self.name} of {self.topic.name}>"
@@ -94,9 +100,13 @@ class Agent:
         return tuple(await results_of(self._function, value))
 
     def define(self, sink: TopicSpec | None) -> Any:
-        """The dataflow that does the same. Without a sink results go nowhere, as they did."""
+        """The dataflow that does the same. Without a sink results go nowhere, as they did.
+
+        The function is never tried with made-up records: agents may do anything to the world. The first real ones
+        decide.
+        """
         calls = RecordCalls(self._function, keep=sink is not None)
-        records = Stream.from_topic(self.topic).records().flat_map(calls, on_error=self._on_error)
+        records = Stream.from_topic(self.topic).records(probe=False).flat_map(calls, on_error=self._on_error)
         return records.to_callback(_drop) if sink is None else records.to_topic(sink)
 
     async def start(self, parallelism: int = 1) -> None:
@@ -151,12 +161,7 @@ class RecordCalls:
         self.__name__ = getattr(function, "__name__", "agent")
 
     def __call__(self, record: Any) -> list[Any]:
-        """What the function gives for a record; nothing when nobody wants it.
-
-        It is never tried with made-up records: agents may do anything to the world. So the first real ones decide.
-        """
-        if is_preparing():
-            raise PreconditionError("an agent is called with real records only")
+        """What the function gives for a record; nothing when nobody wants it."""
         mine: _ThreadLoop | None = getattr(self._loops, "mine", None)
         if mine is None:
             mine = self._loops.mine = _ThreadLoop()

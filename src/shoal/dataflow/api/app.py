@@ -26,7 +26,7 @@ from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, pr
 from shoal.dataflow.api import context, legacy
 from shoal.dataflow.api.agents import Agent, agent_policy, deprecation_text
 from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
-from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all
+from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all, warn_user
 from shoal.dataflow.api.output import Output
 from shoal.dataflow.api.reading import make_schema
 from shoal.dataflow.api.stream import Stream
@@ -39,6 +39,7 @@ from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, 
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
+from shoal.dataflow.plan.naming import check_topic
 
 _DEFAULT_DIRECTORY = ".shoal"
 _LOG = "topics"
@@ -137,6 +138,7 @@ class App:
         time = EventTime(event_time, micros(disorder, "disorder", at=at), time_unit)
         made = None if schema is None else make_schema(schema, at=at)
         place = name_broker(broker, group=self.id, own=self.broker, at=at) if broker else self.broker
+        check_topic(name, place, codec, at=at)
         spec = TopicSpec(name, place, self.id, made, time, codec, key, partitions)
         self._topics[name] = spec
         return Topic(spec)
@@ -203,8 +205,8 @@ class App:
     def agent(
         self,
         topic: str | Topic,
-        *,
         name: str | None = None,
+        *,
         sink: str | Topic | None = None,
         on_error: str | OnError = OnError.FAIL,
         **others: Any,
@@ -213,20 +215,20 @@ class App:
 
         Results go to the topic `sink`, and nowhere without one. A topic whose only column is `value` holds plain
         values: its function gets the value itself. When it raises the app fails; with `on_error="skip"` the record is
-        left out and counted.
+        left out and counted. What `app.topic` says of the topics counts when the agent starts, also if it stands below.
         """
-        legacy.refuse_others("app.agent", others, App.agent, at=find_location())
-        spec = topic.spec if isinstance(topic, Topic) else self._topics.get(topic) or self._spec(topic)
-        target = sink.spec if isinstance(sink, Topic) else (self._spec(sink) if sink else None)
         at = find_location()
+        legacy.refuse_others("app.agent", others, App.agent, at=at)
+        read = self._late_spec(topic)
+        written = self._late_spec(sink) if sink else None
         policy = agent_policy(on_error, at)
 
         def decorate(function: Callable[[Any], Any]) -> Agent:
-            warnings.warn(deprecation_text(function, spec.name), DeprecationWarning, stacklevel=2)
+            warnings.warn(deprecation_text(function, read().name), DeprecationWarning, stacklevel=2)
             label = name or function.__name__
             self._refuse_taken(label)
-            agent = Agent(label, function, spec, at, policy)
-            agent.dataflow = Dataflow(label, lambda: agent.define(target), self, at=at)
+            agent = Agent(label, function, read, at, policy)
+            agent.dataflow = Dataflow(label, lambda: agent.define(written() if written else None), self, at=at)
             self._agents[label] = agent
             return agent
 
@@ -243,7 +245,19 @@ class App:
                 make_topic(spec)
 
     def _spec(self, topic: str) -> TopicSpec:
-        return self._topics.get(topic) or TopicSpec(topic, self.broker, self.id)
+        known = self._topics.get(topic)
+        if known is not None:
+            return known
+        check_topic(topic, self.broker, "json", at=find_location())
+        return TopicSpec(topic, self.broker, self.id)
+
+    def _late_spec(self, topic: str | Topic) -> Callable[[], TopicSpec]:
+        """What is known of a topic when somebody asks. A name that can be none is refused now."""
+        if isinstance(topic, Topic):
+            spec = topic.spec
+            return lambda: spec
+        self._spec(topic)
+        return lambda: self._spec(topic)
 
     def _definition(self) -> Definition:
         return Definition(self.broker, self.id, self._topics)
@@ -369,7 +383,7 @@ class Dataflow:
         A program that ends without `stop()` stops it then.
         """
         if self.is_running or self._is_starting:
-            warnings.warn(f"dataflow {self.name!r} runs already", RuntimeWarning, stacklevel=2)
+            warn_user(f"dataflow {self.name!r} runs already")
             return
         self._is_starting = True
         try:
@@ -393,8 +407,7 @@ class Dataflow:
         from shoal.dataflow.plan.prepare import prepare
 
         self.app.make_topics(plan)
-        with context.preparing():
-            return prepare(plan, find_schema=find_columns)
+        return prepare(plan, find_schema=find_columns)
 
     def _start(self, prepared: Any, parallelism: int) -> Any:
         from shoal.dataflow.execution import engine
@@ -424,7 +437,7 @@ class Dataflow:
         Raises what stopped it before, unless `wait` has raised that already.
         """
         if self._flow is None:
-            warnings.warn(f"dataflow {self.name!r} was not started", RuntimeWarning, stacklevel=2)
+            warn_user(f"dataflow {self.name!r} was not started")
             return None
         flow, self._flow = self._flow, None
         told, self._told = self._told, None

@@ -157,24 +157,6 @@ def defining(definition: Definition) -> Iterator[Definition]:
         _current.reset(token)
 
 
-_preparing: ContextVar[bool] = ContextVar("shoal_preparing", default=False)
-
-
-def is_preparing() -> bool:
-    """Whether functions are called here only to see what they give."""
-    return _preparing.get()
-
-
-@contextlib.contextmanager
-def preparing() -> Iterator[None]:
-    """What is called inside is tried with made-up rows."""
-    token = _preparing.set(True)
-    try:
-        yield
-    finally:
-        _preparing.reset(token)
-
-
 def note_sink(sink: Sink) -> None:
     """A sink was made."""
     definition = _current.get()

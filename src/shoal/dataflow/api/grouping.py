@@ -10,7 +10,7 @@ from typing import Any, Generic
 
 from shoal.core.errors import problem
 from shoal.dataflow.api.steps import S_co, Steps
-from shoal.dataflow.api.transforms import column_names
+from shoal.dataflow.api.transforms import column_names, refuse_unknown
 from shoal.dataflow.language.aggregates import ALIASES
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
@@ -25,6 +25,7 @@ from shoal.dataflow.language.logical import (
 )
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow, Window
+from shoal.dataflow.plan.inference import check_firing
 
 _AT_THE_END = Firing()
 _WINDOWS = (SlidingWindow, SessionWindow, CountWindow)
@@ -50,7 +51,14 @@ class Windowed(Generic[S_co]):
         alone counts rows. Options are a third part: `("x", "variance", {"ddof": 1})`.
         """
         at = find_location()
+        if aggregations is not None and not isinstance(aggregations, Mapping):
+            hint = 'aggregate({"total": ("amount", "sum")})'
+            raise PlanError([problem("aggregate", aggregations, "must be results by name")], at=at, hint=hint)
         wanted = {**(aggregations or {}), **named}
+        if not wanted:
+            keys = ", ".join(f'"{key}"' for key in self._keys)
+            hint = f"for the keys alone: .distinct({keys})" if keys else 'aggregate(total=("amount", "sum"))'
+            raise PlanError([problem("aggregate", None, "needs a result")], at=at, hint=hint)
         made = tuple(_aggregation(name, value, at) for name, value in wanted.items())
         return self._aggregated(made, at)
 
@@ -74,9 +82,13 @@ class Windowed(Generic[S_co]):
         """The greatest value of a column."""
         return self._aggregated((Aggregation(name or column, column, "max"),), find_location())
 
-    def reduce(self, function: Callable[[Any, Any], Any]) -> S_co:
-        """Two records become one, again and again, until there is one."""
+    def reduce(self, function: Callable[[Any, Any], Any], **unknown: Any) -> S_co:
+        """Two records become one, again and again, until there is one.
+
+        It has no `on_error`: when the function raises, two records are at hand, and neither is known to be the bad one.
+        """
         at = find_location()
+        refuse_unknown("reduce", unknown, at)
         node = Reduce(
             inputs=(self._stream.node,),
             keys=self._keys,
@@ -88,13 +100,17 @@ class Windowed(Generic[S_co]):
         return self._stream.then(node)
 
     def distinct(self, *columns: str) -> S_co:
-        """The first row of each combination of the keys and these columns."""
+        """The first row of each combination of the keys and these columns.
+
+        It goes out when it comes. In a window a combination counts anew, and rows are taken until `allowed_lateness`
+        behind its end.
+        """
         at = find_location()
         named = column_names(columns, "distinct column", at)
         chosen = tuple(dict.fromkeys((*self._keys, *named)))
         if not chosen:
             chosen = all_columns(self._stream, "distinct", at)
-        node = Distinct(inputs=(self._stream.node,), columns=chosen, window=self._window, at=at)
+        node = Distinct(inputs=(self._stream.node,), columns=chosen, window=self._window, firing=self._firing, at=at)
         return self._stream.then(node)
 
     def _aggregated(self, aggregations: tuple[Aggregation, ...], at: Location | None) -> S_co:
@@ -139,16 +155,18 @@ class GroupedStream(Windowed[S_co]):
         early_every: Span = 0,
     ) -> WindowedStream[S_co]:
         """In windows; see `Stream.window`."""
-        firing = make_firing(allowed_lateness, early_every)
+        firing = make_firing(window, allowed_lateness, early_every)
         stream = with_time(self._stream, window, time_column, time_unit, disorder)
         return WindowedStream(stream, self._keys, window, firing)
 
 
-def make_firing(allowed_lateness: Span, early_every: Span) -> Firing:
+def make_firing(window: Any, allowed_lateness: Span, early_every: Span) -> Firing:
     """When results are given besides at the end of a window."""
     at = find_location()
     late = micros(allowed_lateness, "allowed_lateness", at=at)
-    return Firing(micros(early_every, "early_every", at=at), late)
+    firing = Firing(micros(early_every, "early_every", at=at), late)
+    check_firing(window, firing, at)
+    return firing
 
 
 def with_time(stream: Steps[S_co], window: Any, column: str | None, unit: str, disorder: Span) -> Steps[S_co]:
@@ -181,8 +199,14 @@ def _aggregation(name: str, value: Any, at: Location | None) -> Aggregation:
         or not 2 <= len(value) <= 3
         or not all(isinstance(e, str) for e in value[:2])
     ):
-        hint = 'aggregate({"total": ("amount", "sum")})'
+        pair = '("amount", "sum")'
+        hint = f".aggregate({name}={pair})" if str(name).isidentifier() else f".aggregate({{{name!r}: {pair}}})"
         raise PlanError([problem(name, value, "must be a column and an aggregate")], at=at, hint=hint)
     column, function = str(value[0]), str(ALIASES.get(value[1], value[1]))
-    options = tuple(value[2].items()) if len(value) == 3 else ()
-    return Aggregation(name, column, function, options)
+    if not isinstance(name, str):
+        raise PlanError([problem("aggregate", name, "must be the name of a result")], at=at)
+    options = value[2] if len(value) == 3 else {}
+    if not isinstance(options, Mapping) or not all(isinstance(each, str) for each in options):
+        hint = f'("{column}", "{function}", {{"ddof": 1}})'
+        raise PlanError([problem(f"{name}: options", options, "must be options by name")], at=at, hint=hint)
+    return Aggregation(name, column, function, tuple(options.items()))

@@ -11,7 +11,8 @@ from typing import Any, TypeAlias
 
 from shoal.core.errors import problem
 from shoal.dataflow.api.steps import S_co, Steps
-from shoal.dataflow.api.transforms import column_names, one_of
+from shoal.dataflow.api.tables import Table
+from shoal.dataflow.api.transforms import column_names, one_of, refuse_others
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.logical import AssignTime, EventTime, Join, JoinKind, JoinMode, Location
@@ -52,7 +53,7 @@ class Joins(Steps[S_co]):
         row is kept only until it has met it. A right column whose name is taken gets the suffix.
         """
         at = find_location()
-        table = getattr(other, "changelog", None)
+        table = _changelog(other, at)
         right: Steps[Any] = other if table is None else table
         if table is not None and on is None and left_keys is not None and right_keys is None:
             right_keys = other.keys_of_rows
@@ -101,6 +102,7 @@ class Joins(Steps[S_co]):
         Bounds that are whole numbers are milliseconds; others are as everywhere, "-5s" or a timedelta.
         """
         at = find_location()
+        refuse_others("interval_join", (other,), at)
         left, theirs = _keys(on, left_keys, right_keys, at, needed=False)
         mine, right = self._timed(time_column, at), _timed(other, time_column, at)
         node = Join(
@@ -135,6 +137,7 @@ class Joins(Steps[S_co]):
         `tolerance` where one is said.
         """
         at = find_location()
+        refuse_others("asof_join", (other,), at)
         left, theirs = _keys(on, left_keys, right_keys, at, needed=False)
         mine, right = self._timed(time_column, at), _timed(other, time_column, at)
         node = Join(
@@ -178,6 +181,17 @@ def _keys(
         raise PlanError([problem("join keys", None, "are needed")], at=at, hint=hint)
     mine = column_names((left,), "left join key", at)
     return mine, mine if right is None else column_names((right,), "right join key", at)
+
+
+def _changelog(other: Any, at: Location | None) -> Any:
+    """The stream whose newest rows a table holds; None for what is no table."""
+    if not isinstance(other, Table):
+        return None
+    if other.changelog is None:
+        rule = "has no source: it is a mapping of this process, and joins read the rows of a stream"
+        hint = f'say where its rows come from: app.table("{other.name}", source, key="id")'
+        raise PlanError([problem(f"table {other.name!r}", None, rule)], at=at, hint=hint)
+    return other.changelog
 
 
 def _node_of(stream: Any, at: Location | None) -> Any:

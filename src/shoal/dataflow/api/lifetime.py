@@ -13,7 +13,9 @@ import contextvars
 import gc
 import os
 import signal
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -22,6 +24,7 @@ from shoal.core.clock import SystemClock
 
 T = TypeVar("T")
 
+_OURS = "shoal.dataflow."
 #: Seconds that a program which is about to end gives to what it started and never stopped.
 _LAST_SECONDS = 10.0
 #: Signals that come within so many seconds are one wish.
@@ -175,6 +178,14 @@ def stopping_on_signals(ask: Callable[[], None]) -> Iterator[None]:
     finally:
         for number in mine:
             signal.signal(number, before[number])
+
+
+def warn_user(text: str) -> None:
+    """A warning at the line of the user's program that is running, however many calls of ours lie between."""
+    level, frame = 1, sys._getframe()  # noqa: SLF001  there is no public name for it
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level)
 
 
 # ---------------------------------------------------------------------------------------------------------

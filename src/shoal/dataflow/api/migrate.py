@@ -22,6 +22,8 @@ _OLD_PACKAGE = "sabot"
 _PACKAGE = "shoal"
 #: The column of results that are no mapping.
 _VALUE = "value"
+#: Agents were called with real records only, and may do anything to the world.
+_RECORDS = ".records(probe=False)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +125,16 @@ def _agent_of(node: ast.AST, source: str) -> _Agent | None:
         match decorator:
             case ast.Call(func=ast.Attribute(value=app, attr="agent"), args=arguments, keywords=keywords):
                 said = {each.arg or "**": ast.get_source_segment(source, each.value) or "" for each in keywords}
-                if arguments:
-                    said["topic"] = ast.get_source_segment(source, arguments[0]) or ""
+                for place, each in zip(("topic", "name"), arguments, strict=False):
+                    said[place] = ast.get_source_segment(source, each) or ""
                 if "topic" not in said:
                     return None
+                name = said.get("name", "None")
                 return _Agent(
                     node,
                     app=ast.get_source_segment(source, app) or "app",
                     topic=said["topic"],
-                    name=said.get("name", f'"{node.name}"'),
+                    name=f'"{node.name}"' if name == "None" else name,
                     sink=said.get("sink", ""),
                     others=tuple(sorted(said.keys() - {"topic", "name", "sink"})),
                 )
@@ -200,7 +203,7 @@ def _as_expressions(agent: _Agent, record: str) -> _Rewritten:
     except UntranslatableError:
         if not steps or not isinstance(body[0], ast.Expr) or not _is_simple(value):
             raise
-        steps.append(f".records().map(lambda {record}: {ast.unparse(value)})")
+        steps.append(f"{_RECORDS}.map(lambda {record}: {ast.unparse(value)})")
         notes.append(_record_note(agent, value.lineno))
     notes += [Note(line, text) for line, text in remarks]
     return _dataflow(agent, steps, names | {"Stream"}, notes)
@@ -281,7 +284,7 @@ def _as_records(agent: _Agent, source: str) -> _Rewritten:
     step = f".flat_map({inner})"
     if returns and not yields and not waits:
         step = _returning_step(function, inner, own)
-    flow = _dataflow(agent, [f".records(){step}"], frozenset({"Stream"}), notes, end=end)
+    flow = _dataflow(agent, [f"{_RECORDS}{step}"], frozenset({"Stream"}), notes, end=end)
     return _Rewritten(f"{text}\n\n\n{flow.text}", flow.names, flow.notes)
 
 

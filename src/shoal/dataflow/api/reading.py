@@ -11,11 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from shoal.core.errors import InvalidError, problem
+from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.dataflow.api import legacy
 from shoal.dataflow.api.context import Broker, TopicSpec, current, name_broker
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.connectors.base import SourceConnector
+from shoal.dataflow.connectors.rows import first_odd, guessed
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
@@ -104,12 +105,13 @@ class Reading(Steps[S_co]):
             raise PlanError(
                 [problem("rows", None, "are none, so nothing tells their columns")], at=at, hint="give schema="
             )
+        declared = _schema(schema, at)
         try:
-            table = pa.Table.from_batches([make_rows(listed, _schema(schema, at))])
-        except PlanError:
-            raise
+            table = pa.Table.from_batches([make_rows(listed, declared)])
         except InvalidError as error:
-            raise PlanError(error.problems, at=at, hint=error.hint) from error
+            number = first_odd(listed, lambda part: make_rows(part, declared)) + 1
+            problems = [problem(each.field, each.value, f"{each.rule}, in row {number}") for each in error.problems]
+            raise PlanError(problems, at=at, hint=error.hint or "say the types: schema=") from error
         batches = table.to_batches(max_chunksize=batch_size) or [_empty(table.schema)]
         return cls._of_batches(tuple(batches), make_time(event_time, disorder, time_unit, 5, at), at)
 
@@ -201,11 +203,17 @@ class Reading(Steps[S_co]):
         event_time: str | None = None,
         disorder: Span = 0,
         time_unit: str = "",
+        on_error: str | OnError = OnError.FAIL,
     ) -> S_co:
-        """CSV files with a header: one, a directory, or a pattern."""
+        """CSV files with a header: one, a directory, or a pattern.
+
+        A line that cannot be read fails the run with its number, or is left out and counted (`on_error="skip"`), or
+        goes to the side output `errors` with its file and number (`on_error="side"`).
+        """
         from shoal.dataflow.connectors.files import CsvSource
 
-        connector = CsvSource(str(path), columns=_names(columns), batch_size=batch_size)
+        policy = make_policy(on_error, find_location())
+        connector = CsvSource(str(path), columns=_names(columns), batch_size=batch_size, on_error=policy)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod
@@ -219,11 +227,17 @@ class Reading(Steps[S_co]):
         event_time: str | None = None,
         disorder: Span = 0,
         time_unit: str = "",
+        on_error: str | OnError = OnError.FAIL,
     ) -> S_co:
-        """Files of JSON lines: one, a directory, or a pattern."""
+        """Files of JSON lines: one, a directory, or a pattern.
+
+        A line that cannot be read fails the run with its number, or is left out and counted (`on_error="skip"`), or
+        goes to the side output `errors` with its file and number (`on_error="side"`).
+        """
         from shoal.dataflow.connectors.files import JsonLinesSource
 
-        connector = JsonLinesSource(str(path), columns=_names(columns), batch_size=batch_size)
+        policy = make_policy(on_error, find_location())
+        connector = JsonLinesSource(str(path), columns=_names(columns), batch_size=batch_size, on_error=policy)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod
@@ -428,22 +442,35 @@ def _seen_columns(items: Sequence[Any]) -> Schema | None:
     rows = [row for item in items for row in (item if isinstance(item, list | tuple) else (item,))]
     if not rows or not all(isinstance(row, Mapping) for row in rows):
         return None
-    samples = dict(rows[0])
-    for name, first in samples.items():
-        if first is None:
-            samples[name] = next((row[name] for row in rows if row.get(name) is not None), None)
-        if type(samples[name]) is int:
-            samples[name] = next((row[name] for row in rows if isinstance(row.get(name), float)), samples[name])
+    names = [name for name, value in rows[0].items() if type(value) is int or value is None]
+    found = {name: next((row[name] for row in rows if isinstance(row.get(name), float)), None) for name in names}
+    fractions = {name: value for name, value in found.items() if value is not None}
     try:
-        return make_rows([samples], None).schema
+        # A float decides for whole numbers before it, and for them alone: text beside it stays a bad row.
+        whole = guessed(rows)
+        wide = make_rows([fractions], None).schema
     except InvalidError:
         return None
+    return pa.schema([wide.field(each.name) if _may_widen(each, wide) else each for each in whole])
+
+
+def _may_widen(field: Any, wide: Schema) -> bool:
+    return field.name in wide.names and pa.types.is_integer(field.type)
 
 
 def _again(items: Iterable[Any]) -> Callable[[], Iterator[Any]]:
     """A function over something that was given as it is; an iterator can be gone through once only."""
+    is_used = False
 
     def iterate() -> Iterator[Any]:
-        return iter(items)
+        nonlocal is_used
+        found = iter(items)
+        if found is items and is_used:
+            raise PreconditionError(
+                f"the {type(items).__name__} that it reads can be gone through once only, and an earlier run did",
+                hint="give a list, or the function that makes the iterator: it is called anew for each run",
+            )
+        is_used = True
+        return found
 
     return iterate

@@ -15,7 +15,7 @@ from shoal.core.errors import problem
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
-from shoal.dataflow.language.logical import Node, SideOutput
+from shoal.dataflow.language.logical import Location, Node, SideOutput
 from shoal.dataflow.language.spans import size
 from shoal.dataflow.plan.facts import Facts, NoAnswers
 from shoal.dataflow.plan.inference import infer, side_facts
@@ -78,9 +78,9 @@ class Steps(Generic[S_co]):
 
     def with_parallelism(self, tasks: int) -> Self:
         """Run this step in so many tasks."""
-        if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
-            raise PlanError([problem("parallelism", tasks, "must be a whole number from 1 on")], at=find_location())
-        return self._changed(parallelism=tasks)
+        at = find_location()
+        check_parallelism(tasks, at)
+        return self._changed(parallelism=tasks, parallelism_at=at)
 
     def with_resources(self, *, memory: int | str | None = None, cpu: float | None = None) -> Self:
         """What one task of this step wants: memory such as "512MB", and cores."""
@@ -103,3 +103,9 @@ class Steps(Generic[S_co]):
         made = copy.copy(self)
         object.__setattr__(made, "_node", replace(self._node, **changes))
         return made
+
+
+def check_parallelism(tasks: Any, at: Location | None) -> None:
+    """Refuse what is no number of tasks. How many there may be at most depends on the settings of the run."""
+    if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
+        raise PlanError([problem("parallelism", tasks, "must be a whole number from 1 on")], at=at)

@@ -15,6 +15,7 @@ from shoal.core.errors import problem
 from shoal.dataflow.api.grouping import GroupedStream, WindowedStream, all_columns, make_firing, with_time
 from shoal.dataflow.api.joins import Joins
 from shoal.dataflow.api.reading import Reading, make_policy, make_schema
+from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.terminals import Terminals
 from shoal.dataflow.api.transforms import Transforms, column_names
 from shoal.dataflow.api.writing import Writing
@@ -72,9 +73,9 @@ class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["
         """One result over all rows; see `GroupedStream.aggregate`."""
         return WindowedStream(self, (), None).aggregate(aggregations, **named)
 
-    def reduce(self, function: Callable[[Any, Any], Any]) -> Stream:
+    def reduce(self, function: Callable[[Any, Any], Any], **unknown: Any) -> Stream:
         """Two records become one, again and again, until there is one."""
-        return WindowedStream(self, (), None).reduce(function)
+        return WindowedStream(self, (), None).reduce(function, **unknown)
 
     def distinct(self, *columns: Any, ttl: Span = 0) -> Stream:
         """The first row of each combination of values, of all columns or of these. `ttl` is how long one is known."""
@@ -99,7 +100,7 @@ class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["
         `allowed_lateness` behind their window's end go to the side output `late`; earlier ones correct its result.
         `early_every` gives preliminary results. Both make the results change: see `changes_as_rows`.
         """
-        firing = make_firing(allowed_lateness, early_every)
+        firing = make_firing(window, allowed_lateness, early_every)
         return WindowedStream(with_time(self, window, time_column, time_unit, disorder), (), window, firing)
 
     def process(
@@ -127,9 +128,12 @@ class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["
 
     # -- records ----------------------------------------------------------------------------------------------
 
-    def records(self) -> RecordStream:
-        """The same rows one by one: `map`, `filter` and `flat_map` get single records from here on."""
-        return RecordStream(self._node, self._facts, self._before)
+    def records(self, *, probe: bool = True) -> RecordStream:
+        """The same rows one by one: `map`, `filter` and `flat_map` get single records from here on.
+
+        With `probe=False` their functions are called with real records only: what they give is known at run.
+        """
+        return RecordStream(self._node, self._facts, self._before, probe=probe)
 
     def batches(self) -> Stream:
         """The same rows in batches."""
@@ -139,6 +143,7 @@ class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["
 
     def explain(self, parallelism: int = 1) -> Explanation:
         """Print the logical and the physical plan. Nothing is run or connected to."""
+        check_parallelism(parallelism, find_location())
         return explain([self._shown()], parallelism=parallelism)
 
     def visualize(self, path: str | None = None) -> Picture:
@@ -172,9 +177,9 @@ class KeyedStream(Stream):
         """Results by key; see `GroupedStream.aggregate`."""
         return GroupedStream(self._origin, self._keys).aggregate(aggregations, **named)
 
-    def reduce(self, function: Callable[[Any, Any], Any]) -> Stream:
+    def reduce(self, function: Callable[[Any, Any], Any], **unknown: Any) -> Stream:
         """Two records of a key become one, again and again."""
-        return GroupedStream(self._origin, self._keys).reduce(function)
+        return GroupedStream(self._origin, self._keys).reduce(function, **unknown)
 
     def distinct(self, *columns: Any, ttl: Span = 0) -> Stream:
         """The first row of each key, or of each combination of the key and these columns."""
@@ -192,7 +197,7 @@ class KeyedStream(Stream):
         early_every: Span = 0,
     ) -> WindowedStream[Stream]:
         """In windows, each key its own; see `Stream.window`."""
-        firing = make_firing(allowed_lateness, early_every)
+        firing = make_firing(window, allowed_lateness, early_every)
         stream = with_time(self._origin, window, time_column, time_unit, disorder)
         return WindowedStream(stream, self._keys, window, firing)
 
@@ -210,7 +215,12 @@ class KeyedStream(Stream):
 class RecordStream(Stream):
     """Rows one by one. A record is a mapping whose values are attributes, too; functions return one, or a value."""
 
-    __slots__ = ()
+    __slots__ = ("_probe",)
+
+    def __init__(self, node: Node, facts: Facts, before: tuple[Facts, ...] = (), *, probe: bool = True) -> None:
+        super().__init__(node, facts, before)
+        #: Whether functions whose output nobody declared are tried with an invented record at start.
+        self._probe = probe
 
     def map(
         self,
@@ -221,7 +231,7 @@ class RecordStream(Stream):
     ) -> RecordStream:
         """What a function makes of each record."""
         if isinstance(function, Expression):
-            return super().map(function).records()
+            return super().map(function, schema=schema, on_error=on_error).records(probe=self._probe)
         return self._step("map", function, schema, on_error)
 
     def filter(
@@ -229,7 +239,7 @@ class RecordStream(Stream):
     ) -> RecordStream:
         """Records for which a function is true."""
         if isinstance(predicate, Expression):
-            return super().filter(predicate).records()
+            return super().filter(predicate, on_error=on_error).records(probe=self._probe)
         return self._step("filter", predicate, None, on_error)
 
     def flat_map(
@@ -251,9 +261,10 @@ class RecordStream(Stream):
             kind=kind,
             schema=made,
             on_error=make_policy(on_error, at),
+            probe=self._probe,
             at=at,
         )
-        return self._next(node).records()
+        return self._next(node).records(probe=self._probe)
 
 
 def _process_ref(function: Any) -> FunctionRef:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.core.errors import problem
 from shoal.dataflow.api.context import refuse_running
-from shoal.dataflow.api.steps import S_co, Steps
+from shoal.dataflow.api.steps import S_co, Steps, check_parallelism
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
@@ -104,6 +104,7 @@ class Terminals(Steps[S_co]):
 
         at = find_location()
         refuse_running(what, at)
+        check_parallelism(parallelism, at)
         if waits_for_end:
             self._refuse_endless(what, at)
         uid = "result"

@@ -6,7 +6,7 @@ opaque, get whole Arrow batches, and are tried when the program starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ from shoal.dataflow.language.logical import (
     Union,
 )
 from shoal.dataflow.language.spans import Span
+from shoal.dataflow.operators.own_operator import find_hint
 from shoal.dataflow.plan.facts import check_columns
 
 #: The column of a result that has no name of its own.
@@ -43,23 +44,34 @@ class Transforms(Steps[S_co]):
 
     __slots__ = ()
 
-    def select(self, *columns: str | Expression | Named, **named: Expression | Any) -> S_co:
-        """These columns and no others: names, expressions with `.alias(…)`, or `name=expression`."""
+    def select(
+        self,
+        *columns: str | Expression | Named | Mapping[str, Any],
+        on_error: str | OnError = OnError.FAIL,
+        **named: Expression | Any,
+    ) -> S_co:
+        """These columns and no others: names, expressions with `.alias(…)`, `name=expression`, `{"name": expression}`.
+
+        A row for which an expression cannot be worked out (an overflow, a cast) follows `on_error`, as in `map`.
+        """
         at = find_location()
-        made = [_named(each, at) for each in columns] + [Named(_expression(v), k) for k, v in named.items()]
-        if not made:
-            raise PlanError([problem("select", None, "needs a column")], at=at)
+        policy = _column_policy("select", on_error, at)
+        made = _all_named("select", columns, named, at)
         if self._facts.changes and CHANGE not in [each.name for each in made]:
             made.append(Named(col(CHANGE), CHANGE))  # else nobody could tell a row from its correction
-        return self._next(Project(inputs=(self._node,), columns=tuple(made), at=at))
+        return self._next(Project(inputs=(self._node,), columns=tuple(made), on_error=policy, at=at))
 
-    def with_columns(self, *columns: Named, **named: Expression | Any) -> S_co:
-        """All columns, and these; one that is there already is replaced."""
+    def with_columns(
+        self,
+        *columns: Named | Mapping[str, Any],
+        on_error: str | OnError = OnError.FAIL,
+        **named: Expression | Any,
+    ) -> S_co:
+        """All columns, and these; one that is there already is replaced. Written as in `select`."""
         at = find_location()
-        made = [_named(each, at) for each in columns] + [Named(_expression(v), k) for k, v in named.items()]
-        if not made:
-            raise PlanError([problem("with_columns", None, "needs a column")], at=at)
-        return self._next(Project(inputs=(self._node,), columns=tuple(made), keep_others=True, at=at))
+        policy = _column_policy("with_columns", on_error, at)
+        made = _all_named("with_columns", columns, named, at)
+        return self._next(Project(inputs=(self._node,), columns=tuple(made), keep_others=True, on_error=policy, at=at))
 
     def drop(self, *names: str) -> S_co:
         """All columns but these."""
@@ -99,13 +111,18 @@ class Transforms(Steps[S_co]):
         out; without it the function is tried on one row of plain values when the program starts.
         """
         at = find_location()
+        policy = make_policy(on_error, at)
         if isinstance(function, Expression):
+            if schema is not None:
+                hint = 'cast it: map(col("x").cast("double"))'
+                rule = "is for functions: an expression says its own type"
+                raise PlanError([problem("schema", None, rule)], at=at, hint=hint)
             read = columns_of(function)
             name = next(iter(read)) if len(read) == 1 else VALUE
-            return self._next(Project(inputs=(self._node,), columns=(Named(function, name),), at=at))
+            named = (Named(function, name),)
+            return self._next(Project(inputs=(self._node,), columns=named, on_error=policy, at=at))
         ref = make_ref(function, at=at, what="map")
         made = None if schema is None else make_schema(schema, at=at)
-        policy = make_policy(on_error, at)
         return self._next(MapBatches(inputs=(self._node,), function=ref, schema=made, on_error=policy, at=at))
 
     def flat_map(
@@ -128,24 +145,28 @@ class Transforms(Steps[S_co]):
         at = find_location()
         if not others:
             raise PlanError([problem("union", None, "needs another stream")], at=at)
+        refuse_others("union", others, at)
         schema = self._facts.schema
         alike = [self, *(_in_order(each, schema, at) for each in others)]
         node = Union(inputs=tuple(each.node for each in alike), at=at)
         return self._next(node, *alike[1:])
 
-    def merge(self, *others: Steps[Any], by: str) -> S_co:
+    def merge(*streams: Any, by: str) -> S_co:  # the first is self: so a call without any gets our own error
         """All rows of streams that are each sorted by a column, in the order of that column.
 
         Also `Stream.merge(a, b, by="arrival")`. The streams may have unlike columns; what a row has not is null.
         """
         at = find_location()
-        if not others:
-            raise PlanError([problem("merge", None, "needs another stream")], at=at)
-        for each in others:
-            if not isinstance(each, Steps):
-                raise PlanError([problem("merge", type(each).__name__, "takes streams")], at=at)
-        node = Merge(inputs=(self._node, *(each.node for each in others)), by=by, at=at)
-        return self._next(node, *others)
+        refuse_others("merge", streams, at)
+        if len(streams) < 2:
+            rule = "needs another stream" if streams else "needs streams"
+            raise PlanError([problem("merge", None, rule)], at=at, hint='Stream.merge(a, b, by="arrival")')
+        if not isinstance(by, str):
+            raise PlanError([problem("by", by, "must be a column's name")], at=at)
+        first, *others = streams
+        node = Merge(inputs=tuple(each.node for each in streams), by=by, at=at)
+        made: S_co = first.then(node, *others)
+        return made
 
     def event_time(self, column: str, *, disorder: Span = 0, unit: str = "", idle_after: Span = 5) -> S_co:
         """Event time is this column, and rows may be this much out of order.
@@ -166,22 +187,25 @@ class Transforms(Steps[S_co]):
         *others: Steps[Any],
         keys: tuple[str, ...] | list[str] = (),
         schema: Schema | Mapping[str, Any] | None = None,
+        **unknown: Any,
     ) -> S_co:
         """An operator of one's own (`shoal.Operator`). The factory (a class will do) is called once in each task.
 
-        Its `parallelism_hint` counts, unless `with_parallelism` says something else.
+        Its `parallelism_hint`, a number, counts unless `with_parallelism` says something else. It has no `on_error`:
+        what its code raises is no matter of one row.
         """
         at = find_location()
+        refuse_unknown("apply", unknown, at)
+        refuse_others("apply", others, at)
         ref = make_ref(factory, at=at, what="operator")
         made = None if schema is None else make_schema(schema, at=at)
         inputs = (self._node, *(each.node for each in others))
-        hint = getattr(factory, "parallelism_hint", 0)
         node = Custom(
             inputs=inputs,
             factory=_class_ref(ref),
             keys=tuple(keys),
             schema=made,
-            parallelism=hint if isinstance(hint, int) and hint > 0 else None,
+            parallelism=find_hint(factory, at=at),
             at=at,
         )
         return self._next(node, *others)
@@ -214,6 +238,50 @@ class Transforms(Steps[S_co]):
 def _class_ref(ref: FunctionRef) -> FunctionRef:
     """An operator's factory reads no columns by itself."""
     return replace(ref, reads="")
+
+
+def refuse_others(what: str, others: Iterable[Any], at: Location | None) -> None:
+    """Refuse what is no stream where streams are meant."""
+    for each in others:
+        if not isinstance(each, Steps):
+            shown = f"{type(each).__name__}" if each is None else f"{type(each).__name__} {each!r}"
+            raise PlanError([problem(what, shown, "takes streams")], at=at)
+
+
+def refuse_unknown(what: str, given: Mapping[str, Any], at: Location | None) -> None:
+    """Refuse options that a step does not have; a policy for errors is one that people look for."""
+    for name, value in given.items():
+        if name == "on_error":
+            rule = f"cannot be said for {what}: an error in it is no matter of one row alone"
+            hint = 'take bad rows out before it, .filter(…, on_error="skip"), or catch errors in your own code'
+            raise PlanError([problem("on_error", value, rule)], at=at, hint=hint)
+        raise PlanError([problem(f"{what}: {name}", value, "is no option of it")], at=at)
+
+
+def _column_policy(what: str, on_error: Any, at: Location | None) -> OnError:
+    """The policy of a step whose other named arguments are columns."""
+    if isinstance(on_error, OnError) or on_error in [each.value for each in OnError if isinstance(on_error, str)]:
+        return make_policy(on_error, at)
+    rule = 'is the policy for errors: "fail", "skip" (dropped and counted) or "side" (to the side output "errors")'
+    hint = f'for a column of that name: {what}({{"on_error": …}})'
+    raise PlanError([problem("on_error", on_error, rule)], at=at, hint=hint)
+
+
+def _all_named(what: str, columns: Iterable[Any], named: Mapping[str, Any], at: Location | None) -> list[Named]:
+    """The columns of a projection, in all the forms that users write them in."""
+    made: list[Named] = []
+    for each in columns:
+        if not isinstance(each, Mapping):
+            made.append(_named(each, at))
+            continue
+        for name, value in each.items():
+            if not isinstance(name, str):
+                raise PlanError([problem(what, name, "must be a column's name")], at=at)
+            made.append(Named(_expression(value), name))
+    made += [Named(_expression(value), name) for name, value in named.items()]
+    if not made:
+        raise PlanError([problem(what, None, "needs a column")], at=at)
+    return made
 
 
 def _expression(value: Any) -> Expression:

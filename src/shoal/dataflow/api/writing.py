@@ -63,26 +63,29 @@ class Writing(Steps[S_co]):
         """Rows into a topic of the app, in Kafka or in its local log."""
         return self.to_kafka(topic, **options)
 
-    def to_parquet(self, path: str, *, partition_by: str | Sequence[str] = ()) -> Output:
-        """Rows into Parquet files below a directory; with `partition_by` in folders `column=value` of it."""
+    def to_parquet(self, path: str, *, partition_by: str | Sequence[str] = (), overwrite: bool = False) -> Output:
+        """Rows into Parquet files below a directory; with `partition_by` in folders `column=value` of it.
+
+        A path that ends in .parquet is one file. One that is there already is replaced with `overwrite` only.
+        """
         from shoal.dataflow.connectors.files import ParquetSink
 
         at = find_location()
         named = column_names((partition_by,) if isinstance(partition_by, str) else tuple(partition_by), "partition", at)
         check_columns(named, self._facts.schema, at=at, what="to_parquet: partition_by")
-        return self._end(ParquetSink(str(path), partition_by=named), at)
+        return self._end_in_files(ParquetSink(str(path), partition_by=named, overwrite=overwrite), "to_parquet", at)
 
-    def to_csv(self, path: str) -> Output:
-        """Rows into CSV files below a directory."""
+    def to_csv(self, path: str, *, overwrite: bool = False) -> Output:
+        """Rows into CSV files below a directory; or into one file, with a path that ends in .csv, as `to_parquet`."""
         from shoal.dataflow.connectors.files import CsvSink
 
-        return self._end(CsvSink(str(path)), find_location())
+        return self._end_in_files(CsvSink(str(path), overwrite=overwrite), "to_csv", find_location())
 
-    def to_json(self, path: str) -> Output:
-        """Rows into files of JSON lines below a directory."""
+    def to_json(self, path: str, *, overwrite: bool = False) -> Output:
+        """Rows into files of JSON lines below a directory; or into one file: .jsonl, .ndjson or .json."""
         from shoal.dataflow.connectors.files import JsonLinesSink
 
-        return self._end(JsonLinesSink(str(path)), find_location())
+        return self._end_in_files(JsonLinesSink(str(path), overwrite=overwrite), "to_json", find_location())
 
     def to_sql(
         self,
@@ -117,8 +120,18 @@ class Writing(Steps[S_co]):
         at = find_location()
         return self._end(CallbackSink(make_ref(function, at=at, what="callback")), at)
 
-    def _end(self, connector: Any, at: Location | None) -> Output:
-        node = Sink(inputs=(self._node,), connector=connector, at=at)
+    def _end_in_files(self, connector: Any, what: str, at: Location | None) -> Output:
+        """One file has one writer, whatever the parallelism of the flow; a folder has one in each task."""
+        is_one = connector.path.endswith(connector.endings) and not getattr(connector, "partition_by", ())
+        if connector.overwrite and not is_one:
+            rule = (
+                f"is for one file, a path that ends in {' or '.join(connector.endings)}: a folder keeps what is in it"
+            )
+            raise refuse(f"{what}: overwrite", True, rule, at=at)
+        return self._end(connector, at, parallelism=1 if is_one else None)
+
+    def _end(self, connector: Any, at: Location | None, *, parallelism: int | None = None) -> Output:
+        node = Sink(inputs=(self._node,), connector=connector, parallelism=parallelism, at=at)
         output = Output.behind(node, self._facts)
         note_sink(node)
         return output

@@ -38,6 +38,10 @@ class Fetched:
     times: Array | None = None
     #: The traces that the records belong to, binary, where the source has such.
     traces: Array | None = None
+    #: What the rows were read from, with the columns offset, key and value, where the source has such.
+    records: Batch | None = None
+    #: For each row the number of its record in `records`.
+    record_of: Array | None = None
 
 
 class SplitReader(Protocol):

@@ -1,8 +1,9 @@
 """Files as sinks: Parquet, CSV and JSON lines. A file appears under its name when it is committed, by a rename.
 
-With checkpoints a sink is a directory. Files being written, and those that wait for their checkpoint, lie in its
-`.pending`, which no reader looks into; `commit` moves them out. Without checkpoints, and with one task, a path that
-ends as a file does is that file. Called by tasks through `shoal.dataflow.execution.sinks`.
+A path that ends as a file does is that file, written by one task when all rows have come; one that is there is not
+replaced unless the sink was told to. Every other path is a directory, to which each run adds files. Those being
+written, and those that wait for their checkpoint, lie in its `.pending`, which no reader looks into; `commit` moves
+them out. Called by tasks through `shoal.dataflow.execution.sinks`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -106,8 +107,17 @@ class _FileSink:
     """What the three kinds have in common."""
 
     path: str
+    #: Whether a file that is there already is replaced; for a path of one file.
+    overwrite: bool = field(default=False, kw_only=True)
 
     suffix: ClassVar[str] = ""
+    #: How a path ends that is one file, not a folder.
+    endings: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def is_one_file(self) -> bool:
+        """Whether the path means a file. A folder that is called so, made by somebody before, stays one."""
+        return self.path.endswith(self.endings) and not _is_folder(self.path)
 
     @property
     def modes(self) -> frozenset[SinkMode]:
@@ -122,7 +132,37 @@ class _FileSink:
     def _writer(
         self, make: MakeFormat, schema: Schema | None, context: SinkContext, partition_by: tuple[str, ...] = ()
     ) -> FilesWriter:
-        return FilesWriter(self.path, self.suffix, make, context, schema=schema, partition_by=partition_by)
+        is_single = self.is_one_file and not partition_by
+        if is_single:
+            self._check_file(context)
+        elif _is_file(self.path):
+            hint = f"name a folder; or one file, which ends in {' or '.join(self.endings)}"
+            if partition_by:
+                hint = "name a folder: partition_by makes folders in it"
+            raise PreconditionError(f"{self.path} is a file, and the sink needs a folder", hint=hint, path=self.path)
+        elif self.overwrite:
+            rule = "is a folder, and overwrite=True is for one file: a folder keeps what is in it"
+            raise PreconditionError(f"{self.path} {rule}", hint="remove the folder first", path=self.path)
+        return FilesWriter(
+            self.path, self.suffix, make, context, schema=schema, partition_by=partition_by, is_single=is_single
+        )
+
+    def _check_file(self, context: SinkContext) -> None:
+        """Refuse what one file cannot be, and a file that may be precious to somebody."""
+        stem = self.path[: -len(next(each for each in self.endings if self.path.endswith(each)))]
+        folder = f'write to a folder instead, such as "{stem}/"'
+        if context.has_checkpoints:
+            rule = "is one file, and a run with checkpoints (endless, or exactly once) adds a file with each of them"
+            raise PreconditionError(f"{self.path} {rule}", hint=folder, path=self.path)
+        if context.parallelism != 1:
+            rule = f"is one file, and {context.parallelism} tasks cannot write it together"
+            raise PreconditionError(
+                f"{self.path} {rule}", hint=f"leave out with_parallelism; or {folder}", path=self.path
+            )
+        if not self.overwrite and _is_file(self.path) and files.size(self.path):
+            rule = "is there already, and would be replaced"
+            hint = "say overwrite=True to replace it, or choose another name"
+            raise PreconditionError(f"{self.path} {rule}", hint=hint, path=self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +172,7 @@ class ParquetSink(_FileSink):
     partition_by: tuple[str, ...] = ()
 
     suffix: ClassVar[str] = ".parquet"
+    endings: ClassVar[tuple[str, ...]] = (".parquet",)
 
     @property
     def named_columns(self) -> dict[str, tuple[str, ...]]:
@@ -148,6 +189,7 @@ class CsvSink(_FileSink):
     """CSV files with a line of names."""
 
     suffix: ClassVar[str] = ".csv"
+    endings: ClassVar[tuple[str, ...]] = (".csv",)
 
     def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
         """Begin to write."""
@@ -159,6 +201,7 @@ class JsonLinesSink(_FileSink):
     """Files with one JSON object in each line."""
 
     suffix: ClassVar[str] = ".jsonl"
+    endings: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson", ".json")
 
     def open_writer(self, schema: Schema | None, context: SinkContext) -> FilesWriter:
         """Begin to write."""
@@ -197,6 +240,7 @@ class FilesWriter:
         *,
         schema: Schema | None,
         partition_by: tuple[str, ...] = (),
+        is_single: bool = False,
     ) -> None:
         self._path = path
         self._suffix = suffix
@@ -213,12 +257,8 @@ class FilesWriter:
         self._published = 0
         self._stamp = int(context.clock.wall().timestamp() * 1000)
         self._roll_at: int | None = None
-        self._is_single = (
-            not context.has_checkpoints and context.parallelism == 1 and path.endswith(suffix) and not partition_by
-        )
-        if not self._is_single and _is_file(path):
-            hint = f"name a folder; or a file that ends in {suffix}, for a run with one task and without checkpoints"
-            raise PreconditionError(f"{path} is a file, and the sink needs a folder", hint=hint, path=path)
+        #: Whether the path is the one file to write.
+        self._is_single = is_single
 
     # -- rows -------------------------------------------------------------------------------------------------
 
@@ -273,8 +313,7 @@ class FilesWriter:
             self._closed.append(target)
         elif not self._is_single:
             self._published += 1
-            mark = f"{self._context.job}-{self._stamp}"
-            files.rename(target.pending, self._final_name(folder, mark, self._published))
+            files.rename(target.pending, self._final_name(folder, self._published))
 
     def _close_all(self) -> None:
         for folder in list(self._open):
@@ -286,7 +325,7 @@ class FilesWriter:
         """Close what is open. The files are whole and durable, and not to be seen."""
         self._close_all()
         self._moves += [
-            _Move(checkpoint, each.pending, self._final_name(each.folder, f"{checkpoint:012d}", number))
+            _Move(checkpoint, each.pending, self._final_name(each.folder, number, checkpoint))
             for number, each in enumerate(self._closed)
         ]
         self._closed = []
@@ -294,7 +333,11 @@ class FilesWriter:
             return b""
         return json.dumps([[each.checkpoint, each.pending, each.final] for each in self._moves]).encode()
 
-    def _final_name(self, folder: str, mark: str, number: int) -> str:
+    def _final_name(self, folder: str, number: int, checkpoint: int | None = None) -> str:
+        """A name that no other sink, job or run has: what is in a folder is never replaced."""
+        mark = f"{self._context.job}.{self._context.sink}-{self._stamp}"
+        if checkpoint is not None:
+            mark += f"-{checkpoint:012d}"
         name = f"part-{mark}-{self._context.subtask:04d}-{number:04d}{self._suffix}"
         return files.join(self._path, folder, name) if folder else files.join(self._path, name)
 
@@ -376,6 +419,16 @@ def _is_file(path: str) -> bool:
     except (NotFoundError, PreconditionError):  # nothing, or a folder
         return False
     return True
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        files.size(path)
+    except NotFoundError:
+        return False
+    except PreconditionError:
+        return True
+    return False
 
 
 def _carry_out(move: _Move) -> None:

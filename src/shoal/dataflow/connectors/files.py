@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.json as pa_json
 import pyarrow.parquet as pq
 
 from shoal.core import files
@@ -25,28 +23,15 @@ from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.connectors.file_sinks import CsvSink, JsonLinesSink, ParquetSink
 from shoal.dataflow.connectors.folders import FolderValues, folder_scalar, folder_values, partition_fields
-from shoal.dataflow.connectors.rows import empty_batch, poison_batch, sift
+from shoal.dataflow.connectors.rows import fit
+from shoal.dataflow.connectors.text import OpenedCsv, OpenedLines, Piece, guess_csv, guess_lines
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import OnError
 
 __all__ = ["CsvSink", "CsvSource", "JsonLinesSink", "JsonLinesSource", "ParquetSink", "ParquetSource"]
 
-_BLOCK = 1024 * 1024
-_SAMPLE = 256 * 1024
-#: So much of a line that cannot be read is shown.
-_SHOWN = 80
-
 _NOTHING: frozenset[Split] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Rows from a file, the place right after them, and what could not be read."""
-
-    batch: Batch
-    position: Any
-    poison: Batch | None = None
 
 
 class Opened(Protocol):
@@ -160,7 +145,9 @@ class _FileSource:
             named = schema if named is None else named
         if named is None:
             hint = "say its columns: schema=pa.schema([…]); or leave it out"
-            raise InvalidError([problem(paths[0], None, "is empty: nothing says its columns")], hint=hint)
+            raise InvalidError(
+                [problem(paths[0], None, "is empty, or nothing in it can be read: nothing says its columns")], hint=hint
+            )
         return named
 
     def _look(self, path: str) -> Schema | None:
@@ -205,14 +192,17 @@ class CsvSource(_FileSource):
         return replace(self, columns=names)
 
     def _look(self, path: str) -> Schema | None:
-        with files.open_file(path) as file:
-            if _is_blank(file):
-                return None
-            with _csv_reader(file, self.delimiter, None, 0, None) as reader:
-                return reader.schema
+        return guess_csv(path, self.delimiter)
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
-        return _OpenedCsv(path, schema, self, int(position or 0))
+        return OpenedCsv(
+            path,
+            schema,
+            self.on_error,
+            delimiter=self.delimiter,
+            batch_size=self.batch_size,
+            position=position,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +216,10 @@ class JsonLinesSource(_FileSource):
         return replace(self, columns=names)
 
     def _look(self, path: str) -> Schema | None:
-        with files.open_file(path) as file:
-            sample = file.read(_SAMPLE)
-        whole = sample if len(sample) < _SAMPLE else sample[: sample.rfind(b"\n") + 1] or sample
-        if not whole.strip():
-            return None
-        try:
-            return pa_json.read_json(pa.BufferReader(whole)).schema
-        except pa.ArrowInvalid as error:
-            raise InvalidError([problem(path, None, f"is not JSON lines: {error}")]) from error
+        return guess_lines(path, self.on_error)
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
-        return _OpenedLines(path, schema, self.on_error, int(position or 0))
+        return OpenedLines(path, schema, self.on_error, batch_size=self.batch_size, position=position)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -252,13 +234,6 @@ def _naming(path: str) -> Iterator[None]:
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError) as error:
         text = " ".join(str(error.args[0] if isinstance(error, KeyError) and error.args else error).split())
         raise PoisonError(f"{path} cannot be read: {text}", path=path) from error
-
-
-def _is_blank(file: files.File) -> bool:
-    """Whether there is nothing in a file. It stands at its beginning afterwards."""
-    is_blank = not file.read(_SAMPLE).strip()
-    file.seek(0)
-    return is_blank
 
 
 def _refuse_missing(path: str, missing: Sequence[str], there: Sequence[str]) -> None:
@@ -349,7 +324,7 @@ class _OpenedParquet:
                 batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
             if batch.num_rows:
                 self._row += batch.num_rows
-                return Piece(_fit(self._with_constants(batch), self._schema), self._row)
+                return Piece(fit(self._with_constants(batch), self._schema, what=self._file.path), self._row)
 
     def _with_constants(self, batch: Batch) -> Batch:
         """The columns that are in the names of folders are put where the schema has them."""
@@ -367,12 +342,6 @@ class _OpenedParquet:
         self._file.close()
 
 
-def _fit(batch: Batch, schema: Schema) -> Batch:
-    if batch.schema.equals(schema):
-        return batch
-    return batch.select(schema.names).cast(schema)
-
-
 def _groups_from(parquet: Any, position: int) -> tuple[list[int], int]:
     """The row groups from a row on, and how many rows of the first to leave out."""
     start = 0
@@ -382,174 +351,3 @@ def _groups_from(parquet: Any, position: int) -> tuple[list[int], int]:
             return list(range(group, parquet.num_row_groups)), position - start
         start += rows
     return [], 0
-
-
-def _csv_reader(
-    file: Any, delimiter: str, schema: Schema | None, skip: int, on_invalid: Callable[[Any], str] | None
-) -> Any:
-    return pa_csv.open_csv(
-        file,
-        read_options=pa_csv.ReadOptions(block_size=_BLOCK, skip_rows_after_names=skip, use_threads=False),
-        parse_options=pa_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=on_invalid),
-        convert_options=pa_csv.ConvertOptions(
-            column_types=schema, include_columns=None if schema is None else schema.names
-        ),
-    )
-
-
-@dataclass(slots=True)
-class _Invalid:
-    """Lines that have the wrong number of fields, collected while a file is parsed."""
-
-    lines: list[tuple[Any, str]] = field(default_factory=list)
-
-    def __call__(self, row: Any) -> str:
-        self.lines.append((row.text, f"{row.actual_columns} fields instead of {row.expected_columns}"))
-        return "skip"
-
-    def take(self) -> Batch | None:
-        lines, self.lines = self.lines, []
-        return poison_batch(lines) if lines else None
-
-
-class _OpenedCsv:
-    """The position is a number of lines. Where bad rows do not fail the run, fields are read as text and cast here."""
-
-    def __init__(self, path: str, schema: Schema, source: CsvSource, position: int) -> None:
-        self._file = files.open_file(path)
-        self._schema = schema
-        self._row = position
-        self._is_strict = source.on_error is OnError.FAIL
-        self._invalid = _Invalid()
-        as_text = pa.schema([pa.field(name, pa.utf8()) for name in schema.names])
-        self._rest: Batch | None = None
-        self._reader: Any = None
-        if _is_blank(self._file):  # it has no rows, and need not have names
-            return
-        self._reader = _csv_reader(
-            self._file,
-            source.delimiter,
-            schema if self._is_strict else as_text,
-            position,
-            None if self._is_strict else self._invalid,
-        )
-
-    def read(self, max_rows: int) -> Piece | None:
-        while True:
-            batch = self._rest if self._rest is not None else self._next()
-            self._rest = None
-            poison = self._invalid.take()
-            self._row += 0 if poison is None else poison.num_rows
-            if batch is None:
-                return None if poison is None else Piece(empty_batch(self._schema), self._row, poison)
-            if batch.num_rows > max_rows:
-                batch, self._rest = batch.slice(0, max_rows), batch.slice(max_rows)
-            if batch.num_rows or poison is not None:
-                self._row += batch.num_rows
-                return self._piece(batch, poison)
-
-    def _next(self) -> Batch | None:
-        if self._reader is None:
-            return None
-        try:
-            return self._reader.read_next_batch()
-        except StopIteration:
-            return None
-
-    def _piece(self, batch: Batch, poison: Batch | None) -> Piece:
-        if self._is_strict:
-            return Piece(batch, self._row, poison)
-        rows = list(range(batch.num_rows))
-        good, bad = sift(rows, lambda part: batch.slice(part[0], len(part)).cast(self._schema), self._schema)
-        if bad is not None:
-            shown = [
-                (batch.slice(int(row), 1).to_pylist()[0], error) for row, error in zip(*_columns(bad), strict=True)
-            ]
-            more = poison_batch(shown)
-            poison = more if poison is None else pa.concat_batches([poison, more])
-        return Piece(good, self._row, poison)
-
-    def close(self) -> None:
-        if self._reader is not None:
-            self._reader.close()
-        self._file.close()
-
-
-def _columns(poison: Batch) -> tuple[list[str], list[str]]:
-    return poison.column("value").to_pylist(), poison.column("error").to_pylist()
-
-
-class _OpenedLines:
-    """The position is a number of bytes. Blocks are cut behind their last whole line."""
-
-    def __init__(self, path: str, schema: Schema, policy: OnError, position: int) -> None:
-        self._file = files.open_file(path)
-        self._file.seek(position)
-        self._schema = schema
-        self._policy = policy
-        self._place = position
-        self._rest = b""
-
-    def read(self, max_rows: int) -> Piece | None:
-        block = self._block()
-        if not block:
-            return None
-        batch, poison = self._parse(block)
-        self._place += len(block)
-        return Piece(batch, self._place, poison)
-
-    def _block(self) -> bytes:
-        content = self._rest
-        while True:
-            more = self._file.read(_BLOCK)
-            content += more
-            cut = content.rfind(b"\n") + 1
-            if cut or not more:
-                cut = cut if more else len(content)
-                self._rest = content[cut:]
-                return content[:cut]
-
-    def _parse(self, block: bytes) -> tuple[Batch, Batch | None]:
-        options = pa_json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="ignore")
-
-        def convert(lines: Sequence[bytes]) -> Batch:
-            # One block of Arrow's, so that a line is never longer than what it takes at once.
-            content = b"\n".join(lines)
-            whole = pa_json.ReadOptions(use_threads=False, block_size=max(_BLOCK, len(content) + 1))
-            table = pa_json.read_json(pa.BufferReader(content), read_options=whole, parse_options=options)
-            if table.num_rows != len(lines):
-                raise ValueError("not one JSON object in each line")
-            return table.combine_chunks().to_batches()[0] if table.num_rows else empty_batch(self._schema)
-
-        lines = [line for line in block.split(b"\n") if line.strip()]
-        if self._policy is not OnError.FAIL:
-            return sift(lines, convert, self._schema)
-        try:
-            return (convert(lines) if lines else empty_batch(self._schema)), None
-        except (pa.ArrowException, ValueError) as error:
-            raise ValueError(self._bad_line(block, convert) or str(error)) from error
-
-    def _bad_line(self, block: bytes, convert: Callable[[Sequence[bytes]], Batch]) -> str:
-        """The first line of a block that cannot be read, by its number in the file; empty when each can be."""
-        for number, line in enumerate(block.split(b"\n")):
-            if not line.strip():
-                continue
-            try:
-                convert([line])
-            except (pa.ArrowException, ValueError) as error:
-                # Arrow counts from what it was given: its own "in row 0" would mislead.
-                text = str(error).removesuffix(" in row 0")
-                return f"line {self._lines_before() + number + 1}: {text}: {line[:_SHOWN].decode(errors='replace')}"
-        return ""
-
-    def _lines_before(self) -> int:
-        """How many lines there are before the block: counted only where somebody asks."""
-        with files.open_file(self._file.path) as file:
-            left, count = self._place, 0
-            while left and (content := file.read(min(left, _BLOCK))):
-                left -= len(content)
-                count += content.count(b"\n")
-        return count
-
-    def close(self) -> None:
-        self._file.close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.pump import Pump
-from shoal.dataflow.connectors.rows import as_batches, empty_batch, rows_to_batch
+from shoal.dataflow.connectors.rows import RowsReader, Sifted, fit, guessed, is_unknown, mappings
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import FunctionRef, OnError
@@ -28,9 +29,12 @@ _NOTHING: frozenset[Split] = frozenset()
 _ENDED = frozenset({_ONLY})
 
 #: Bytes of an endless iterable's items that wait for their task. As many again may be with it.
-_PUMPED = 2 * 1024 * 1024
+_PUMPED = 1 * 1024 * 1024
 #: What a row takes that is no Arrow: about as much as a small dictionary.
 _ROW_BYTES = 256
+#: Rows of an iterable that ends are looked at, as many as this, until the types of all columns are known.
+_PEEKED_ROWS = 1000
+_NO_ITEM = object()
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -164,26 +168,27 @@ class IterableSource:
         return self.function.label
 
     def find_schema(self) -> Schema:
-        """The columns of what comes first."""
+        """The columns of what comes first; of one that ends also of what follows, where the first row has None."""
         if self.schema is not None:
             return self.schema
-        first = _peek(self._iterate())[0] if self.replayable else self._peek_once()
-        if first is None:
+        most = _PEEKED_ROWS if self.bounded else 1
+        schema = _peek(self._iterate(), most)[0] if self.replayable else self._peek_once(most)
+        if schema is None:
             raise InvalidError(
                 [problem(self.label, None, "gave nothing, so its columns are not known")],
                 hint="say the columns: schema=pa.schema([...])",
             )
-        return first.schema
+        return schema
 
-    def _peek_once(self) -> Batch | None:
+    def _peek_once(self, most: int) -> Schema | None:
         """What comes first in something that can be read only once: it is put back for whoever reads it."""
         function = callable_of(self.function)
         with _LOCK:
             items = _PEEKED.pop(function, None)
-        first, rest = _peek(self._iterate() if items is None else items)
+        schema, rest = _peek(self._iterate() if items is None else items, most)
         with _LOCK:
             _PEEKED[function] = rest
-        return first
+        return schema
 
     def find_splits(self) -> Sequence[Split]:
         """One: it is read in its order."""
@@ -223,19 +228,39 @@ def _read_once(label: str) -> PreconditionError:
     )
 
 
-def _peek(items: Iterator[Any]) -> tuple[Batch | None, Iterator[Any]]:
-    """The first item as a batch, and all items."""
+def _peek(items: Iterator[Any], most: int) -> tuple[Schema | None, Iterator[Any]]:
+    """The columns of what comes first, and all items.
+
+    Rows are looked at until the types of all columns are known, or there are `most` of them.
+    """
     taken: list[Any] = []
+    rows: list[Mapping[str, Any]] = []
     for item in items:
         taken.append(item)
-        batch = next(iter(as_batches([item], None, 1)), None)
-        if batch is not None:
-            return batch, itertools.chain(taken, items)
-    return None, iter(taken)
+        if isinstance(item, pa.RecordBatch | pa.Table):
+            if not rows:
+                return item.schema, itertools.chain(taken, items)
+            break
+        rows += mappings(item) if isinstance(item, list | tuple) else [_row(item)]
+        if rows and (len(rows) >= most or not _unknown(rows)):
+            break
+    return guessed(rows) if rows else None, itertools.chain(taken, items)
+
+
+def _unknown(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The columns of the first row whose types none of the rows tells."""
+    return [name for name in rows[0] if all(is_unknown(row.get(name)) for row in rows)]
+
+
+def _row(item: Any) -> Mapping[str, Any]:
+    if not isinstance(item, Mapping):
+        rule = "must be a record batch, a table, a dict or a list of dicts"
+        raise InvalidError([problem("item", type(item).__name__, rule)], what="source")
+    return item
 
 
 class IterableReader:
-    """Reads an iterable. The position is the number of rows that were given."""
+    """Reads an iterable. The position is the number of rows that were given, bad ones too."""
 
     def __init__(self, source: IterableSource, schema: Schema, clock: Clock, *, has_split: bool) -> None:
         self._source = source
@@ -243,10 +268,11 @@ class IterableReader:
         self._clock = clock
         self._items: Iterator[Any] | None = None
         self._pump: Pump | None = None
-        self._ready: list[Batch] = []
-        self._poison: Batch | None = None
+        self._rows = RowsReader(schema, source.on_error)
+        self._ready: deque[Sifted] = deque()
+        #: How many records of what is ready first were given.
+        self._given = 0
         self._row = 0
-        self._skip = 0
         self._is_over = not has_split
 
     def seek(self, split: Split, position: Any) -> None:
@@ -254,27 +280,31 @@ class IterableReader:
         rows = int(position)
         if rows and not self._source.replayable:
             raise _read_once(self._source.label)
-        self._skip = rows
+        self._given = rows
         self._row = rows
 
     def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
         """The next rows; of an endless iterable those that are there now."""
-        while not self._ready and not self._is_over and self._poison is None:
-            if not self._gather(min(max_rows, self._source.batch_size), timeout):
-                break
-        poison, self._poison = self._poison, None
-        if not self._ready:
-            return None if poison is None else Fetched(_ONLY, empty_batch(self._schema), self._row, poison=poison)
-        batch = self._ready.pop(0)
-        if batch.num_rows > max_rows:
-            self._ready.insert(0, batch.slice(max_rows))
-            batch = batch.slice(0, max_rows)
-        self._row += batch.num_rows
-        return Fetched(_ONLY, batch, self._row, poison=poison)
+        while True:
+            while self._ready:
+                records = self._ready[0]
+                if self._given >= records.count:
+                    self._given -= records.count
+                    self._ready.popleft()
+                    continue
+                before = self._given
+                batch, poison, self._given = records.part(before, max_rows)
+                self._row += self._given - before
+                if self._given == records.count:
+                    self._given = 0
+                    self._ready.popleft()
+                return Fetched(_ONLY, batch, self._row, poison=poison)
+            if self._is_over or not self._gather(min(max_rows, self._source.batch_size), timeout):
+                return None
 
     def ended(self) -> frozenset[Split]:
         """Whether everything has been given."""
-        return _ENDED if self._is_over and not self._ready and self._poison is None else _NOTHING
+        return _ENDED if self._is_over and not self._ready else _NOTHING
 
     def wake(self) -> None:
         """End a wait for an endless iterable."""
@@ -293,10 +323,7 @@ class IterableReader:
         items = self._take(rows, timeout)
         if not items:
             return False
-        for batch in self._to_batches(items):
-            kept = self._after_skipped(batch)
-            if kept.num_rows:
-                self._ready.append(kept)
+        self._ready.extend(self._read(items))
         return True
 
     def _take(self, count: int, timeout: float) -> list[Any]:
@@ -307,8 +334,8 @@ class IterableReader:
         if self._pump is not None:
             items, self._is_over = self._pump.take(count, timeout)
             return items
-        first = next(self._items, None)
-        if first is None:
+        first = next(self._items, _NO_ITEM)
+        if first is _NO_ITEM:
             self._is_over = True
             return []
         if not isinstance(first, Mapping):
@@ -317,20 +344,24 @@ class IterableReader:
         self._is_over = len(items) < count
         return items
 
-    def _to_batches(self, items: Sequence[Any]) -> Iterable[Batch]:
-        rows = [item for item in items if isinstance(item, Mapping)]
-        if len(rows) == len(items):
-            batch, poison = rows_to_batch(rows, self._schema, policy=self._source.on_error)
-            self._poison = None if self._skip else poison  # what is read again was told before
-            return [batch]
-        return as_batches(items, self._schema, self._source.batch_size)
+    def _read(self, items: Sequence[Any]) -> Iterator[Sifted]:
+        """Batches as they are, with the columns of the schema; rows between them together."""
+        rows: list[Mapping[str, Any]] = []
+        for item in items:
+            if not isinstance(item, pa.RecordBatch | pa.Table):
+                rows += mappings(item) if isinstance(item, list | tuple) else [_row(item)]
+                continue
+            yield from self._read_rows(rows)
+            rows = []
+            for batch in [item] if isinstance(item, pa.RecordBatch) else item.to_batches():
+                self._rows.passed(batch.num_rows)
+                yield Sifted(fit(batch, self._schema))
+        yield from self._read_rows(rows)
 
-    def _after_skipped(self, batch: Batch) -> Batch:
-        if not self._skip:
-            return batch
-        skipped = min(self._skip, batch.num_rows)
-        self._skip -= skipped
-        return batch.slice(skipped)
+    def _read_rows(self, rows: Sequence[Mapping[str, Any]]) -> Iterator[Sifted]:
+        size = self._source.batch_size
+        for start in range(0, len(rows), size):
+            yield self._rows.read(rows[start : start + size])
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.connectors.ahead import Ahead, decode_segments, from_stream
+from shoal.dataflow.connectors.ahead import Ahead, Segment, decode_segments, from_stream
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.brokers import return_topics, take_topics
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, TIME, TRACE, Batch
@@ -139,6 +139,8 @@ class ExactTopicWriter:
         self._current: Writer | None = None
         #: Writers whose transaction waits for a checkpoint, in order.
         self._pending: deque[tuple[int, Writer]] = deque()
+        #: The checkpoint whose output could not be committed, and why: what became of it only a restart finds out.
+        self._failed: tuple[int, Exception] | None = None
         self._asked = False
 
     # -- names that never change ------------------------------------------------------------------------------
@@ -189,25 +191,56 @@ class ExactTopicWriter:
         return self._ahead.seal(checkpoint)
 
     def commit(self, checkpoint: int) -> None:
-        """Commit the transactions up to this checkpoint, in order; rows that are in none are sent now."""
+        """Commit the transactions up to this checkpoint, in order; rows that are in none are sent now.
+
+        Once that has failed it is refused: what is sent again might come twice.
+        """
+        if self._failed is not None:
+            number, error = self._failed
+            raise PreconditionError(
+                f"topic {self._target.topic!r}: the output of checkpoint {number} could not be committed: {error}",
+                hint="let the job go on from its newest checkpoint: what is missing is written then",
+                topic=self._target.topic,
+                checkpoint=number,
+            ) from error
         for segment in [each for each in self._ahead.sealed if each.checkpoint <= checkpoint]:
-            writer = self._transaction_of(segment.checkpoint)
-            if writer is None:
-                writer = self._send(segment.batches())
-            writer.commit(offsets=self._marker(self._context.subtask, segment.checkpoint))
-            self._free.append(writer)
-        self._ahead.forget(checkpoint)
+            try:
+                self._commit(segment)
+            except Exception as error:
+                self._failed = segment.checkpoint, error
+                raise
+            self._ahead.forget(segment.checkpoint)
 
-    def _transaction_of(self, checkpoint: int) -> Writer | None:
-        if self._pending and self._pending[0][0] == checkpoint:
-            return self._pending.popleft()[1]
-        return None
+    def _commit(self, segment: Segment) -> None:
+        if not self._pending or self._pending[0][0] != segment.checkpoint:
+            self._send(segment)
+        _checkpoint, writer = self._pending[0]
+        writer.commit(offsets=self._marker(self._context.subtask, segment.checkpoint))
+        self._free.append(self._pending.popleft()[1])
 
-    def _send(self, batches: Sequence[Batch]) -> Writer:
-        writer = self._free.popleft()
+    def _send(self, segment: Segment) -> None:
+        """Write rows that are in no transaction."""
+        writer = self._give_up_one()
+        self._pending.appendleft((segment.checkpoint, writer))
         writer.begin()
-        for batch in batches:
+        for batch in segment.batches():
             writer.append(self._target.topic, batch)
+
+    def _give_up_one(self) -> Writer:
+        """A writer without a transaction. When both have one the later is aborted: its rows are written ahead, too."""
+        if self._free:
+            return self._free.popleft()
+        if self._current is not None:
+            writer, self._current = self._current, None
+        elif self._pending:
+            writer = self._pending.pop()[1]
+        else:
+            raise PreconditionError(
+                f"topic {self._target.topic!r}: rows cannot be committed by a sink that was not restored",
+                hint="call restore() first, also when there is no checkpoint",
+                topic=self._target.topic,
+            )
+        writer.abort()
         return writer
 
     def flush(self) -> None:

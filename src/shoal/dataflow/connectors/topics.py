@@ -17,8 +17,11 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of
+from shoal.dataflow.connectors.topic_samples import columns_of_objects, columns_of_streams
 from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, Target, TopicWriter
 from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.errors import refuse
+from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.logical import OnError
 from shoal.topics.base import (
     Reader,
@@ -33,6 +36,8 @@ from shoal.topics.headers import event_times, trace_ids
 _SAMPLE = 100
 _SAMPLE_SECONDS = 1.0
 _FETCH_BYTES = 8 * 1024 * 1024
+
+_STARTS = ("earliest", "latest", "committed")
 
 _NOTHING: frozenset[Split] = frozenset()
 
@@ -60,8 +65,9 @@ class TopicSource:
     columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.start not in {"earliest", "latest", "committed"}:
-            raise InvalidError([problem("start", self.start, "must be earliest, latest or committed")])
+        if self.start not in _STARTS:
+            hint = "earliest is all that is there, latest what comes from now on, committed where the group has stopped"
+            raise refuse("start", self.start, f"must be one of {', '.join(_STARTS)}", at=find_location(), hint=hint)
 
     @property
     def is_bounded(self) -> bool:
@@ -111,19 +117,17 @@ class TopicSource:
                 [problem(f"topic {self.topic}", None, "is empty, so its columns are not known")],
                 hint=f'say them: app.topic("{self.topic}", schema=pa.schema([("id", pa.int64()), …]))',
             )
-        return _guess(self.codec, fetched[0].batch.column("value"), self.topic)
+        values = [value for value in fetched[0].batch.column("value").to_pylist() if value is not None]
+        return _guess(self.codec, values, self.topic, self.on_error)
 
 
-def _guess(name: str, values: Any, topic: str) -> Schema:
-    """The columns that a sample of values has."""
+def _guess(name: str, values: list[bytes], topic: str, policy: OnError) -> Schema:
+    """The columns that a sample of values has. Values that the policy lets pass do not count: they are met again."""
     try:
         if name == "json":
-            import pyarrow.json
-
-            joined = b"\n".join(value for value in values.to_pylist() if value is not None)
-            return pyarrow.json.read_json(pa.BufferReader(joined)).schema
+            return columns_of_objects(values, leaves_out=policy is not OnError.FAIL)
         if name == "arrow":
-            return pa.ipc.open_stream(values[0].as_buffer()).schema
+            return columns_of_streams(values, leaves_out=policy is not OnError.FAIL)
         if name in {"raw", "bytes"}:
             return pa.schema([pa.field("value", pa.binary())])
         if name == "string":
@@ -248,7 +252,16 @@ class TopicReader:
             times = None if times is None else times.take(decoded.records)
             traces = None if traces is None else traces.take(decoded.records)
         poison = decoded.poison if decoded.poison.num_rows else None
-        return Fetched(self._splits[partition], decoded.rows, position, poison=poison, times=times, traces=traces)
+        return Fetched(
+            self._splits[partition],
+            decoded.rows,
+            position,
+            poison=poison,
+            times=times,
+            traces=traces,
+            records=batch,
+            record_of=decoded.records,
+        )
 
     def _traces(self, batch: Batch) -> Any:
         """The traces, from the first batch on that has one: rows without headers carry no column for them."""

@@ -213,4 +213,5 @@ def size_of(element: Element | Idle) -> int:
     """Bytes that a batch takes, at least 1; 0 for what is no batch."""
     if isinstance(element, Watermark | Barrier | End | Idle):
         return 0
-    return max(1, int(element.nbytes))
+    # Allocators have sizes in steps of an eighth: so much more than what is in a buffer may be taken for it.
+    return 1 + int(element.nbytes) * 9 // 8

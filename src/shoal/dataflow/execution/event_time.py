@@ -7,7 +7,7 @@ middle of a stream. Called by `shoal.dataflow.execution.sources` and `shoal.data
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,12 @@ from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import EventTime
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 
-_MICROS = {"s": 1_000_000, "ms": 1000, "us": 1, "": 1}
+#: Why a row that has a null for its event time cannot be used.
+NO_TIME = "no event time"
+_MICROS = {"d": 86_400_000_000, "s": 1_000_000, "ms": 1000, "us": 1, "": 1}
+#: The years 1 to 9999, in microseconds: what dates of Python and RFC 3339 can say. Far from what 64 bits hold, so that
+#: windows around a time cannot overflow.
+_EARLIEST, _LATEST = -62_135_596_800_000_000, 253_402_300_799_999_999
 #: A task that reads looks at the clock more often than this, in seconds.
 _LONGEST_STEP = 1.0
 _NS_PER_MICRO = pa.scalar(1000, pa.int64())
@@ -105,23 +110,100 @@ class Watermarks:
         return self._idle_after > 0 and now - progress.heard_at >= self._idle_after
 
 
+# ---------------------------------------------------------------------------------------------------------
+# Columns of times
+
+
 def to_micros(column: Any, unit: str = "") -> Any:
-    """A column of times as int64 microseconds since 1970. Raises `InvalidError` for a type that is no time."""
-    kind = column.type
+    """A column of times as int64 microseconds since 1970; null where there is none that fits (see `why_unfit`).
+
+    Raises `InvalidError` for a type that is no time.
+    """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
+    if _is_text(column.type):
+        return _scaled(_parsed(column).cast(pa.int64()), "us")
+    counts, unit = _counted(column, unit)
+    return _scaled(counts, unit)
+
+
+def why_unfit(column: Any, unit: str, rows: Sequence[int], field: str) -> list[str]:
+    """Why `to_micros` has no time for these rows."""
+    values = column.take(pa.array(rows, pa.int64()))
+    rule = "must be a time of the years 1 to 9999"
+    if _is_text(column.type):
+        rule = f"{rule}, such as 2026-01-31T12:00:00"
+    else:
+        values, unit = _counted(values, unit)  # times that are too large for Python cannot be shown as times
+        rule = f"{rule}, in {unit or 'us'} since 1970"
+    return [NO_TIME if each is None else str(problem(field, each, rule)) for each in values.to_pylist()]
+
+
+def _is_text(kind: Any) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _counted(column: Any, unit: str) -> tuple[Any, str]:
+    """A column as whole numbers, and what they count."""
+    kind = column.type
+    if pa.types.is_integer(kind) and (unit in _MICROS or unit == "ns"):
+        return column, unit
     if pa.types.is_integer(kind):
-        whole = column if kind == pa.int64() else column.cast(pa.int64())
-        if unit == "ns":
-            return pc.divide(whole, _NS_PER_MICRO)
-        factor = _MICROS[unit]
-        return whole if factor == 1 else pc.multiply_checked(whole, pa.scalar(factor, pa.int64()))
+        raise InvalidError([problem("time unit", unit, "must be s, ms, us or ns")])
     if pa.types.is_timestamp(kind):
-        micros = column if kind.unit == "us" else column.cast(pa.timestamp("us", kind.tz), safe=False)
-        return micros.cast(pa.int64())
-    if pa.types.is_date(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return column.cast(pa.timestamp("us")).cast(pa.int64())
+        return column.cast(pa.int64()), kind.unit
+    if pa.types.is_date32(kind):
+        return column.cast(pa.int32()), "d"
+    if pa.types.is_date64(kind):
+        return column.cast(pa.int64()), "ms"
     raise InvalidError([problem("event time", kind, "must be a timestamp, a date or a whole number")])
+
+
+def _scaled(counts: Any, unit: str) -> Any:
+    """Whole numbers as microseconds, null where they are out of range."""
+    counts = _within(counts, *_range_of(unit))
+    whole = counts if counts.type == pa.int64() else counts.cast(pa.int64())
+    if unit == "ns":
+        return pc.divide(whole, _NS_PER_MICRO)
+    factor = _MICROS[unit]
+    return whole if factor == 1 else pc.multiply(whole, pa.scalar(factor, pa.int64()))
+
+
+def _range_of(unit: str) -> tuple[int, int]:
+    """The first and the last count that is in range."""
+    if unit == "ns":  # all that 64 bits hold: the years 1678 to 2262
+        return -(2**63), 2**63 - 1
+    return -(-_EARLIEST // _MICROS[unit]), _LATEST // _MICROS[unit]
+
+
+def _within(counts: Any, low: int, high: int) -> Any:
+    """The numbers with nulls for those that are out of range. Usually none is, and nothing is copied."""
+    found = pc.min_max(counts)
+    least, greatest = found["min"].as_py(), found["max"].as_py()
+    if least is None or (low <= least and greatest <= high):
+        return counts
+    if counts.type == pa.uint64():
+        fits = pc.less_equal(counts, pa.scalar(high, pa.uint64()))
+    else:
+        wide = counts.cast(pa.int64())
+        fits = pc.and_(pc.greater_equal(wide, pa.scalar(low)), pc.less_equal(wide, pa.scalar(high)))
+    return pc.if_else(fits, counts, pa.scalar(None, counts.type))
+
+
+def _parsed(column: Any) -> Any:
+    """Texts as times, null where they are none."""
+    kind = pa.timestamp("us")
+    try:
+        return column.cast(kind)
+    except pa.ArrowInvalid:  # one of them; which one is found by halving
+        if len(column) == 1:
+            return pa.nulls(1, kind)
+        half = len(column) // 2
+        return pa.concat_arrays([_parsed(column.slice(0, half)), _parsed(column.slice(half))])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Event time in the middle of a stream
 
 
 class AssignTimes(Operator):
@@ -141,13 +223,25 @@ class AssignTimes(Operator):
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Put the times of the named column in their place."""
-        times = to_micros(batch.column(self._time.column), self._time.unit)
+        name = self._time.column
+        times = to_micros(batch.column(name), self._time.unit)
         if times.null_count:
-            raise PoisonError(f"column {self._time.column!r} has no time in {times.null_count} rows")
+            raise self._no_times(batch.column(name), times)
         self._marks.saw(self._SPLIT, pc.max(times).as_py(), self._now())
         if TIME in batch.schema.names:
             batch = batch.drop_columns([TIME])
         out.emit(batch.append_column(TIME, times))
+
+    def _no_times(self, column: Any, times: Any) -> PoisonError:
+        name = self._time.column
+        first = pc.indices_nonzero(pc.is_null(times))[0].as_py()
+        (why,) = why_unfit(column, self._time.unit, [first], f"event time column {name!r}")
+        return PoisonError(
+            f"column {name!r} has no time in {times.null_count} rows, such as: {why}",
+            hint=f"leave them out before: .filter(…) in front of .event_time({name!r}), "
+            f'such as .filter(col("{name}").is_valid())',
+            column=name,
+        )
 
     def is_idle(self) -> bool:
         """Whether no row came for a while."""

@@ -15,7 +15,7 @@ from shoal.core.errors import UnsupportedError
 from shoal.dataflow.language.binding import Bound, bind, bind_predicate
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.errors import refuse
-from shoal.dataflow.language.expressions import Expression, describe
+from shoal.dataflow.language.expressions import Expression, columns_of, describe
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import (
     Aggregate,
@@ -111,9 +111,9 @@ def _policy(on_error: OnError, function: FunctionRef, at: Location | None) -> Er
 def _filter(work: Work) -> Operator:
     node: Filter = work.node
     if isinstance(node.predicate, Expression):
-        lenient = node.on_error is not OnError.FAIL
-        policy = ErrorPolicy(node.on_error, describe(node.predicate), node.at) if lenient else None
-        return stateless.Filter(predicate=_bound(node.predicate, work, bind_predicate), policy=policy)
+        policy = ErrorPolicy(node.on_error, describe(node.predicate), node.at)
+        predicate = _bound(node.predicate, work, bind_predicate)
+        return stateless.Filter(predicate=predicate, policy=policy, reads=columns_of(node.predicate))
     policy = _policy(node.on_error, node.predicate, node.at)
     return opaque.FilterBatches(function=callable_of(node.predicate), policy=policy)
 
@@ -122,7 +122,13 @@ def _project(work: Work) -> Operator:
     node: Project = work.node
     columns = [(named.name, _bound(named.expression, work)) for named in node.columns]
     carried = (CHANGE,) if work.inputs[0].changes else ()
-    return stateless.Project(columns=columns, keep_others=node.keep_others, carried=carried)
+    return stateless.Project(
+        columns=columns,
+        keep_others=node.keep_others,
+        carried=carried,
+        policy=ErrorPolicy(node.on_error, "select", node.at),
+        reads={named.name: columns_of(named.expression) for named in node.columns},
+    )
 
 
 def _map(work: Work) -> Operator:
@@ -148,7 +154,7 @@ def _records(work: Work) -> Operator:
 
 def _distinct(work: Work) -> Operator:
     node: Distinct = work.node
-    return distinct.Distinct(columns=node.columns, window=node.window, ttl=node.ttl)
+    return distinct.Distinct(columns=node.columns, window=node.window, firing=node.firing, ttl=node.ttl)
 
 
 def _aggregate(work: Work) -> Operator:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.expressions import Expression
-from shoal.dataflow.language.logical import Filter, Node, Project
+from shoal.dataflow.language.logical import Filter, Node, OnError, Project
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.plan.physical import MAIN, Edge, Stage
 
@@ -33,8 +33,13 @@ def find_runs(stage: Stage, outputs: Sequence[Edge]) -> list[range]:
 
 
 def _is_row_wise(node: Node) -> bool:
-    """Whether it is made of kernels alone. Users' functions hold the interpreter's lock, and may mind the order."""
-    return isinstance(node, Project) or (isinstance(node, Filter) and isinstance(node.predicate, Expression))
+    """Whether it is made of kernels alone. Users' functions hold the interpreter's lock, and may mind the order.
+
+    Steps that leave rows out count them or put them aside, and workers can do neither.
+    """
+    if not isinstance(node, Project | Filter) or node.on_error is not OnError.FAIL:
+        return False
+    return isinstance(node, Project) or isinstance(node.predicate, Expression)
 
 
 def _is_only_reader(stage: Stage, outputs: Sequence[Edge], index: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,15 +27,18 @@ from shoal.dataflow.connectors.base import (
     SplitReader,
     WakeableReader,
 )
-from shoal.dataflow.execution.event_time import Silence, Watermarks, to_micros
+from shoal.dataflow.execution.event_time import NO_TIME, Silence, Watermarks, to_micros, why_unfit
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, TIME, TRACE, Batch, Schema
 from shoal.dataflow.language.failures import PoisonError
-from shoal.dataflow.language.logical import OnError, Source
+from shoal.dataflow.language.logical import EventTime, OnError, Source
 from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import OperatorState, Output
 
 #: A source that reads looks at the clock more often than this, in seconds; or twice as often as it waits for rows.
 _LONGEST_STEP = 0.25
+_HINT = "let them be skipped or put out on the side: on_error='skip' or on_error='side'"
+#: So many bytes of a record that cannot be read are shown.
+_MAX_SHOWN = 200
 #: What a source puts out on the side, `errors`: where a record that cannot be read is, what it was, and why.
 ERRORS = pa.schema(
     [("split", pa.utf8()), ("offset", pa.int64()), ("key", pa.binary()), ("value", pa.binary()), ("error", pa.utf8())]
@@ -278,7 +282,9 @@ class SourceDriver:
             return batch.append_column(TIME, fetched.times) if carried and fetched.times is not None else batch
         times = self._times(fetched)
         if times.null_count:
-            batch, times = self._without_nulls(batch, times, fetched.split, out)
+            self._refuse_times(fetched, times, out)
+            fits = pc.is_valid(times)
+            batch, times = batch.filter(fits), times.filter(fits)
             if not batch.num_rows:
                 return None
         if self._marks is not None:
@@ -292,25 +298,32 @@ class SourceDriver:
         if fetched.times is None:
             rule = "the source has no timestamps of its own: name the column that holds event time"
             raise InvalidError([problem("event time", self._connector.label, rule)])
-        return fetched.times
+        return to_micros(fetched.times)
 
-    def _without_nulls(self, batch: Batch, times: Any, split: Split, out: Output) -> tuple[Batch, Any]:
-        """Rows that have no event time cannot be put into any window: they are poison."""
-        bad = batch.filter(pc.is_null(times))
-        shown = {"value": [str(row).encode() for row in bad.to_pylist()], "error": ["no event time"] * bad.num_rows}
-        self._refuse(pa.RecordBatch.from_pydict(shown), out, split)
-        good = pc.is_valid(times)
-        return batch.filter(good), times.filter(good)
+    def _refuse_times(self, fetched: Fetched, times: Any, out: Output) -> None:
+        """Rows that have no event time that fits cannot be put into any window: they are poison."""
+        rows = pc.indices_nonzero(pc.is_null(times)).to_pylist()
+        time = self._time
+        if time is not None and time.column:
+            column, unit = fetched.batch.column(time.column), time.unit
+            reasons = why_unfit(column, unit, rows, f"event time column {time.column!r}")
+        else:
+            reasons = why_unfit(fetched.times, "us", rows, "the record's own time")
+        hint = _HINT
+        if fetched.records is None and time is not None and time.column:
+            hint = _hint_without_records(time, is_missing=reasons[0] == NO_TIME)
+        self._refuse(_as_poison(fetched, rows, reasons), out, fetched.split, rows=len(rows), hint=hint)
 
-    def _refuse(self, poison: Batch, out: Output, split: Split) -> None:
+    def _refuse(self, poison: Batch, out: Output, split: Split, *, rows: int = 0, hint: str = "") -> None:
+        """Do what the policy says with records that cannot be read, or with so many rows of theirs."""
+        rows = rows or poison.num_rows
         if self._policy is OnError.FAIL:
-            first: Mapping[str, Any] = poison.slice(0, 1).to_pylist()[0]
             raise PoisonError(
-                f"{self._connector.label}, split {split.name}: {poison.num_rows} rows cannot be read, such as {first}",
-                hint="let them be skipped or put out on the side: on_error='skip' or on_error='side'",
+                f"{self._connector.label}, split {split.name}: {rows} rows cannot be read, such as {_first_of(poison)}",
+                hint=hint or _HINT,
                 split=split.name,
             )
-        self.skipped += poison.num_rows
+        self.skipped += rows
         if self._policy is OnError.SIDE:
             out.emit_side("errors", as_errors(poison, split))
 
@@ -318,6 +331,59 @@ class SourceDriver:
 def _topic_of(connector: Any) -> str:
     """The topic that a source reads; empty for others, whose splits have names that no other source has."""
     return str(getattr(connector, "topic", ""))
+
+
+def _hint_without_records(time: EventTime, *, is_missing: bool) -> str:
+    """How to leave rows without event time out, for sources of which some take no `on_error`."""
+    unit = f", unit={time.unit!r}" if time.unit else ""
+    which = f'col("{time.column}").is_valid()' if is_missing else "…"
+    return (
+        "leave them out, and name event time behind that instead of at the source: "
+        f".filter({which}).event_time({time.column!r}{unit}); "
+        "or with from_csv, from_json and from_iterable on_error='skip' or on_error='side'"
+    )
+
+
+def _first_of(poison: Batch) -> str:
+    """The first of some records that cannot be read, in words."""
+    first = as_errors(poison.slice(0, 1), Split("")).to_pylist()[0]
+    offset = "" if first["offset"] is None else f"offset {first['offset']}, "
+    key = "" if first["key"] is None else f"key {_cut(first['key'])}, "
+    return f"{offset}{key}value {_cut(first['value'])}: {first['error']}"
+
+
+def _cut(content: bytes | None) -> str:
+    return f"{content[:_MAX_SHOWN]!r}…" if content is not None and len(content) > _MAX_SHOWN else repr(content)
+
+
+def _as_poison(fetched: Fetched, rows: Sequence[int], reasons: Sequence[str]) -> Batch:
+    """Rows that were read and cannot be used, as the records that they came from: each of these once."""
+    if fetched.records is None or fetched.record_of is None:
+        return pa.RecordBatch.from_pydict({"value": _as_texts(fetched.batch.take(rows)), "error": list(reasons)})
+    numbers = np.asarray(fetched.record_of)[np.asarray(rows)]
+    which, first, counts = np.unique(numbers, return_index=True, return_counts=True)
+    why = [
+        reasons[at] if count == 1 else f"{reasons[at]}, and {count - 1} more rows of this record"
+        for at, count in zip(first.tolist(), counts.tolist(), strict=True)
+    ]
+    taken = fetched.records.select(["offset", "key", "value"]).take(pa.array(which))
+    return taken.append_column("error", pa.array(why, pa.utf8()))
+
+
+def _as_texts(rows: Batch) -> list[bytes]:
+    """Rows as JSON, for people."""
+    columns = {name: _as_values(column) for name, column in zip(rows.schema.names, rows.columns, strict=True)}
+    found = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return [json.dumps(row, default=str, ensure_ascii=False).encode(errors="replace") for row in found]
+
+
+def _as_values(column: Any) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):  # a time that Python has no room for
+        if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+            return list(column.cast(pa.int32() if pa.types.is_date32(column.type) else pa.int64()).to_pylist())
+        return ["?"] * len(column)
 
 
 def as_errors(poison: Batch, split: Split) -> Batch:

@@ -74,6 +74,8 @@ class Node:
     uid: str = ""
     at: Location | None = None
     parallelism: int | None = None
+    #: The line that asked for that many tasks; it may be another one than that of the step.
+    parallelism_at: Location | None = None
     #: Bytes and cores that one task of it wants; 0 where the user did not say.
     memory: int = 0
     cpu: float = 0.0
@@ -103,6 +105,7 @@ class Project(Node):
 
     columns: tuple[Named, ...]
     keep_others: bool = False
+    on_error: OnError = OnError.FAIL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -131,6 +134,8 @@ class MapRecords(Node):
     kind: str = "map"
     schema: Schema | None = None
     on_error: OnError = OnError.FAIL
+    #: Whether it may be called with an invented record before a run, to see what it gives.
+    probe: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -193,6 +198,8 @@ class Distinct(Node):
 
     columns: tuple[str, ...]
     window: Window | None = None
+    #: Rows go out as they come, so only the allowed lateness of it says anything.
+    firing: Firing = Firing()
     #: Forget a combination after so many microseconds; 0 for never.
     ttl: int = 0
 

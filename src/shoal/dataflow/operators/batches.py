@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -62,3 +63,15 @@ def filled(value: int, rows: int, kind: Any) -> Array:
 def same_type(array: Array, kind: Any) -> Array:
     """The array as this type."""
     return array if array.type == kind else array.cast(kind)
+
+
+def stacked(batches: Sequence[Batch]) -> Batch:
+    """Batches as one. A hidden column that some of them lack is left out.
+
+    Behind a union some rows may have one, such as event time, that others have not. Then nobody behind it needs it.
+    """
+    names = batches[0].schema.names
+    if any(each.schema.names != names for each in batches):
+        shared = [name for name in names if all(name in each.schema.names for each in batches)]
+        batches = [each.select(shared) for each in batches]
+    return pa.concat_batches(batches)

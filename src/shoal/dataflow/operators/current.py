@@ -32,10 +32,14 @@ class CurrentKey:
         #: The trace of the current record, and that of each row: a timer has none.
         self.trace: bytes | None = None
         self.traces: list[bytes | None] = []
+        #: What the current call is for, a record or a timer, and that of each row.
+        self.origin: Any = None
+        self.origins: list[Any] = []
         self.sides: dict[str, list[Any]] = {}
 
-    def move(self, place: StateKey, time: int, trace: bytes | None = None) -> None:
+    def move(self, place: StateKey, time: int, origin: Any, trace: bytes | None = None) -> None:
         """Another key is current."""
+        self.origin = origin
         self._state.key = place
         self.time = time
         self.trace = trace
@@ -70,6 +74,7 @@ class CurrentKey:
         self.rows.append(row)
         self.times.append(self.time)
         self.traces.append(self.trace)
+        self.origins.append(self.origin)
 
     def emit_side(self, tag: str, row: Mapping[str, Any]) -> None:
         """Put a row out on the side."""

@@ -1,7 +1,8 @@
 """Distinct: the first row of each combination of values; for ever, within a window, or until it is forgotten.
 
 Rows go out as they come. Within tumbling windows a combination counts anew in each, and rows of a window that has ended
-are late. With a time to live a combination is forgotten that long (in processing time) after its first row.
+are late, once the allowed lateness is over, too. With a time to live a combination is forgotten that long (in
+processing time) after its first row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pyarrow as pa
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
-from shoal.dataflow.language.windows import SlidingWindow, Window
+from shoal.dataflow.language.windows import Firing, SlidingWindow, Window
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.keycolumns import with_room
@@ -31,12 +32,15 @@ _UNTIL = "until"
 class Distinct(Operator):
     """The first row of each combination of `columns`."""
 
-    def __init__(self, *, columns: tuple[str, ...], window: Window | None = None, ttl: int = 0) -> None:
+    def __init__(
+        self, *, columns: tuple[str, ...], window: Window | None = None, firing: Firing | None = None, ttl: int = 0
+    ) -> None:
         if window is not None and (not isinstance(window, SlidingWindow) or window.size != window.slide):
             raise InvalidError([problem("window", window, "must be a tumbling one for distinct")])
         self._columns = columns
         self._kept = said_kept(columns, "distinct rows", window)
         self._window = window
+        self._lateness = firing.allowed_lateness if firing is not None else 0
         self._ttl = ttl
         self._index = KeyIndex([*columns, _WINDOW] if window is not None else columns)
         self._liveness = Liveness()
@@ -75,7 +79,7 @@ class Distinct(Operator):
         """Forget windows that are over."""
         self._watermark = max(self._watermark, time)
         if self._window is not None:
-            self._forget(self._watermark)
+            self._forget(self._closed())
 
     def on_tick(self, now: int, out: Output) -> None:
         """Forget what was kept long enough."""
@@ -127,12 +131,16 @@ class Distinct(Operator):
 
     def _without_late(self, batch: Batch, out: Output) -> Batch:
         size = self._window.size if isinstance(self._window, SlidingWindow) else 1
-        late = event_times(batch) // size * size + size <= self._watermark
+        late = event_times(batch) // size * size + size <= self._closed()
         if not late.any():
             return batch
         self._late += int(late.sum())
         out.emit_side("late", batch.filter(pa.array(late)))
         return batch.filter(pa.array(~late))
+
+    def _closed(self) -> int:
+        """Windows that ended by then take no more rows."""
+        return max(self._watermark - self._lateness, START_OF_TIME)
 
     def _outlived(self, slots: Integers, known: int) -> Any:
         now = processing_time(self._context.clock)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
+from shoal.dataflow.language.elements import START_OF_TIME, Schema
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import Window
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
+from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.state.blobs import unpack
 
 _KEY = "__key_"
 _KEPT = "kept"
@@ -59,6 +62,32 @@ def check_kept(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
         hint="a step that keeps something else is another step: give it a uid of its own, .uid(…), and start with "
         "allow_missing_state and allow_unknown_state; or start the job under another name",
     )
+
+
+def restore_windows(
+    states: Iterable[OperatorState],
+    kept: Mapping[str, str],
+    *,
+    bind: Callable[[Schema], object],
+    take_in: Callable[[Mapping[str, Any]], None],
+) -> int:
+    """Take in what tasks with windows have snapshotted: the columns by `bind`, once, then the tables of each key group.
+
+    Gives the watermark. All tasks had one, because barriers come after the same ones everywhere.
+    """
+    watermarks = []
+    is_bound = False
+    for state in states:
+        if state.shared:
+            shared = unpack(state.shared)
+            check_kept(shared.facts, kept)
+            watermarks.append(shared.facts["watermark"])
+            if "input" in shared.tables and not is_bound:
+                bind(shared.tables["input"].schema)
+                is_bound = True
+        for content in state.keyed.values():
+            take_in(unpack(content).tables)
+    return min(watermarks, default=START_OF_TIME)
 
 
 def _arrow(values: Any) -> Any:

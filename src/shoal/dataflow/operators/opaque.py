@@ -23,6 +23,9 @@ from shoal.dataflow.operators.stateless import emit_filtered
 
 BatchFunction = Callable[[Batch], Any]
 
+#: What is one batch, or can be made one.
+SINGLE = pa.RecordBatch | pa.Table | pa.Array | pa.ChunkedArray | Mapping | np.ndarray
+
 
 class MapBatches(Operator):
     """A function over batches. With `is_flat` it returns any number of rows, in one piece or several."""
@@ -73,13 +76,12 @@ class MapBatches(Operator):
         return results
 
     def _pieces(self, returned: Any) -> list[Batch]:
-        single = pa.RecordBatch | pa.Table | pa.Array | pa.ChunkedArray | Mapping | np.ndarray
         if returned is None and self._is_flat:
             return []
-        if isinstance(returned, single) or not isinstance(returned, Iterable):
+        if isinstance(returned, SINGLE) or not can_be_rows(returned, is_flat=self._is_flat):
             return [as_batch(returned, self._column)]
         items = list(returned)
-        if self._is_flat and all(isinstance(each, single) for each in items) and not _is_rows(items):
+        if self._is_flat and all(isinstance(each, SINGLE) for each in items) and not _is_rows(items):
             return [as_batch(each, self._column) for each in items]
         return [as_batch(items, self._column)]
 
@@ -119,6 +121,13 @@ class FilterBatches(Operator):
         return mask
 
 
+def can_be_rows(value: Any, *, is_flat: bool) -> bool:
+    """Whether what a function returned can be rows at all. A text is none, though it is made of letters."""
+    if value is None:
+        return is_flat
+    return isinstance(value, SINGLE) or (isinstance(value, Iterable) and not isinstance(value, str | bytes))
+
+
 def as_batch(value: Any, column: str) -> Batch:
     """What a function returned, as a batch. An array gives one column of that name."""
     match value:
@@ -134,9 +143,9 @@ def as_batch(value: Any, column: str) -> Batch:
             return pa.RecordBatch.from_pylist([dict(row) for row in value])
         case _ if isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray | list):
             return pa.RecordBatch.from_arrays([_array(value)], names=[column])
-    raise InvalidError(
-        [problem("function", type(value).__name__, "must return a batch, a table, an array or a dictionary of columns")]
-    )
+    said = "nothing" if value is None else type(value).__name__
+    rule = f"must return a batch, a table, an array or a dictionary of columns, and returned {said}"
+    raise InvalidError([problem("function", None, rule)])
 
 
 def _is_rows(items: list[Any]) -> bool:

@@ -1,12 +1,17 @@
 """The operator that users write: `class Sessions(Operator)`, and `stream.apply(Sessions)`.
 
 A protocol whose methods have defaults, but for `process_batch`: a class that only has that method will do as well.
-`shoal.dataflow.operators.custom` drives it. The engine's own operators are in `shoal.dataflow.operators.base`.
+`stream.apply` calls `find_hint`, which refuses what can be no operator; `shoal.dataflow.operators.custom` drives it.
+The engine's own operators are in `shoal.dataflow.operators.base`.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
+
+from shoal.dataflow.language.errors import refuse
+from shoal.dataflow.language.logical import Location
+from shoal.dataflow.operators import base
 
 
 @runtime_checkable
@@ -45,3 +50,22 @@ class Operator(Protocol):
 
     def close(self) -> None:
         """Called once, at the end, also after a failure."""
+
+
+def find_hint(factory: Any, *, at: Location | None = None) -> int | None:
+    """In how many tasks an operator wants to run, where it says so. Raises `PlanError` for a class that is none.
+
+    What a factory that is no class makes is seen in the task.
+    """
+    if isinstance(factory, type) and not issubclass(factory, base.Operator):
+        own = getattr(factory, "process_batch", None) not in (None, Operator.process_batch)
+        if not own and getattr(factory, "process_morsel", None) in (None, Operator.process_morsel):
+            form = "def process_batch(self, batch): … gets an Arrow batch, and returns one, or None for no rows"
+            raise refuse(f"operator {factory.__name__}", None, "must have a method process_batch", at=at, hint=form)
+    hint = getattr(factory, "parallelism_hint", 0)
+    if isinstance(hint, bool) or not isinstance(hint, int) or hint < 0:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        said = "a method" if callable(hint) else hint
+        rule = "must be a whole number from 0 on, known before an operator is made"
+        raise refuse(f"operator {name}: parallelism_hint", said, rule, at=at, hint="parallelism_hint = 2, in the class")
+    return hint or None

@@ -6,7 +6,7 @@ known, so one of them costs a number of calls that grows with the logarithm of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,6 +23,10 @@ ERROR = "error"
 _MAX_SHOWN = 500
 
 Result = TypeVar("Result")
+
+
+#: What to do about rows that end a run.
+LENIENT = "on_error='skip' leaves such rows out, on_error='side' gives them to the side output `errors`"
 
 
 class FunctionError(ShoalError):
@@ -66,7 +70,7 @@ class ErrorPolicy:
     def failure(self, error: Exception, row: Batch | None, *, among: int = 0) -> FunctionError:
         """The error that ends the run. Without a row it is that of `among` rows together."""
         where = f", from {self.at}" if self.at is not None else ""
-        shown = "" if row is None else _shown(row)
+        shown = "" if row is None else shown_row(row)
         names = (
             []
             if row is None
@@ -74,7 +78,7 @@ class ErrorPolicy:
         )
         return FunctionError(
             f"{self.label}{where} raised {_text(error)}{_which(shown, among)}",
-            hint="on_error='skip' leaves such rows out, on_error='side' gives them to the side output `errors`",
+            hint=LENIENT,
             function=self.label,
             at=self.at or "",
             row=shown,
@@ -85,7 +89,7 @@ class ErrorPolicy:
         self, function: Callable[[Batch], Result], batch: Batch, error: Exception, out: Output
     ) -> Iterator[tuple[Batch, Result]]:
         if self.on_error is OnError.FAIL:
-            raise self.failure(error, _first_bad(function, batch, error), among=batch.num_rows) from error
+            raise self.failure(error, first_bad(function, batch, error), among=batch.num_rows) from error
         if batch.num_rows <= 1:
             self.reject(batch, error, out)
             return
@@ -94,7 +98,7 @@ class ErrorPolicy:
             yield from self.apply(function, part, out)
 
 
-def _first_bad(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Batch | None:
+def first_bad(function: Callable[[Batch], Any], batch: Batch, error: Exception) -> Batch | None:
     """The first row that the function raises the same kind of error for; None when it does so for no row alone.
 
     What else it raises for a few rows says nothing about the batch: some functions cannot take so few.
@@ -125,6 +129,8 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {text}"[:_MAX_SHOWN] if text else type(error).__name__
 
 
-def _shown(row: Batch) -> str:
-    values = row.slice(0, 1).select(visible_names(row.schema)).to_pylist()
+def shown_row(row: Batch, reads: Collection[str] = ()) -> str:
+    """The first row of a batch for people. What was read of it comes first, for a long row is cut."""
+    names = sorted(visible_names(row.schema), key=lambda name: name not in reads)
+    values = row.slice(0, 1).select(names).to_pylist()
     return repr(values[0])[:_MAX_SHOWN] if values else ""

@@ -3,7 +3,8 @@
 Event-time timers are called when the watermark has come to them, in their order; those of processing time when the
 clock has. State lies in memory or in RocksDB; values, timers and the watermark are in the snapshot. When a function
 raises and the policy is not to fail, what it had changed of its state stays changed; a timer that raises is put aside
-as a row that has its key and is empty otherwise.
+as a row that has its key and is empty otherwise. A row that it emits and that does not fit the declared columns counts
+as if it had raised; the other rows of that record come out.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.process_function import ProcessFunction
 from shoal.dataflow.operators.rows import (
     CHUNK,
+    MISFITS,
     as_mapping,
     column_values,
+    find_misfits,
     learn_batch,
     make_batch,
     make_records,
@@ -47,6 +50,9 @@ log = logging.getLogger(__name__)
 
 #: Rows of one call that are put out together at most: a timer may bring any number.
 _MAX_WAITING = 8_192
+
+#: Leaves out what a call was for, a record or a timer, by the policy.
+Reject = Callable[[Any, Exception], None]
 
 
 class ProcessOperator(Operator):
@@ -167,6 +173,10 @@ class ProcessOperator(Operator):
 
     def _process_chunk(self, chunk: Batch, out: Output) -> None:
         current, function = self._current, self._function
+
+        def reject(row: int, error: Exception) -> None:
+            self._policy.reject(chunk.slice(row, 1), error, out)
+
         places = self._places(chunk)
         self._begin()
         self._state.read_ahead(list(dict.fromkeys(places)))
@@ -174,25 +184,28 @@ class ProcessOperator(Operator):
         traces = chunk.column(TRACE).to_pylist() if TRACE in chunk.schema.names else [None] * chunk.num_rows
         records = make_records(chunk, visible_names(chunk.schema))
         for row, (place, time, trace, record) in enumerate(zip(places, times, traces, records, strict=True)):
-            current.move(place, time, trace)
+            current.move(place, time, row, trace)
             try:
                 current.take(function.process(record, current))
             except Exception as error:  # noqa: BLE001 - whatever a user's function raises
-                self._policy.reject(chunk.slice(row, 1), error, out)
-        self._put_out(out)
+                reject(row, error)
+        self._put_out(out, reject)
 
     def _fire(self, timers: Timers, time: int, out: Output) -> None:
+        def reject(timer: tuple[int, StateKey], error: Exception) -> None:
+            self._reject_timer(*timer, error, out)
+
         self._begin()
         for moment, place in timers.pop_due(time):
-            self._current.move(place, moment)
+            self._current.move(place, moment, (moment, place))
             try:
                 self._current.take(self._function.on_timer(moment, self._current))
             except Exception as error:  # noqa: BLE001 - whatever a user's function raises
-                self._reject_timer(moment, place, error, out)
+                reject((moment, place), error)
             if len(self._current.rows) >= _MAX_WAITING:
-                self._put_out(out)
+                self._put_out(out, reject)
                 self._begin()
-        self._put_out(out)
+        self._put_out(out, reject)
 
     def _reject_timer(self, moment: int, place: StateKey, error: Exception, out: Output) -> None:
         """Put aside, or leave out, what a timer was to do: a row with its key, and nothing else."""
@@ -221,27 +234,55 @@ class ProcessOperator(Operator):
             places.append((group, content))
         return places
 
-    def _put_out(self, out: Output) -> None:
+    def _put_out(self, out: Output, reject: Reject) -> None:
         """Rows that the function gave, with their times; and what it changed of its state."""
         current = self._current
         self._state.flush()
         if current.rows:
-            rows, times, traces = current.rows, current.times, current.traces
-            current.rows, current.times, current.traces = [], [], []
-            if self._is_declared:
-                batch = make_batch(rows, self._schema)
-            else:
-                batch = learn_batch(rows, self._schema)
-                self._schema = batch.schema
-            if self._has_time:
-                batch = batch.append_column(TIME, pa.array(np.array(times, np.int64)))
-            if self._input is not None and TRACE in self._input.names:
-                batch = batch.append_column(TRACE, pa.array(traces, pa.binary()))
-            emit_chunks(out, batch, self._context.max_rows)
+            batch = self._batch(reject)
+            if batch is not None:
+                emit_chunks(out, batch, self._context.max_rows)
         sides, current.sides = current.sides, {}
         for tag, given in sides.items():
             out.emit_side(tag, make_batch([as_mapping(row) for row in given], None))
             self._refuse_unread(tag, len(given), out)
+
+    def _batch(self, reject: Reject) -> Batch | None:
+        """Its rows as a batch. For one that does not fit its columns it is as if the function had raised."""
+        current = self._current
+        rows, times, traces, origins = current.rows, current.times, current.traces, current.origins
+        current.rows, current.times, current.traces, current.origins = [], [], [], []
+        try:
+            batch = self._made(rows)
+        except MISFITS as error:
+            good = self._good_rows(rows, origins, reject, error)
+            if not good:
+                return None
+            batch = self._made([rows[place] for place in good])
+            times, traces = [times[place] for place in good], [traces[place] for place in good]
+        if not self._is_declared:
+            self._schema = batch.schema
+        if self._has_time:
+            batch = batch.append_column(TIME, pa.array(np.array(times, np.int64)))
+        if self._input is not None and TRACE in self._input.names:
+            batch = batch.append_column(TRACE, pa.array(traces, pa.binary()))
+        return batch
+
+    def _made(self, rows: list[Any]) -> Batch:
+        return make_batch(rows, self._schema) if self._is_declared else learn_batch(rows, self._schema)
+
+    def _good_rows(self, rows: list[Any], origins: list[Any], reject: Reject, error: Exception) -> list[int]:
+        """The places of the rows that fit. A record that gave several that do not is rejected once."""
+        bad: set[int] = set()
+        rejected: set[Any] = set()
+        for place, misfit in find_misfits(rows, self._schema):
+            bad.add(place)
+            if origins[place] not in rejected:
+                rejected.add(origins[place])
+                reject(origins[place], misfit)
+        if not bad:  # each fits alone, and together they do not: without a schema they disagree
+            raise self._policy.failure(error, None, among=len(rows)) from error
+        return [place for place in range(len(rows)) if place not in bad]
 
     def _refuse_unread(self, tag: str, rows: int, out: Output) -> None:
         """Rows for a side output that nobody reads would be lost: its tag is probably misspelt."""

@@ -22,7 +22,15 @@ from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.operators.batches import emit_chunks
 from shoal.dataflow.operators.opaque import with_hidden
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.rows import CHUNK, learn_batch, make_batch, make_records, visible_names
+from shoal.dataflow.operators.rows import (
+    CHUNK,
+    MISFITS,
+    find_misfits,
+    learn_batch,
+    make_batch,
+    make_records,
+    visible_names,
+)
 
 KINDS = ("map", "filter", "flat_map")
 
@@ -142,7 +150,7 @@ class MapRecords(Operator):
         """Rows as a batch. What does not fit its columns is as if the function had raised for that row."""
         try:
             made, rows = self._made(results), sources
-        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
+        except MISFITS as error:
             good = self._good_rows(results, sources, chunk, out, error)
             if not good:
                 return None
@@ -160,16 +168,13 @@ class MapRecords(Operator):
     def _good_rows(
         self, results: list[Any], sources: Sequence[int], chunk: Batch, out: Output, error: Exception
     ) -> list[int]:
-        good = []
-        for place, row in enumerate(results):
-            try:
-                make_batch([row], self._schema)
-                good.append(place)
-            except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as bad:
-                self._policy.reject(chunk.slice(sources[place], 1), bad, out)
-        if len(good) == len(results):  # each fits alone, and together they do not: without a schema they disagree
+        bad = set()
+        for place, misfit in find_misfits(results, self._schema):
+            self._policy.reject(chunk.slice(sources[place], 1), misfit, out)
+            bad.add(place)
+        if not bad:  # each fits alone, and together they do not: without a schema they disagree
             raise self._policy.failure(error, chunk.slice(sources[0], 1)) from error
-        return good
+        return [place for place in range(len(results)) if place not in bad]
 
 
 def try_record(function: Callable[[Any], Any], kind: str, record: Record) -> list[Any]:

@@ -7,7 +7,7 @@ Called by the operators that call users' functions row by row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,9 @@ CHUNK = 1_024
 
 #: The column of a function that returns something else than a mapping.
 VALUE = "value"
+
+#: What making a batch raises for rows that do not fit their columns.
+MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError)
 
 
 def column_values(array: Array) -> list[Any]:
@@ -85,6 +88,15 @@ def learn_batch(rows: Sequence[Any], known: Schema | None) -> Batch:
         pa.field(field.name, seen.schema.field(field.name).type) if _is_open(field.type) else field for field in known
     ]
     return make_batch(rows, pa.schema(fields))
+
+
+def find_misfits(rows: Sequence[Any], schema: Schema | None) -> Iterator[tuple[int, Exception]]:
+    """The places of rows that do not fit, each taken alone, and why not."""
+    for place, row in enumerate(rows):
+        try:
+            make_batch([row], schema)
+        except MISFITS as error:
+            yield place, error
 
 
 def _is_open(kind: Any) -> bool:

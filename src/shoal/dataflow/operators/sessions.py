@@ -8,7 +8,7 @@ all keys together. A row is late when its session, merged with those that are op
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,12 +24,12 @@ from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.operators.sessiongiven import GivenSessions
 from shoal.dataflow.operators.sessiontable import SessionTable, Spans, find_spans, join_spans
-from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, pack_groups
 
 _LOW, _HIGH, _GIVEN = "__low", "__high", "__given"
 
@@ -129,20 +129,7 @@ class SessionAggregate(Operator):
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take sessions in."""
-        watermarks = []
-        for state in states:
-            if state.shared:
-                shared = unpack(state.shared)
-                check_kept(shared.facts, self._kept)
-                watermarks.append(shared.facts["watermark"])
-                if "input" in shared.tables and self._plan is None:
-                    self._bind(shared.tables["input"].schema)
-            for content in state.keyed.values():
-                tables = unpack(content).tables
-                self._take_in(tables["sessions"])
-                if "given" in tables and self._given is not None:
-                    self._given.take_in(tables["given"], self._index, self._table)
-        self._watermark = min(watermarks, default=START_OF_TIME)
+        self._watermark = restore_windows(states, self._kept, bind=self._bind, take_in=self._take_in)
         self._is_restored = self._plan is not None
 
     # -- sessions ---------------------------------------------------------------------------------------------
@@ -229,9 +216,10 @@ class SessionAggregate(Operator):
             if self._liveness.decide(live):
                 self._table.renumber(self._index.compact(live))
 
-    def _take_in(self, table: Any) -> None:
+    def _take_in(self, tables: Mapping[str, Any]) -> None:
         if self._plan is None:
             raise InternalError("sessions without a schema")
+        table = tables["sessions"]
         slots = restored_slots(self._index, table)
         order = np.argsort(slots, kind="stable")
         cells = self._table.allocate(len(slots))
@@ -240,3 +228,5 @@ class SessionAggregate(Operator):
         self._table.put(cells, Spans(slots, numbers_of(table, _LOW), numbers_of(table, _HIGH)))
         self._table.given[cells] = numbers_of(table, _GIVEN) == 1
         self._table.link(slots[order], cells[order])
+        if "given" in tables and self._given is not None:
+            self._given.take_in(tables["given"], self._index, self._table)

@@ -116,7 +116,18 @@ def label(node: Node) -> str:
     """What a node does, on one line."""
     said = f"{kind_of(node)} {_detail(node)}".rstrip()
     extra = [f"x{node.parallelism}"] if node.parallelism else []
+    extra += [f"memory {_size(node.memory)}"] if node.memory else []
+    extra += [f"cpu {node.cpu:g}"] if node.cpu else []
     return " ".join([said, *extra])
+
+
+def _size(count: int) -> str:
+    """Bytes as people write them, exactly: 512MB, 1GiB, 1000001B."""
+    for power in (4, 3, 2, 1):
+        for base, unit in ((1000, "B"), (1024, "iB")):
+            if count % base**power == 0:
+                return f"{count // base**power}{'KMGT'[power - 1]}{unit}"
+    return f"{count}B"
 
 
 def _detail(node: Node) -> str:

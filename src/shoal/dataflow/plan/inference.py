@@ -6,7 +6,8 @@ Pure. `infer` is called by `shoal.dataflow.api.stream` for each node as it is ma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from shoal.core.errors import problem
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.aggregates import AGGREGATES
-from shoal.dataflow.language.binding import bind, bind_predicate
+from shoal.dataflow.language.binding import bind, bind_predicate, missing_column
 from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions import Column, Expression, describe
@@ -32,6 +33,7 @@ from shoal.dataflow.language.logical import (
     Join,
     JoinMode,
     KeyBy,
+    Location,
     MapBatches,
     MapRecords,
     Merge,
@@ -45,7 +47,7 @@ from shoal.dataflow.language.logical import (
     Source,
     Union,
 )
-from shoal.dataflow.language.windows import CountWindow, Firing, Window
+from shoal.dataflow.language.windows import CountWindow, Firing, SlidingWindow, Window
 from shoal.dataflow.plan.facts import (
     Answers,
     Facts,
@@ -57,6 +59,7 @@ from shoal.dataflow.plan.facts import (
     window_fields,
 )
 from shoal.dataflow.plan.joining import infer_join
+from shoal.dataflow.plan.naming import check_connector
 
 CHANGE_FIELD = pa.field(CHANGE, pa.string())
 ERROR_FIELD = pa.field("error", pa.string())
@@ -72,6 +75,7 @@ def infer(node: Node, inputs: Sequence[Facts], answers: Answers) -> Facts:
 
 
 def _source(node: Source, _inputs: Sequence[Facts], answers: Answers) -> Facts:
+    check_connector(node.connector, at=node.at)
     schema = answers.schema_of(node) if node.schema is None else node.schema
     if schema is not None:
         make_schema(list(schema), at=node.at, what=node.connector.label)
@@ -81,9 +85,10 @@ def _source(node: Source, _inputs: Sequence[Facts], answers: Answers) -> Facts:
 
 
 def _sink(node: Sink, inputs: Sequence[Facts], _answers: Answers) -> Facts:
+    check_connector(node.connector, at=node.at)
     facts = inputs[0]
     if facts.changes and SinkMode.UPSERT not in node.connector.modes:
-        key = ", ".join(repr(each) for each in facts.keys)
+        replacing = f'write to a sink that replaces rows, .to_sql("results", "results.duckdb", key={list(facts.keys)})'
         raise PlanError(
             [
                 problem(
@@ -91,8 +96,9 @@ def _sink(node: Sink, inputs: Sequence[Facts], _answers: Answers) -> Facts:
                 )
             ],
             at=node.at,
-            hint="aggregate in windows, .window(tumbling(seconds=60)), so that each result is final; or write to a "
-            f"sink that replaces rows, .to_sql(table, key=[{key}]); or keep each change as a row, .changes_as_rows()",
+            hint="aggregate in windows, .window(tumbling(seconds=60)), so that each result is final; "
+            + (f"or {replacing}; " if facts.keys else "")
+            + "or keep each change as a row, .changes_as_rows()",
         )
     return facts
 
@@ -250,6 +256,7 @@ def _aggregate(node: Aggregate, inputs: Sequence[Facts], _answers: Answers) -> F
 
 
 def _grouped(node: Aggregate | Reduce, facts: Facts, keys: tuple[str, ...], rest: Sequence[Any]) -> Facts:
+    check_firing(node.window, node.firing, node.at)
     windows = window_fields() if _has_columns(node.window) else []
     changes = node.firing != Firing() if node.window is not None else not facts.bounded
     identity = (*keys, *(each.name for each in windows))
@@ -270,8 +277,13 @@ def _has_columns(window: Window | None) -> bool:
 def _aggregation(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
     function = AGGREGATES.get(each.function)
     if function is None:
-        rule = f"is no aggregate; {near(each.function, AGGREGATES, 'aggregates')}"
-        raise PlanError([problem(f"{each.name}: {each.function!r}", None, rule)], at=node.at)
+        is_column = facts.schema is not None and each.function in facts.schema.names
+        why = ": it is a column" if is_column else f"; {near(each.function, AGGREGATES, 'aggregates')}"
+        raise PlanError(
+            [problem(f"{each.name}: {each.function!r}", None, f"is no aggregate{why}")],
+            at=node.at,
+            hint=_form(each, facts, node),
+        )
     if facts.changes and not function.is_reversible:
         able = ", ".join(name for name, one in AGGREGATES.items() if one.is_reversible)
         rule = f"cannot take back a row, and these rows change; what can is {able}"
@@ -280,6 +292,9 @@ def _aggregation(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
     if unknown:
         rule = f"does not exist; {near(unknown[0], function.options, 'options')}"
         raise PlanError([problem(f"{each.name}: option {unknown[0]!r}", None, rule)], at=node.at)
+    ddof = dict(each.options).get("ddof", 0)
+    if not isinstance(ddof, int) or isinstance(ddof, bool) or ddof < 0:
+        raise PlanError([problem(f"{each.name}: option 'ddof'", ddof, "must be a whole number from 0 on")], at=node.at)
     return pa.field(each.name, _result_type(each, facts, node))
 
 
@@ -287,13 +302,14 @@ def _result_type(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
     function = AGGREGATES[each.function]
     if each.column == "*":
         if each.function != "count":
-            hint = f'name the column: ("amount", "{each.function}")'
-            rule = "needs a column; only count takes *"
+            rule, hint = "needs a column; only count takes *", _form(each, facts, node)
             raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=hint)
         return pa.int64()
     if facts.schema is None:
         return pa.null()
-    check_columns([each.column], facts.schema, at=node.at, what=f"{each.name}: column")
+    if each.column not in facts.schema.names:
+        missing = missing_column(each.column, facts.schema, at=node.at, where=f"{each.name}: column")
+        raise PlanError(missing.problems, at=node.at, hint=_form(each, facts, node))
     kind = facts.schema.field(each.column).type
     result = function.result(kind)
     if result is None:
@@ -302,6 +318,27 @@ def _result_type(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
         text = hint if function.takes == "numbers" else ""
         raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=text)
     return result
+
+
+def _form(each: Aggregation, facts: Facts, node: Aggregate) -> str:
+    """How an aggregation is written: with a column that there is and its function takes, where that is known."""
+    columns = list(facts.schema or ())
+    names = [one.name for one in columns]
+    words = [word for word in (each.function, each.column) if word in AGGREGATES or word not in names]
+    word = _meant(words, AGGREGATES) or "sum"
+    fields = [one for one in columns if AGGREGATES[word].result(one.type) is not None]
+    fields.sort(key=lambda one: (one.name in node.keys, not pa.types.is_floating(one.type)))
+    able = [one.name for one in fields] or ["amount"]
+    pair = f'("{_meant((each.column, each.function), able) or able[0]}", "{word}")'
+    form = f"{each.name}={pair}" if each.name.isidentifier() else f"{{{each.name!r}: {pair}}}"
+    return f"name the result, its column and the aggregate: .aggregate({form})"
+
+
+def _meant(words: Sequence[str], known: Iterable[str]) -> str:
+    """The name that one of some words is, or was probably meant to be."""
+    names = list(known)
+    exact = [word for word in words if word in names]
+    return next(iter([*exact, *(close for word in words for close in difflib.get_close_matches(word, names, n=1))]), "")
 
 
 def _reduce(node: Reduce, inputs: Sequence[Facts], _answers: Answers) -> Facts:
@@ -316,8 +353,23 @@ def _distinct(node: Distinct, inputs: Sequence[Facts], _answers: Answers) -> Fac
     facts = inputs[0]
     _refuse_changes(node, facts)
     check_window(node, node.window, facts)
+    window = node.window
+    if window is not None and (not isinstance(window, SlidingWindow) or window.size != window.slide):
+        raise PlanError([problem("window", None, "must be a tumbling one for distinct")], at=node.at)
+    if node.firing.early_every:
+        rule = "says nothing for distinct: each row goes out as soon as it comes"
+        raise PlanError([problem("early_every", None, rule)], at=node.at, hint="leave it out")
     check_keys(node.columns, facts.schema, at=node.at, what="distinct column")
     return facts
+
+
+def check_firing(window: Window | None, firing: Firing, at: Location | None) -> None:
+    """A window of so many rows gives its result when it has them: nothing comes before, and nothing is corrected."""
+    if not isinstance(window, CountWindow) or firing == Firing():
+        return
+    field = "early_every" if firing.early_every else "allowed_lateness"
+    rule = "cannot be said for count windows: they fire once, when their rows are there"
+    raise PlanError([problem(field, None, rule)], at=at, hint=f"leave {field} out, or take a window of time")
 
 
 def check_window(node: Node, window: Window | None, facts: Facts) -> None:
@@ -387,7 +439,7 @@ def _check_tag(node: SideOutput, origin: Node) -> None:
     tags = _tags_of(origin)
     if tags is None or node.tag in tags:
         return
-    name = type(origin).__name__.lower()
+    name = "select" if isinstance(origin, Project) else type(origin).__name__.lower()
     if node.tag == "errors" and policy_of(origin) is not None:
         hint = f'ask for it: on_error="side" on the {name}'
         rule = f"gets nothing: this {name} fails on errors"
@@ -407,7 +459,7 @@ def _tags_of(origin: Node) -> tuple[str, ...] | None:
     match origin:
         case Process() | Custom():
             return None
-        case Source() | Filter() | MapBatches() | MapRecords():
+        case Source() | Filter() | Project() | MapBatches() | MapRecords():
             return ("errors",) if policy_of(origin) is OnError.SIDE else ()
         case Aggregate() | Reduce() | Distinct():
             return (LATE,) if _has_columns(origin.window) else ()

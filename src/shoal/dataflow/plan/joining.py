@@ -85,8 +85,23 @@ def _check_key_types(node: Join, left: Schema, right: Schema) -> None:
                 )
             ],
             at=node.at,
-            hint=f'make them alike first: .with_columns({theirs}=col("{theirs}").cast("{one}")) on the right side',
+            hint=f"make them alike first: {_casts((mine, one), (theirs, other))}",
         )
+
+
+def _casts(left: tuple[str, Any], right: tuple[str, Any]) -> str:
+    """What to write so that two keys have one type: the one that holds both, else that of the left one."""
+    wanted = datatypes.common_type(left[1], right[1]) or left[1]
+    return " and ".join(
+        f"{_cast(name, wanted)} on the {side} side"
+        for side, (name, kind) in (("left", left), ("right", right))
+        if kind != wanted
+    )
+
+
+def _cast(name: str, kind: Any) -> str:
+    cast = f'col("{name}").cast("{kind}")'
+    return f".with_columns({name}={cast})" if name.isidentifier() else f'.with_columns({cast}.alias("{name}"))'
 
 
 def _check_mode(node: Join, left: Facts, right: Facts) -> None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import InvalidError, Problem, problem
+from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import Column
 from shoal.dataflow.language.logical import (
     Aggregate,
@@ -179,11 +180,17 @@ def name_uids(nodes: Iterable[Node]) -> dict[int, str]:
 
 def _check_widths(nodes: Iterable[Node], parallelism: int, key_groups: int) -> None:
     rule = f"must be a whole number from 1 to {key_groups}, the number of key groups"
-    asked = [("parallelism", parallelism)]
-    asked += [(f"parallelism at {node.at or kind_of(node)}", node.parallelism) for node in nodes if node.parallelism]
-    problems = [problem(name, width, rule) for name, width in asked if not 1 <= width <= key_groups]
-    if problems:
-        raise InvalidError(problems, what="plan")
+    if not _is_width(parallelism, key_groups):
+        raise PlanError([problem("parallelism", parallelism, rule)])
+    wrong = [node for node in nodes if node.parallelism and not _is_width(node.parallelism, key_groups)]
+    if wrong:
+        at = wrong[0].parallelism_at or wrong[0].at
+        named = [problem(f"parallelism of the {kind_of(node)}", node.parallelism, rule) for node in wrong]
+        raise PlanError(named, at=at)
+
+
+def _is_width(value: Any, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -1,26 +1,36 @@
 """What an opaque function gives: tried at start on a row of plain values. And how any result becomes a batch.
 
-`shoal.dataflow.plan.prepare` tries functions whose output nobody declared; operators use `as_batch` for what functions
-return. A function that raises on plain values is no error: then its first real batch decides. A function over records
-that gives whole numbers is tried on a few rows more, because it may give fractions for others.
+`shoal.dataflow.plan.prepare` tries functions whose output nobody declared; `shoal.dataflow.operators.opaque` takes what
+they return for real batches. Each is called once at most: what it does to the world it does for an invented row, too. A
+function that raises on plain values is no error: then its first real batch decides. So it does where a function over
+records gives whole numbers, and its code says that it may give fractions for others. One that returns what can be no
+rows is refused.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import dis
+import functools
+import inspect
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from types import CodeType
 from typing import Any
 
 import pyarrow as pa
 
 from shoal.dataflow.language.datatypes import plain, types
 from shoal.dataflow.language.elements import Batch, Schema
+from shoal.dataflow.language.errors import PlanError, refuse
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import FunctionRef, MapBatches, MapRecords, Node
 from shoal.dataflow.language.record import Record
+from shoal.dataflow.operators.opaque import SINGLE, can_be_rows
 from shoal.dataflow.operators.records import try_record
 from shoal.dataflow.operators.rows import VALUE, make_batch
+
+_MAX_SHOWN = 100
 
 
 def plain_batch(schema: Schema) -> Batch:
@@ -82,60 +92,82 @@ def _one_batch(table: Any) -> Batch:
 
 
 def try_function(node: Node, schema: Schema) -> Schema | None:
-    """The columns that a node's function gives for one row of plain values; None when it does not like them."""
+    """The columns that a node's function gives for one row of plain values; None when it does not like them.
+
+    None also for one that is to see real records only. Raises `PlanError` when a function over batches returns what can
+    be no rows, whatever its input is.
+    """
     try:
         match node:
-            case MapBatches(flat=False):
-                return as_batch(callable_of(node.function)(plain_batch(schema)), node.function).schema
             case MapBatches():
-                results = list(callable_of(node.function)(plain_batch(schema)))
-                return as_batch(results[0], node.function).schema if results else None
-            case MapRecords():
+                return _try_batch(node, schema)
+            case MapRecords(probe=True):
                 return _try_records(node, schema)
             case _:
                 return None
+    except _NoRowsError as error:
+        raise _refused(node, error.returned) from None
     except Exception:  # noqa: BLE001  it is the user's code, and its first real batch may go well
         return None
 
 
+class _NoRowsError(Exception):
+    """A function returned what can be no rows."""
+
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+
+def _try_batch(node: MapBatches, schema: Schema) -> Schema | None:
+    returned = callable_of(node.function)(plain_batch(schema))
+    if not can_be_rows(returned, is_flat=node.flat):
+        raise _NoRowsError(returned)
+    results = [returned] if not node.flat or isinstance(returned, SINGLE) else list(returned)
+    return as_batch(results[0], node.function).schema if results else None
+
+
+def _refused(node: Any, returned: Any) -> PlanError:
+    said = "nothing" if returned is None else f"{type(returned).__name__} {returned!r}"[:_MAX_SHOWN]
+    rule = f"must return a RecordBatch, a Table, an Array or a dict of columns, and returned {said}"
+    hint = "it gets whole batches: return batch, or such as pc.multiply(batch['amount'], 2)"
+    name = "flat_map" if node.flat else "map"
+    if returned is None:
+        hint = f"does it lack a return? {hint}"
+    return refuse(f"{name} {node.function.label}", None, rule, at=node.at, hint=hint)
+
+
 def _try_records(node: MapRecords, schema: Schema) -> Schema | None:
-    row = plain_batch(schema).to_pylist()[0]
-    found = _made_of(node, row)
+    function = callable_of(node.function)
+    made = try_record(function, node.kind, Record(plain_batch(schema).to_pylist()[0]))
+    found = make_batch(made, None).schema if made else None
     # A column that is null here may be anything in a real row.
     if found is None or any(types.is_null(each.type) for each in found):
         return None
-    whole = {each.name for each in found if types.is_integer(each.type)}
-    if not whole:
-        return found
     # What is a whole number for one row may have a fraction for another: `0 if r.price < 2 else 0.5`.
-    widened = {name for other in _other_rows(row) for name in whole & _with_fractions(node, other)}
-    return pa.schema([each.with_type(pa.float64()) if each.name in widened else each for each in found])
+    if any(types.is_integer(each.type) for each in found) and _has_fractions(function):
+        return None
+    return found
 
 
-def _made_of(node: MapRecords, row: Mapping[str, Any]) -> Schema | None:
-    made = try_record(callable_of(node.function), node.kind, Record(row))
-    return make_batch(made, None).schema if made else None
+def _has_fractions(function: Any) -> bool:
+    """Whether a function's own code has a fraction in it, or divides. Nothing is called."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    target = inspect.unwrap(function if inspect.isroutine(function) else type(function).__call__)
+    code = getattr(target, "__code__", None)
+    return isinstance(code, CodeType) and any(_is_fraction(each) for each in _codes(code))
 
 
-def _with_fractions(node: MapRecords, row: Mapping[str, Any]) -> set[str]:
-    """The columns that have a fraction in what a function makes of a row."""
-    try:
-        found = _made_of(node, row)
-    except Exception:  # noqa: BLE001  it is the user's code, and liked another row
-        return set()
-    return {each.name for each in found or () if types.is_floating(each.type)}
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside of it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
 
 
-def _other_rows(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The same row with other values, small and large."""
-    for others in _OTHER_VALUES:
-        yield {name: others.get(type(value), value) for name, value in row.items()}
-
-
-_OTHER_VALUES: tuple[dict[type, Any], ...] = (
-    {int: 0, float: 0.5, bool: True, str: ""},
-    {int: 2, float: 2.5, bool: True, str: "b"},
-    {int: 100, float: 100.25, str: "abc"},
-    {int: -7, float: -7.5, str: "7"},
-    {int: 1_000_000, float: 1_000_000.5},
-)
+def _is_fraction(code: CodeType) -> bool:
+    values = [value for each in code.co_consts for value in (each if isinstance(each, tuple) else (each,))]
+    divides = (each.opname == "BINARY_OP" and each.argrepr in ("/", "/=") for each in dis.get_instructions(code))
+    return any(isinstance(value, float) for value in values) or any(divides)

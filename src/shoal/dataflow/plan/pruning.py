@@ -113,12 +113,15 @@ def _columns_asked(reader: Node, onward: Wanted) -> Wanted:
     match reader:
         case Aggregate(keys=keys, aggregations=aggregations):
             return frozenset((*keys, *(each.column for each in aggregations if each.column != "*")))
+        case Project(columns=columns, keep_others=False) if reader.on_error is not OnError.FAIL:
+            return _read_by(columns, None)
         case Project(columns=columns, keep_others=False):
             return _read_by(columns, onward)
         case _ if onward is None:
             return None
         case Project(columns=columns):
-            return _read_by([each for each in columns if each.name in onward], None) | (
+            lenient = reader.on_error is not OnError.FAIL
+            return _read_by([each for each in columns if lenient or each.name in onward], None) | (
                 onward - {each.name for each in columns}
             )
         case Union():
@@ -172,6 +175,8 @@ def _join_asks(join: Join, side: int, onward: Wanted, facts: Known) -> Wanted:
 
 
 def _narrow_project(node: Project, names: frozenset[str]) -> Node:
+    if node.on_error is not OnError.FAIL:
+        return node  # a row that is bad in a column nobody reads must stay bad; see `_narrow_source`
     kept = (
         tuple(_kept(node.columns, names))
         if not node.keep_others

@@ -92,11 +92,7 @@ def _combined(errors: Sequence[PlanError]) -> PlanError:
 def _plan_errors(sinks: Sequence[Node]) -> list[PlanError]:
     """What is wrong with how nodes stand to each other."""
     nodes = list(walk(*sinks))
-    errors = [
-        PlanError([problem("uid", uid, f"is the name of {count} steps; each needs its own")])
-        for uid, count in Counter(node.uid for node in nodes if node.uid).items()
-        if count > 1
-    ]
+    errors = _uid_errors(nodes)
     errors += [
         PlanError([problem("plan", type(sink).__name__, "must end in sinks")], at=sink.at)
         for sink in sinks
@@ -112,6 +108,20 @@ def _plan_errors(sinks: Sequence[Node]) -> list[PlanError]:
         for node in nodes
         if policy_of(node) is OnError.SIDE and (node, "errors") not in heard
     ]
+    return errors
+
+
+def _uid_errors(nodes: Sequence[Node]) -> list[PlanError]:
+    named: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node.uid:
+            named.setdefault(node.uid, []).append(node)
+    errors = []
+    for uid, alike in named.items():
+        if len(alike) > 1:
+            first = f", the first of them at {alike[0].at}" if alike[0].at is not None else ""
+            rule = f"is the name of {len(alike)} steps{first}; each needs its own"
+            errors.append(PlanError([problem("uid", uid, rule)], at=alike[-1].at))
     return errors
 
 

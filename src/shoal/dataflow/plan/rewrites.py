@@ -206,7 +206,13 @@ def _parts(node: Filter) -> tuple[Expression, ...]:
 
 
 def _through_project(node: Filter, project: Project) -> Node | None:
-    """Parts that read columns which only go through, or are constant. What is worked out stays worked out once."""
+    """Parts that read columns which only go through, or are constant. What is worked out stays worked out once.
+
+    Below a projection that leaves bad rows out, a filter would see rows that it would not have seen, and keep others
+    from being counted.
+    """
+    if project.on_error is not OnError.FAIL:
+        return None
     plain = {each.name: each.expression for each in project.columns if isinstance(each.expression, Column | Literal)}
     made = {each.name for each in project.columns}
 
@@ -314,6 +320,8 @@ def merge_projects(sinks: Sinks, facts: Known) -> Sinks:
 
 
 def _merged(first: Project, second: Project) -> Project | None:
+    if not first.on_error is second.on_error is OnError.FAIL:
+        return None  # which of the two leaves a row out, and with what columns it goes aside, is what the user said
     made = {each.name: each.expression for each in first.columns}
     uses = Counter(
         part.name for each in second.columns for part in parts_of(each.expression) if isinstance(part, Column)
@@ -336,6 +344,7 @@ def drop_idle_projects(sinks: Sinks, facts: Known) -> Sinks:
         node
         for node, known in facts.items()
         if isinstance(node, Project) and known.schema is not None and _is_free(node) and _is_idle(node, facts)
+        if node.on_error is not OnError.SIDE  # its errors are read, be there any or not
     }
     if not idle:
         return sinks

@@ -15,7 +15,8 @@ from shoal.topics.base import FETCHED
 POISON = pa.schema([*(field.with_nullable(True) for field in FETCHED), pa.field("reason", pa.utf8(), nullable=False)])
 """Records that could not be decoded, whole, with the reason of each."""
 
-_MAX_REASON = 300
+MAX_REASON = 300
+"""Letters of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def without(count: int, bad: Iterable[int]) -> Any:
 def reason_of(error: Exception) -> str:
     """What somebody is told about a record that could not be read."""
     text = str(error).replace("C Data interface error: ", "").strip() or type(error).__name__
-    return text[:_MAX_REASON]
+    return text[:MAX_REASON]
 
 
 def unfit(schema: Any, rule: str) -> InvalidError:

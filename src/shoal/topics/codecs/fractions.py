@@ -1,8 +1,8 @@
-"""Whether a JSON text may have a fraction where a whole number belongs, by looking at its bytes all at once.
+"""Whether a JSON text may have a fraction where there is no room for it, by looking at its bytes all at once.
 
 The reader of JSON cuts fractions off, and to search every record with a regular expression costs as much as half of its
-decoding. A fraction has a mark, a point or an exponent after a digit; from each mark one goes back to the name before
-the number. Called by `shoal.topics.codecs.objects`.
+decoding. A fraction of a number has a mark, a point or an exponent after a digit; from each mark one goes back to the
+name before the number. Of a time it is what follows the seconds. Called by `shoal.topics.codecs.exact`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ Bytes = npt.NDArray[np.uint8]
 _MOST_DIGITS = 20
 _ZERO, _DIGITS = ord("0"), 10
 _LOWER = 32  # what a letter has more when it is a small one
+#: From the colons before the minutes and the seconds to the point behind them.
+_MINUTES, _SECONDS = 6, 3
+#: Digits behind the seconds that are looked at.
+_MOST_PLACES = 20
 _BLANK = np.zeros(256, bool)
 _BLANK[list(b" \t\r\n")] = True
 
@@ -29,7 +33,7 @@ def may_have_fractions(text: Bytes, names: Sequence[bytes]) -> bool:
         text: objects, one after another.
         names: of members, as JSON writes them, without quotes.
     """
-    if _has_written_out_letters(text):
+    if has_escapes(text, b"u/" if any(b"/" in name for name in names) else b"u"):
         return True  # a name may be written with them
     before = _before_numbers(text, _marks(text))
     if before is None:
@@ -43,16 +47,53 @@ def may_have_fractions(text: Bytes, names: Sequence[bytes]) -> bool:
     return any(_is_any_named(text, quotes, name) for name in names)
 
 
-def _has_written_out_letters(text: Bytes) -> bool:
+def may_have_fine_times(text: Bytes, digits: int) -> bool:
+    """Whether a time may have more digits behind its seconds than these, other than zeros. False is sure.
+
+    Letters that are written out count for nothing here: `has_escapes` tells of them.
+    """
+    points = np.flatnonzero(text == ord("."))
+    points = points[points >= _MINUTES]
+    # A number may have a colon before the seconds, not before the minutes, too.
+    points = points[text[points - _MINUTES] == ord(":")]
+    at = points[text[points - _SECONDS] == ord(":")] + 1
+    # The last place first: hardly any time has it.
+    for place in (digits, *range(digits)):
+        at = at[at < len(text) - place]
+        at = at[(text[at + place] - _ZERO) < _DIGITS]
+    at += digits
+    for _ in range(_MOST_PLACES):
+        at = at[at < len(text)]
+        found = text[at] - _ZERO
+        at = at[found < _DIGITS] + 1
+        if not len(at):
+            return False
+        if ((found > 0) & (found < _DIGITS)).any():
+            return True
+    return True
+
+
+def may_have_times_of_day(text: Bytes) -> bool:
+    """Whether a time may follow a date. False is sure, but for letters that are written out."""
+    between = np.flatnonzero(((text | _LOWER) == ord("t")) | (text == ord(" ")))
+    between = between[(between > 0) & (between < len(text) - 1)]
+    return bool((((text[between - 1] - _ZERO) < _DIGITS) & ((text[between + 1] - _ZERO) < _DIGITS)).any())
+
+
+def has_escapes(text: Bytes, kinds: bytes = b"u") -> bool:
+    """Whether a letter is written in one of these ways, after a backslash."""
     escapes = np.flatnonzero(text == ord("\\"))
-    return bool(len(escapes)) and bool((text[np.minimum(escapes + 1, len(text) - 1)] == ord("u")).any())
+    if not len(escapes):
+        return False
+    following = text[np.minimum(escapes + 1, len(text) - 1)]
+    return any(bool((following == kind).any()) for kind in kinds)
 
 
 def _marks(text: Bytes) -> npt.NDArray[np.int64]:
-    """Where a point or an exponent comes after a digit."""
+    """Where a point or an exponent comes after a digit, or a point after a sign: the reader takes that, too."""
     digits = (text - _ZERO) < _DIGITS
     points = np.flatnonzero(text == ord("."))
-    points = points[digits[points - 1]]
+    points = points[digits[points - 1] | (text[points - 1] == ord("-"))]
     exponents = (text[1:] | _LOWER) == ord("e")
     exponents &= digits[:-1]
     # Hardly ever is there one: to look for the places would take longer than all of this.
@@ -79,6 +120,7 @@ def _is_any_named(text: Bytes, quotes: npt.NDArray[np.int64], name: bytes) -> bo
     at = quotes - 1
     for letter in reversed(b'"' + name):
         at = at[text[at] == letter] - 1
+        at = at[at >= 0]  # a name never begins a text
         if not len(at):
             return False
     return True

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import json
-import re
-from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,10 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.topics.codecs.base import Decoded, Encoded, numbers, one_batch, poison, reason_of, unfit, without
-from shoal.topics.codecs.fractions import Bytes, may_have_fractions
+from shoal.topics.codecs.exact import inexact
+from shoal.topics.codecs.fractions import Bytes
 
 _SUSPICIOUS = np.zeros(256, bool)
 _SUSPICIOUS[list(b"{ \t\r\n")] = True
+_NUL = b"\\u0000"
 _NOTHING = np.zeros(0, np.uint8)
 #: Of an object: its two braces.
 _SHORTEST = 2
@@ -27,9 +25,10 @@ _SHORTEST = 2
 class JsonCodec:
     """One JSON object in each record.
 
-    Nulls are left out when writing unless `nulls` is set; bytes are written in hexadecimal, times as RFC 3339. When
-    reading, a whole number may be written as text; a number with a fraction is poison where the schema asks for a
-    whole one. Objects in which a name stands twice count with the last.
+    Nulls are left out when writing unless `nulls` is set; floats that are no number or infinite are written as null;
+    bytes are written in hexadecimal, times as RFC 3339. When reading, a whole number may be written as text; what a
+    column has no room for is poison and never cut: a fraction of a whole number, a time that is finer than the unit,
+    the time of day of a date. Objects in which a name stands twice count with the last.
     """
 
     name = "json"
@@ -42,21 +41,16 @@ class JsonCodec:
         values = batch.column(batch.schema.get_field_index("value"))
         text = _plain_text(values)
         bad: dict[int, str] = {}
+        nested: list[int] = []
         if text is None:
+            bad, nested = _not_one_object(values)
             text = np.frombuffer(_joined(values.fill_null(b"") if values.null_count else values), np.uint8)
-            bad = _not_one_object(values, text)
-        bad |= {at: reason for at, reason in _fractions(values, text, schema).items() if at not in bad}
-        kept = without(len(values), bad)
-        parts: list[Any] = []
-        worse: dict[int, str] = {}
-        if bad:
-            _decode_objects(values.take(kept), None, schema, start=0, parts=parts, bad=worse)
-        else:
-            _decode_objects(values, text, schema, start=0, parts=parts, bad=worse)
-        for at, reason in worse.items():
-            bad[kept[at].as_py()] = reason
-        good = without(len(values), bad) if worse else kept
-        return Decoded(one_batch(parts, schema), good, poison(batch, bad))
+        bad |= {at: reason for at, reason in inexact(values, text, schema).items() if at not in bad}
+        if not bad and not nested:
+            return _decode_groups(batch, [(numbers(len(values)), values, text)], schema, bad)
+        # Those that have braces in their text are read by themselves: after half an object they could pass for several.
+        groups = [without(len(values), {*bad, *nested}), pa.array([at for at in nested if at not in bad], pa.int64())]
+        return _decode_groups(batch, [(each, values.take(each), None) for each in groups], schema, bad)
 
     def encode(self, rows: Any) -> Encoded:
         """All rows at once."""
@@ -68,6 +62,22 @@ class JsonCodec:
         except Exception as error:
             raise unfit(rows.schema, f"must be of types that JSON can hold ({reason_of(error)})") from error
         return Encoded(_lines(sink.getvalue(), rows.num_rows), numbers(rows.num_rows))
+
+
+def _decode_groups(batch: Any, groups: list[tuple[Any, Any, Any]], schema: Any, bad: dict[int, str]) -> Decoded:
+    """Decode groups of records: their numbers in the batch, their values, and these one after another if known."""
+    parts: list[Any] = []
+    good: list[Any] = []
+    for which, values, text in groups:
+        worse: dict[int, str] = {}
+        _decode_objects(values, text, schema, start=0, parts=parts, bad=worse)
+        bad |= {which[at].as_py(): reason for at, reason in worse.items()}
+        good.append(which.take(without(len(which), worse)) if worse else which)
+    rows, records = one_batch(parts, schema), pa.concat_arrays(good)
+    if 0 < len(good[-1]) < len(records):
+        order = pc.sort_indices(records)
+        rows, records = rows.take(order), records.take(order)
+    return Decoded(rows, records, poison(batch, bad))
 
 
 def _decode_objects(values: Any, text: Any, schema: Any, *, start: int, parts: list[Any], bad: dict[int, str]) -> None:
@@ -92,7 +102,14 @@ def _decode_objects(values: Any, text: Any, schema: Any, *, start: int, parts: l
 def _read_objects(text: Any, count: int, schema: Any) -> Any:
     from arro3.io import read_json
 
-    table = pa.table(read_json(io.BytesIO(text), schema, batch_size=count + 1))
+    content = np.frombuffer(text, np.uint8)
+    # The reader's complaints quote the text, and one with a NUL in it ends the process: it is handed on as a C string.
+    if not content.all():
+        raise ValueError("a NUL byte, which JSON does not allow")
+    if (content == ord("\\")).any() and _NUL in (whole := content.tobytes()):
+        # What is read with another character in its place is read with it, too.
+        pa.table(read_json(io.BytesIO(whole.replace(_NUL, b"\\u0001")), schema, batch_size=count + 1))
+    table = pa.table(read_json(io.BytesIO(content.data), schema, batch_size=count + 1))
     return table if table.schema.equals(schema) else table.cast(schema)
 
 
@@ -125,103 +142,24 @@ def _joined(values: Any) -> bytes:
     return joined
 
 
-def _not_one_object(values: Any, text: Bytes) -> dict[int, str]:
+def _not_one_object(values: Any) -> tuple[dict[int, str], list[int]]:
     """Records that are null, or hold two objects: the reader would count on, and give the rows of others to them.
 
     Where no record holds two, as many objects as records means one in each. One that holds two has a closing brace
-    before an opening one; as that hardly ever is so, the whole is searched first for any way of writing it.
+    before an opening one. So may one that has them in its text: those are the second result.
     """
     bad: dict[int, str] = {}
     if values.null_count:
         bad = dict.fromkeys(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False)).tolist(), "no value")
         values = values.fill_null(b"")
-    if np.count_nonzero(text == ord("\n")) == max(0, len(values) - 1) and not _has_brace_after_brace(text):
-        return bad
     suspicious = pc.match_substring_regex(values, r"\}\s*\{").to_numpy(zero_copy_only=False)
+    nested: list[int] = []
     for at in np.flatnonzero(suspicious).tolist():
-        if not _is_one_object(values[at].as_py()):
+        if _is_one_object(values[at].as_py()):
+            nested.append(at)
+        else:
             bad[at] = "not one JSON object"
-    return bad
-
-
-def _fractions(values: Any, text: Bytes, schema: Any) -> dict[int, str]:
-    """Records with a fraction where a whole number belongs: the reader would cut it off.
-
-    A quick look at the whole says whether there may be any, a closer one in which records; only these are read with
-    care.
-    """
-    wanted = _whole_numbers(schema)
-    if not wanted.pattern or (not wanted.is_deep and not may_have_fractions(text, wanted.names)):
-        return {}
-    found = pc.match_substring_regex(values, wanted.pattern).fill_null(False).to_numpy(zero_copy_only=False)
-    bad: dict[int, str] = {}
-    for at in np.flatnonzero(found).tolist():
-        try:
-            content = json.loads(values[at].as_py(), parse_float=Decimal)
-        except (ValueError, RecursionError):
-            continue  # the reader says what is wrong with it
-        reason = _fraction_in(content, pa.struct(list(schema)), "")
-        if reason:
-            bad[at] = reason
-    return bad
-
-
-@dataclass(frozen=True, slots=True)
-class _WholeNumbers:
-    """Where a schema asks for whole numbers."""
-
-    #: The names of such columns, as JSON writes them.
-    names: tuple[bytes, ...]
-    #: Whether some are inside of lists, structs or maps.
-    is_deep: bool
-    #: What stands in a record that may have a fraction in such a place; empty when there is none.
-    pattern: str
-
-
-@functools.lru_cache(maxsize=64)
-def _whole_numbers(schema: Any) -> _WholeNumbers:
-    flat = [_written(each.name) for each in schema if pa.types.is_integer(each.type)]
-    deep = [_written(each.name) for each in schema if each.type.num_fields and _has_whole_numbers(each.type)]
-    parts = []
-    if flat:
-        parts.append(rf'"(?:{"|".join(map(re.escape, flat))})"\s*:\s*-?[0-9]+[.eE]')
-    if deep:
-        parts.append(rf'"(?:{"|".join(map(re.escape, deep))})"\s*:\s*[\[{{](?s:.)*[0-9][.eE]')
-    # A name may be written with escapes. Letters hardly ever are.
-    pattern = "|".join([*parts, r"\\u00[2-7]"]) if parts else ""
-    return _WholeNumbers(tuple(each.encode() for each in flat), bool(deep), pattern)
-
-
-def _written(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)[1:-1]
-
-
-def _has_whole_numbers(kind: Any) -> bool:
-    if pa.types.is_integer(kind):
-        return True
-    return any(_has_whole_numbers(kind.field(at).type) for at in range(kind.num_fields))
-
-
-def _fraction_in(value: Any, kind: Any, where: str) -> str:
-    """Where a fraction is in a value of which the type knows whole numbers only."""
-    if pa.types.is_integer(kind):
-        is_cut = isinstance(value, Decimal) and value != value.to_integral_value()
-        return f"whilst decoding field '{where}': {value} is no whole number, as {kind} needs" if is_cut else ""
-    parts: list[tuple[Any, Any, str]] = []
-    if pa.types.is_map(kind) and isinstance(value, dict):
-        parts = [(each, kind.item_type, where) for each in value.values()]
-    elif pa.types.is_struct(kind) and isinstance(value, dict):
-        parts = [(value.get(each.name), each.type, f"{where}.{each.name}".lstrip(".")) for each in kind]
-    elif kind.num_fields == 1 and isinstance(value, list):
-        parts = [(each, kind.value_type, where) for each in value]
-    return next((reason for part in parts if (reason := _fraction_in(*part))), "")
-
-
-def _has_brace_after_brace(content: Bytes) -> bool:
-    """Whether a closing brace is followed by an opening one or by a space, after which one might come."""
-    after = np.flatnonzero(content == ord("}")) + 1
-    following = content[after[after < len(content)]]
-    return bool(_SUSPICIOUS[following].any())
+    return bad, nested
 
 
 def _is_one_object(value: bytes) -> bool:

@@ -20,10 +20,12 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from shoal.core.errors import InternalError, InvalidError, NotFoundError, problem
-from shoal.topics.codecs.base import Decoded, Encoded, poison
+from shoal.topics.codecs.base import Decoded, Encoded, poison, reason_of
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _TIME = pa.timestamp("us", "UTC")
+#: What Arrow and Python say of a value that does not fit.
+_UNFIT = (OverflowError, ValueError, pa.ArrowException)
 _MICROSECONDS = 1_000_000
 
 _SCALARS = {
@@ -61,20 +63,33 @@ class ProtobufCodec:
         self._check(wanted)
         values = batch.column(batch.schema.get_field_index("value")).to_pylist()
         parse = self._message.FromString
-        messages: list[Any] = []
+        messages: dict[int, Any] = {}
         bad: dict[int, str] = {}
         for at, value in enumerate(values):
             try:
-                messages.append(parse(value))
+                messages[at] = parse(value)
             except (DecodeError, TypeError) as error:
                 bad[at] = "no value" if value is None else str(error) or "not such a message"
+        try:
+            rows = self._rows(list(messages.values()), wanted)
+        except _UNFIT:
+            # Some value is too large for its column: a time too far away, a number for a narrower type.
+            for at, message in list(messages.items()):
+                try:
+                    self._rows([message], wanted)
+                except _UNFIT as error:
+                    bad[at] = reason_of(error)
+                    del messages[at]
+            rows = self._rows(list(messages.values()), wanted)
+        return Decoded(rows, pa.array(list(messages), pa.int64()), poison(batch, bad))
+
+    def _rows(self, messages: list[Any], wanted: Any) -> Any:
         columns = []
         for field in wanted:
             getter = self._getters[field.name]
             column = pa.array([getter(each) for each in messages], type=self.schema.field(field.name).type)
             columns.append(column if column.type == field.type else column.cast(field.type))
-        good = np.delete(np.arange(len(values)), list(bad)) if bad else np.arange(len(values))
-        return Decoded(pa.RecordBatch.from_arrays(columns, schema=wanted), pa.array(good), poison(batch, bad))
+        return pa.RecordBatch.from_arrays(columns, schema=wanted)
 
     def encode(self, rows: Any) -> Encoded:
         """A message for each row; a null leaves a field unset."""

@@ -196,8 +196,11 @@ class View:
         return True
 
     def _next_of_others(self, number: int) -> Journal | None:
-        """The journal after this one, if somebody else has made it. Who ended this one is about to: that is awaited."""
-        for _ in range(0 if self._ends_journal else _LOOKS):
+        """The journal after this one, if somebody else has made it. Who ended this one is about to: that is awaited.
+
+        Once: while there is no room for one, every look at the log comes here.
+        """
+        for _ in range(0 if self._ends_journal or self._stuck is not None else _LOOKS):
             journal = open_newest(self.places, after=number)
             if journal is not None:
                 return journal

@@ -413,3 +413,37 @@ def test_arguments_of_agents(app: App) -> None:
     with pytest.raises(PlanError, match=r"on_eror: is no argument of app\.agent; did you mean 'on_error'") as raised:
         app.agent("t", on_eror="skip")
     assert "self" not in str(raised.value)
+
+
+async def test_a_topic_may_be_declared_below_its_agent(app: App) -> None:
+    seen: list[int] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+
+        @app.agent("orders", "mine", sink="doubled")
+        async def process(order: Any) -> Any:
+            seen.append(order.x)
+            yield {"x": order.x * 2}
+
+    app.topic("orders", schema={"x": "int64"}, key="x")
+    app.topic("doubled", partitions=2)
+    assert process.name == "mine"
+    assert process.topic.key == "x"
+    await process.start()
+    await process.send({"x": 1})
+    async with asyncio.timeout(10):
+        while not seen:
+            await asyncio.sleep(0.01)
+    await process.stop()
+    assert seen == [1]
+    (sink,) = app.dataflows["mine"].plan()
+    assert isinstance(sink, Sink)
+    assert sink.connector.partitions == 2
+
+
+async def test_warnings_name_the_line_of_the_program(app: App, agent: Any) -> None:
+    flow = app.dataflow("f")(lambda: None)
+    for stop in (agent.stop, flow.stop):
+        with pytest.warns(RuntimeWarning, match="was not started") as caught:
+            await stop()
+        assert caught[0].filename == __file__

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal.core.errors import InvalidError
@@ -21,7 +23,7 @@ from shoal.dataflow.connectors.files import CsvSource
 from shoal.dataflow.connectors.memory import CollectSink
 from shoal.dataflow.connectors.topics import TopicSource
 from shoal.dataflow.language.errors import PlanError
-from shoal.dataflow.language.expressions import Column, Named
+from shoal.dataflow.language.expressions import Column, Named, col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, SideOutput, Sink, Source, walk
 from shoal.dataflow.operators.process_function import ProcessFunction
@@ -50,6 +52,86 @@ def test_a_generator_s_first_row_decides_and_others_are_bad() -> None:
     assert Stream.from_generator(generate, on_error="skip").to_pylist() == [{"v": 1}, {"v": 3}]
     wide = Stream.from_generator(generate, schema={"v": "double"})
     assert wide.to_pylist() == [{"v": 1.0}, {"v": 2.5}, {"v": 3.0}]
+
+
+def test_the_row_that_does_not_fit_is_named() -> None:
+    with pytest.raises(OperatorFailedError, match=r"row 2: v: is no whole number, .*got 2\.5") as caught:
+        Stream.from_generator(generate).collect()
+    assert "schema=" in caught.value.hint
+    rows = [{"v": 1}] * 25_000 + [{"v": "x"}]
+    for items in (rows, [rows]):
+        with pytest.raises(OperatorFailedError, match=r"row 25001: v: cannot be a column of int64: .*got 'x'"):
+            Stream.from_iterable(items).collect()
+        errors = Stream.from_iterable(items, on_error="side").side_output("errors").to_pylist()
+        assert [(row["offset"], row["value"]) for row in errors] == [(25_001, b"{'v': 'x'}")]
+    with pytest.raises(PlanError, match=r"v: cannot be a column: .*, in row 25001 \(got .*x"):
+        Stream.from_dicts(rows)
+    with pytest.raises(PlanError, match=r"v: cannot be a column of int64: .*, in row 25001 \(got .*x"):
+        Stream.from_dicts(rows, schema={"v": "int64"})
+
+
+@pytest.mark.parametrize("first", [1, np.int8(1), np.uint16(1), np.int32(1)])
+def test_whole_numbers_that_grow_have_room(first: Any) -> None:
+    rows = [{"v": first, "all": [first]}, {"v": 2**62, "all": [2**62]}]
+    for items in (rows, [rows], lambda: iter(rows)):
+        assert [row["v"] for row in Stream.from_iterable(items).to_pylist()] == [1, 2**62]
+    floats = [{"v": np.float32(0.5)}, {"v": 0.1}]
+    assert Stream.from_generator(lambda: iter(floats)).to_pylist() == [{"v": 0.5}, {"v": 0.1}]
+    with pytest.raises(OperatorFailedError, match="row 2: v: cannot be a column of int64"):
+        Stream.from_generator(lambda: iter([{"v": first}, {"v": 2**64}])).collect()
+
+
+def test_what_is_none_at_first_gets_its_type_from_later_rows() -> None:
+    rows: list[dict[str, Any]] = [{"v": None, "w": []}] * 500 + [{"v": 5, "w": ["a"]}, {"v": None, "w": []}]
+    for items in (rows, [rows], [rows[:3], rows[3:]], lambda: iter(rows), iter(rows), lambda: iter([rows])):
+        assert Stream.from_iterable(items).to_pylist() == rows
+    endless = Stream.from_generator(lambda: iter(rows), bounded=False)
+    with pytest.raises(OperatorFailedError, match="row 501: v: cannot be a column of null") as caught:
+        endless.take(502)
+    assert "schema=" in caught.value.hint
+
+
+def test_rows_in_lists_follow_the_policy_too() -> None:
+    items = [[{"v": 1}, {"v": "x"}], [{"v": 3}]]
+    assert Stream.from_iterable(items, on_error="skip").to_pylist() == [{"v": 1}, {"v": 3}]
+
+
+def test_an_iterator_that_was_used_up_is_named() -> None:
+    stream = Stream.from_iterable(iter([{"v": 1}]))
+    assert stream.to_pylist() == [{"v": 1}]
+    with pytest.raises(PlanError, match="the list_iterator that it reads can be gone through once only") as caught:
+        stream.to_pylist()
+    assert "give a list" in caught.value.hint
+
+
+def test_none_among_the_items_is_no_end() -> None:
+    with pytest.raises(OperatorFailedError, match=r"item: must be a record batch, .*got 'NoneType'"):
+        Stream.from_generator(lambda: iter([{"v": 1}, None, {"v": 2}]), batch_size=1).collect()
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_times_with_and_without_a_zone_do_not_mix_over_batches(policy: str) -> None:
+    zoned = MOMENT.replace(tzinfo=dt.UTC)
+    for values in ([MOMENT, zoned], [zoned, MOMENT]):
+        rows = [{"v": each} for each in values]
+        with pytest.raises(OperatorFailedError, match="v: has no zone"):
+            Stream.from_generator(lambda rows=rows: iter(rows), batch_size=1, on_error=policy).collect()
+    batches = [pa.record_batch({"v": [each]}) for each in (MOMENT, zoned)]
+    for items in (batches, batches[::-1]):
+        with pytest.raises(OperatorFailedError, match=r"column 'v': cannot be a column of timestamp.*zone"):
+            Stream.from_generator(lambda items=items: iter(items), on_error=policy).collect()
+
+
+@pytest.mark.parametrize("kind", ["date32", "timestamp[s]", "time64[us]", "int8"])
+def test_batches_and_parquet_are_not_cut_to_fit(tmp_path: Path, kind: str) -> None:
+    value: Any = 300 if kind == "int8" else MOMENT
+    pq.write_table(pa.table({"v": [value]}), tmp_path / "x.parquet")
+    with pytest.raises(OperatorFailedError, match=r"x\.parquet: column 'v': cannot be a column of "):
+        Stream.from_parquet(str(tmp_path), schema={"v": kind}).collect()
+    with pytest.raises(OperatorFailedError, match=r"column 'v': cannot be a column of "):
+        Stream.from_iterable([pa.record_batch({"v": [value]})], schema={"v": kind}).collect()
+    midnight = pa.record_batch({"v": [dt.datetime(2024, 1, 2)]})  # noqa: DTZ001
+    assert Stream.from_iterable([midnight], schema={"v": "date32"}).to_pylist() == [{"v": dt.date(2024, 1, 2)}]
 
 
 @pytest.mark.parametrize(
@@ -90,11 +172,34 @@ def test_what_a_function_gives_for_plain_values_does_not_decide_alone() -> None:
         {"disc": 0.0},
         {"disc": 0.5},
     ]
-    far = Stream.from_dicts([{"price": 1}, {"price": 10**12}])
-    mapped = far.records().map(lambda r: {"disc": 0 if r.price < 10**11 else 0.5})
+    one_by_one = Stream.from_dicts([{"price": 1}, {"price": 3}], batch_size=1).records()
     with pytest.raises(OperatorFailedError, match=r"disc: is no whole number, .*double for it in schema="):
-        mapped.collect()
+        one_by_one.map(lambda r: {"disc": 0 if r.price < 2 else 0.5}).collect()
+    said = one_by_one.map(lambda r: {"disc": 0 if r.price < 2 else 0.5}, schema={"disc": "double"})
+    assert said.to_pylist() == [{"disc": 0.0}, {"disc": 0.5}]
     assert prices.records().map(lambda r: {"n": r.price + 1}).to_pylist() == [{"n": 2}, {"n": 4}]
+
+
+def test_a_record_function_sees_one_invented_record_at_most() -> None:
+    seen: list[Any] = []
+
+    def counted(record: Any) -> Any:
+        seen.append(record.price)
+        return {"n": len(seen)}
+
+    prices = Stream.from_dicts([{"price": 70}, {"price": 30}])
+    assert prices.records().map(counted).to_pylist() == [{"n": 2}, {"n": 3}]
+    assert seen == [1, 70, 30]
+    for stream in (
+        prices.records(probe=False).map(counted),
+        prices.records(probe=False).filter(col("price") > 0).flat_map(counted).with_parallelism(1),
+        prices.records().map(counted, schema={"n": "int64"}),
+    ):
+        seen.clear()
+        assert stream.to_pylist() == [{"n": 1}, {"n": 2}]
+        assert seen == [70, 30]
+    text = str(prices.records(probe=False).map(counted).explain())
+    assert "columns known at run" in text
 
 
 def test_a_reduction_and_a_process_function_cut_nothing_off() -> None:

@@ -109,7 +109,7 @@ def test_columns_become_expressions(body: str, steps: list[str] | None) -> None:
     assert found[-1] == '.to_kafka("out")'
     if steps is not None:
         assert found[1:-1] == steps
-    assert ".records()" not in done.text
+    assert ".records(" not in done.text
     assert done.notes == ()
 
 
@@ -143,14 +143,14 @@ def test_what_nulls_do_is_noted(body: str) -> None:
 )
 def test_anything_else_is_called_record_by_record(body: str) -> None:
     done = gives_the_same(program_of(body))
-    assert chain(done)[1:] == [".records().flat_map(f_record)", '.to_kafka("out")']
+    assert chain(done)[1:] == [".records(probe=False).flat_map(f_record)", '.to_kafka("out")']
     assert "def f_record(o):" in done.text
     assert "async def" not in done.text
     assert [note.line for note in done.notes] == [7]
     assert "record by record" in done.notes[0].text
 
 
-RETURNING = ".records().flat_map(lambda record: [each for each in [f_record(record)] if each is not None])"
+RETURNING = ".records(probe=False).flat_map(lambda record: [each for each in [f_record(record)] if each is not None])"
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,10 @@ RETURNING = ".records().flat_map(lambda record: [each for each in [f_record(reco
         ("async def f(o):\n    total = o.amount * 2\n    if total > 15:\n        return {'total': total}", RETURNING),
         ("async def f(o):\n    total = o.amount * 2\n    if total > 0:\n        return {'total': total}", RETURNING),
         ("async def f(o):\n    total = [o.amount, o.total]\n    return total", RETURNING),
-        ("def f(o):\n    def inner():\n        yield 1\n    return {'n': sum(inner())}", ".records().map(f_record)"),
+        (
+            "def f(o):\n    def inner():\n        yield 1\n    return {'n': sum(inner())}",
+            ".records(probe=False).map(f_record)",
+        ),
     ],
 )
 def test_what_is_returned_is_one_result_or_none(body: str, step: str) -> None:
@@ -172,14 +175,35 @@ def test_a_condition_becomes_an_expression_also_where_the_result_does_not() -> N
     done = gives_the_same(program_of(body))
     assert chain(done)[1:-1] == [
         '.filter(col("amount") > 10)',
-        ".records().map(lambda t: {'alert': 'high_value', 'txn': t})",
+        ".records(probe=False).map(lambda t: {'alert': 'high_value', 'txn': t})",
     ]
     assert [(note.line, note.by_hand) for note in done.notes] == [(9, False)]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "async def f(o):\n    seen.append(o.user)\n    yield {'n': len(seen), 'user': o.user}",
+        "async def f(o):\n    seen.append(o.user)\n    return {'n': len(seen)}",
+        "async def f(o):\n    if o.amount > 1:\n        yield {'n': seen.append(o.user) or len(seen)}",
+        "async def f(o):\n    await asyncio.sleep(0)\n    seen.append(o.user)\n    yield {'n': len(seen)}",
+    ],
+)
+def test_an_agent_that_counts_sees_real_records_alone(body: str) -> None:
+    done = gives_the_same("import asyncio\n" + program_of(body).replace("app = ", "seen = []\napp = "))
+    assert by_dataflow(done.text)[0]["n"] == 1
+
+
+def test_the_name_may_be_the_second_argument() -> None:
+    done = moved("async def f(o):\n    yield o", decorator='@app.agent("orders", "mine")')
+    assert '@app.dataflow("mine")' in done.text
+    done = moved("async def f(o):\n    yield o", decorator='@app.agent("orders", None)')
+    assert '@app.dataflow("f")' in done.text
+
+
 def test_a_function_that_gives_nothing_ends_in_a_callback() -> None:
     done = moved("async def f(o):\n    o.clear()", decorator='@app.agent("orders")')
-    assert chain(done)[1:] == [".records().flat_map(f_record)", ".to_callback(lambda batch: None)"]
+    assert chain(done)[1:] == [".records(probe=False).flat_map(f_record)", ".to_callback(lambda batch: None)"]
     assert by_dataflow(done.text) == []
 
 
@@ -187,7 +211,7 @@ def test_what_waits_goes_on_waiting() -> None:
     body = "async def f(o):\n    await asyncio.sleep(0)\n    yield o"
     done = gives_the_same("import asyncio\n" + program_of(body))
     assert "async def f_record(o):" in done.text
-    assert chain(done)[1:-1] == [".records().flat_map(f_record)"]
+    assert chain(done)[1:-1] == [".records(probe=False).flat_map(f_record)"]
 
 
 @pytest.mark.parametrize(

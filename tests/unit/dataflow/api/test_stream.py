@@ -32,6 +32,7 @@ from shoal.dataflow.language.logical import (
 )
 from shoal.dataflow.language.windows import Firing, SlidingWindow
 from shoal.dataflow.operators.process_function import ProcessFunction
+from tests.unit.dataflow.plan.plans import Same
 
 ROWS = [{"id": n, "user": "ab"[n % 2]} for n in range(10)]
 
@@ -51,6 +52,48 @@ def timed() -> Stream:
 def test_collect_gives_a_table() -> None:
     assert orders().collect().to_pylist() == ROWS
     assert orders().to_pylist() == ROWS
+
+
+def test_a_flat_map_may_give_one_batch() -> None:
+    some = orders().flat_map(lambda batch: batch.slice(1))
+    assert [row["id"] for row in some.to_pylist()] == [1, 2, 4, 5, 7, 8]
+
+
+def no_return(batch: Any) -> None:
+    batch.column("id")
+
+
+def test_a_function_that_returns_no_rows_is_refused_at_its_line_before_anything_runs() -> None:
+    for on_error in ("fail", "skip"):  # it is the function that is wrong, and no row
+        with pytest.raises(PlanError, match=r"map no_return: must return .*, and returned nothing") as caught:
+            orders().map(no_return, on_error=on_error).collect()
+        assert caught.value.at is not None
+        assert caught.value.at.file.endswith("test_stream.py")
+
+
+def test_a_function_that_raises_for_plain_values_is_decided_by_its_first_batch() -> None:
+    def strict(batch: Any) -> Any:
+        if set(batch["user"].to_pylist()) - {"a", "b"} or batch["id"][0].as_py() == 1:
+            raise ValueError("not mine")
+        return {"twice": [each * 2 for each in batch["id"].to_pylist()]}
+
+    assert orders().map(strict).collect()["twice"].to_pylist() == [n * 2 for n in range(10)]
+
+
+class Halving(ProcessFunction):
+    def process(self, record: Any, context: Any) -> Any:
+        return {"half": record.id / 2}
+
+
+def test_what_a_process_function_emits_follows_on_error_too() -> None:
+    halves = orders().key_by("user").process(Halving, schema={"half": "int64"}, on_error="side")
+    bad = halves.side_output("errors").to_pylist()
+    assert sorted(row["id"] for row in bad) == [1, 3, 5, 7, 9]
+    assert all("half: is no whole number" in row["error"] for row in bad)
+    skipping = orders().key_by("user").process(Halving, schema={"half": "int64"}, on_error="skip")
+    assert sorted(skipping.collect()["half"].to_pylist()) == [0, 1, 2, 3, 4]
+    with pytest.raises(OperatorFailedError, match="half: is no whole number"):
+        orders().key_by("user").process(Halving, schema={"half": "int64"}).collect()
 
 
 def test_a_stream_without_rows_still_has_columns() -> None:
@@ -311,7 +354,7 @@ def test_joins_in_all_their_modes() -> None:
 
 
 def test_operators_of_ones_own_may_have_two_inputs() -> None:
-    node = orders().apply(dict, orders(), keys=["user"]).node
+    node = orders().apply(Same, orders(), keys=["user"]).node
     assert isinstance(node, Custom)
     assert len(node.inputs) == 2
     assert node.keys == ("user",)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from datetime import date
@@ -16,6 +18,7 @@ import pytest
 from shoal.core import faults, files
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError
+from shoal.dataflow.api.app import App
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.files import (
@@ -128,7 +131,7 @@ def test_bad_lines_of_csv_are_found(tmp_path):
     good, bad = poison_of(CsvSource(str(path), schema=SCHEMA, on_error=OnError.SIDE))
     assert [row["id"] for row in good] == [1, 4, 6]
     assert len(bad) == 3
-    with pytest.raises(PoisonError, match=r"x\.csv cannot be read: .*Row #3"):
+    with pytest.raises(PoisonError, match=r"x\.csv cannot be read: line 3: Expected 2 columns, got 1: 2$"):
         poison_of(CsvSource(str(path), schema=SCHEMA))
 
 
@@ -152,10 +155,67 @@ SINKS = [
 @pytest.mark.parametrize(("sink", "source", "suffix"), SINKS)
 def test_a_path_that_is_a_file_becomes_one(tmp_path, sink, source, suffix):
     path = tmp_path / f"out{suffix}"
-    for _ in range(2):  # again is anew
-        engine.run([Sink(inputs=(table_source(TABLE.to_batches()[0]),), connector=sink(str(path)))])
+    for overwrite in (False, True):  # again is anew, for those who say so
+        node = Sink(inputs=(table_source(TABLE.to_batches()[0]),), connector=sink(str(path), overwrite=overwrite))
+        engine.run([node])
         assert path.is_file()
         assert read(source(str(path)))[0] == TABLE.to_pylist()
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.parquet", "x.jsonl", "x.ndjson", "x.json"])
+def test_a_file_that_is_there_is_not_replaced(tmp_path, name):
+    path = tmp_path / name
+    path.write_text("precious")
+
+    def write(**options):
+        rows = Stream.from_dicts([{"a": each} for each in range(9)], batch_size=2)
+        kind = {".csv": rows.to_csv, ".parquet": rows.to_parquet}.get(path.suffix, rows.to_json)
+        return kind(str(path), **options)
+
+    with pytest.raises(ShoalError, match=f"{name} is there already, and would be replaced") as caught:
+        write().run()
+    assert "overwrite=True" in caught.value.hint
+    assert path.read_text() == "precious"
+    assert [each.name for each in tmp_path.iterdir()] == [name]
+    write(overwrite=True).run()
+    assert "precious" not in path.read_bytes().decode("latin-1")
+    path.write_text("")  # as those make that want a name of their own: there is nothing to lose
+    write().run()
+    assert path.stat().st_size > 0
+
+
+@pytest.mark.parametrize("parallelism", [1, 2])
+def test_a_path_that_is_a_file_is_one_at_any_parallelism(tmp_path, parallelism):
+    path = tmp_path / "x.csv"
+    rows = Stream.from_dicts([{"a": each} for each in range(100)], batch_size=3)
+    rows.key_by("a").filter(lambda batch: True).to_csv(str(path)).run(parallelism=parallelism)
+    assert sorted(path.read_text().split()[1:], key=int) == [str(each) for each in range(100)]
+
+
+def test_what_cannot_be_one_file_is_refused(tmp_path):
+    path = tmp_path / "x.csv"
+    rows = Stream.from_dicts([{"a": 1}])
+    with pytest.raises(ShoalError, match=r"x\.csv is one file, and 2 tasks cannot write it together") as caught:
+        rows.to_csv(str(path)).with_parallelism(2).run()
+    assert f'"{tmp_path}/x/"' in caught.value.hint
+    app = App("files", data_dir=tmp_path / "app", exactly_once=True)
+    flow = app.dataflow("f")(lambda: rows.to_csv(str(path)))
+    with pytest.raises(ShoalError, match=r"x\.csv is one file, and a run with checkpoints") as caught:
+        flow.run()
+    assert f'"{tmp_path}/x/"' in caught.value.hint
+    assert not path.exists()
+    with pytest.raises(PlanError, match=r"to_csv: overwrite: is for one file.*: a folder keeps what is in it"):
+        rows.to_csv(str(tmp_path / "folder"), overwrite=True)
+
+
+def test_a_folder_that_is_called_like_a_file_stays_one(tmp_path):
+    path = tmp_path / "x.csv"
+    path.mkdir()
+    for _ in range(2):
+        Stream.from_dicts([{"a": 1}]).to_csv(str(path)).run()
+    assert len(list(path.glob("part-*.csv"))) == 2
+    with pytest.raises(ShoalError, match=r"x\.csv is a folder, and overwrite=True is for one file"):
+        Stream.from_dicts([{"a": 1}]).to_csv(str(path), overwrite=True).run()
 
 
 def test_a_file_without_rows_has_its_columns(tmp_path):
@@ -188,10 +248,23 @@ def context(subtask: int = 0, parallelism: int = 1) -> SinkContext:
 
 
 def listed(path: Path) -> list[str]:
-    return sorted(each.name for each in path.iterdir() if each.name != ".pending")
+    """The files of a folder, without the times of their runs."""
+    return sorted(re.sub(r"-\d{13}-", "-", each.name) for each in path.iterdir() if each.name != ".pending")
 
 
 BATCH = TABLE.to_batches()[0].slice(0, 10)
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_sinks_and_jobs_and_runs_that_share_a_folder_keep_what_is_in_it(tmp_path, exactly_once):
+    for job in ("one", "other", "one"):
+        app = App(job, data_dir=tmp_path / "app", exactly_once=exactly_once)
+        stream = Stream.from_dicts([{"a": 1}, {"a": 2}])
+        app.dataflow("f")(lambda stream=stream: [stream.to_csv(str(tmp_path / "out")) for _ in range(2)])
+        app.run()
+        shutil.rmtree(tmp_path / "app", ignore_errors=True)  # so that it begins anew
+    assert len(list((tmp_path / "out").glob("part-*.csv"))) == 6
+    assert Stream.from_csv(str(tmp_path / "out")).count() == 12
 
 
 def test_nothing_is_seen_before_the_commit(tmp_path):
@@ -203,7 +276,7 @@ def test_nothing_is_seen_before_the_commit(tmp_path):
     assert listed(tmp_path) == []
     writer.commit(1)
     writer.commit(1)  # again does nothing
-    assert listed(tmp_path) == ["part-000000000001-0000-0000.parquet"]
+    assert listed(tmp_path) == ["part-job.out-000000000001-0000-0000.parquet"]
     assert pq.read_table(tmp_path).num_rows == 10
 
 
@@ -217,7 +290,7 @@ def test_a_failed_checkpoint_goes_with_the_next(tmp_path):
     writer.close()  # the process dies here
     again = ParquetSink(str(tmp_path)).open_writer(None, context())
     again.restore([(2, 0, prepared)])
-    assert listed(tmp_path) == ["part-000000000001-0000-0000.parquet", "part-000000000002-0000-0000.parquet"]
+    assert listed(tmp_path) == [f"part-job.out-00000000000{each}-0000-0000.parquet" for each in (1, 2)]
 
 
 def test_what_a_dead_attempt_left_is_removed_and_what_it_prepared_is_kept(tmp_path):
@@ -230,7 +303,7 @@ def test_what_a_dead_attempt_left_is_removed_and_what_it_prepared_is_kept(tmp_pa
         writer.prepare(8)  # never complete
     for subtask in range(2):
         ParquetSink(str(tmp_path)).open_writer(None, context(subtask, 2)).restore(prepared)
-    assert listed(tmp_path) == [f"part-000000000007-000{each}-0000.parquet" for each in range(3)]
+    assert listed(tmp_path) == [f"part-job.out-000000000007-000{each}-0000.parquet" for each in range(3)]
     assert list((tmp_path / ".pending").iterdir()) == []
 
 
@@ -390,7 +463,7 @@ def test_a_column_that_one_file_lacks_is_named_with_the_file(tmp_path):
         Stream.from_parquet(str(tmp_path)).to_pylist()
     write_csv(tmp_path / "a.csv")
     (tmp_path / "b.csv").write_text("id\n1\n")
-    with pytest.raises(OperatorFailedError, match=r"b\.csv cannot be read: Column 'name'"):
+    with pytest.raises(OperatorFailedError, match=r"b\.csv: column 'name': is not in this file; it has id"):
         Stream.from_csv(str(tmp_path)).to_pylist()
 
 
@@ -399,7 +472,7 @@ def test_a_bad_row_is_named_with_the_file_and_its_number(tmp_path):
     good = "".join(f"{each},x\n" for each in range(400_000))
     for bad, why in (("three,x\n", "invalid value 'three'"), ("3\n", "Expected 2 columns, got 1")):
         (tmp_path / "b.csv").write_text(f"id,name\n{good}{bad}")
-        with pytest.raises(OperatorFailedError, match=rf"b\.csv cannot be read: .*Row #400002: .*{why}"):
+        with pytest.raises(OperatorFailedError, match=rf"b\.csv cannot be read: line 400002: .*{why}"):
             Stream.from_csv(str(tmp_path)).to_pylist()
     write_lines(tmp_path / "a.jsonl")
     good = '{"id": 1, "name": "x"}\n' * 100_000 + "\n"
@@ -418,3 +491,14 @@ def test_a_folder_without_files_of_the_kind_says_so(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(PlanError, match=r"any \.csv or \.tsv file in the folder .* not found"):
         Stream.from_csv(str(tmp_path)).to_pylist()
+
+
+@pytest.mark.parametrize("text", ["null\n", 'null\n{"a":1}\n', '{"a":1}\nnull\n', '{"a":1}null\n', '{"a":1}\n[1]\n'])
+def test_a_line_of_json_that_is_no_object_is_never_a_row(tmp_path, text):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    schema = pa.schema([("a", pa.int64())])
+    rows = Stream.from_json(str(path), schema=schema, on_error="skip").collect()
+    assert rows.to_pylist() == [{"a": 1}] * (text.count('{"a":1}\n'))
+    with pytest.raises((OperatorFailedError, PlanError)):
+        Stream.from_json(str(path)).collect()

@@ -177,6 +177,30 @@ def test_bad_rows_are_found_and_the_others_kept_in_order(values):
     assert bad == sum(isinstance(value, str) for value in values)
 
 
+@given(st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=2)), max_size=30), st.integers(1, 5), st.integers(1, 7))
+def test_bad_rows_are_told_once_from_every_place_on(values, most, size):
+    items = [{"x": value} for value in values]
+    source = iterable(items, replayable=True, schema=pa.schema([("x", pa.int64())]), on_error=OnError.SIDE)
+
+    def pieces(position, max_rows):
+        reader = source.open_reader([SPLIT], source.find_schema(), clock=SystemClock())
+        if position:
+            reader.seek(SPLIT, position)
+        while not reader.ended():
+            fetched = reader.fetch(max_rows=max_rows, timeout=1.0)
+            if fetched is not None:
+                bad = [] if fetched.poison is None else fetched.poison.column("offset").to_pylist()
+                yield fetched.batch.column("x").to_pylist(), bad, fetched.position
+
+    numbers = [number for number, value in enumerate(values, 1) if isinstance(value, str)]
+    for _rows, _bad, position in list(pieces(None, most)):
+        rest = list(pieces(position, size))  # after a restart batches may have other sizes
+        assert [row for rows, _, _ in rest for row in rows] == [
+            each for each in values[position:] if isinstance(each, int)
+        ]
+        assert [each for _, bad, _ in rest for each in bad] == [each for each in numbers if each > position]
+
+
 def test_callbacks_see_every_batch():
     seen: list[int] = []
     source = Source(connector=BatchesSource((ONE, ONE)), schema=ONE.schema)

@@ -55,6 +55,8 @@ class Tap:
         self.batches: dict[str, list[pa.RecordBatch]] = {str(each): [] for each in range(splits)}
         self.closed: set[str] = set()
         self.fetched = 0
+        #: How often a reader came back with nothing.
+        self.empty = 0
 
     def give(self, batch: pa.RecordBatch, split: str = "0") -> None:
         with self.changed:
@@ -69,6 +71,10 @@ class Tap:
     def wait_fetched(self, count: int) -> None:
         with self.changed:
             assert self.changed.wait_for(lambda: self.fetched >= count, timeout=10)
+
+    def wait_empty(self, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.empty >= count, timeout=10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +114,8 @@ class TapReader:
             self._woken = False
             name = self._next()
             if name is None:
+                self._tap.empty += 1
+                self._tap.changed.notify_all()
                 return None
             batch = self._tap.batches[name][self._at[name]]
             self._at[name] += 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -178,12 +181,39 @@ def test_what_a_function_gives_is_found_by_trying_it():
     assert probe(lambda b: {"x": b["s"], "y": b["a"]}) == pa.schema([("x", pa.string()), ("y", pa.int64())])
     assert probe(lambda b: pc.add(b["a"], pc.utf8_length(b["s"]))) == pa.schema([("value", pa.int64())])
     assert probe(lambda b: [b.select(["a"]), b], flat=True) == pa.schema([("a", pa.int64())])
+    assert probe(lambda b: b, flat=True) == SCHEMA
+    assert probe(lambda b: pa.table({"x": b["a"], "y": b["s"]}), flat=True).names == ["x", "y"]
 
 
 def test_a_function_that_does_not_like_plain_values_is_no_error():
     assert probe(lambda b: 1 / 0) is None
-    assert probe(lambda b: "no batch") is None
     assert probe(lambda b: [], flat=True) is None
+    assert probe(lambda b: None, flat=True) is None  # no rows
+
+
+def nothing(batch):
+    batch.column("a")
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (nothing, "map nothing: must return a RecordBatch, .*, and returned nothing"),
+        (lambda b: 5, "map lambda .*: must return .*, and returned int 5"),
+        (lambda b: "no batch", "map lambda .*: must return .*, and returned str 'no batch'"),
+        (lambda b: pc.sum(b["a"]), "map lambda .*: must return .*, and returned Int64Scalar"),
+    ],
+)
+def test_a_function_that_returns_what_can_be_no_rows_is_refused(function, said):
+    with pytest.raises(PlanError, match=said) as caught:
+        probe(function)
+    assert "whole batches" in caught.value.hint
+    assert ("lack a return" in caught.value.hint) == (function is nothing)
+
+
+def test_a_flat_function_too():
+    with pytest.raises(PlanError, match=r"flat_map lambda .*: must return .*, and returned str 'abc'"):
+        probe(lambda b: "abc", flat=True)
 
 
 def test_record_functions_are_tried_too():
@@ -197,6 +227,39 @@ def test_record_functions_are_tried_too():
     assert tried(lambda r: {"x": None}) is None  # it may be anything
     assert tried(lambda r: 5, "flat_map") == pa.schema([("value", pa.int64())])
     assert tried(lambda r: None, "flat_map") is None
+
+
+def test_record_functions_are_tried_with_one_record():
+    seen = []
+
+    def counted(record):
+        seen.append(dict(record))
+        return {"n": len(seen)}
+
+    node = MapRecords(function=make_ref(counted))
+    assert try_function(node, SCHEMA) == pa.schema([("n", pa.int64())])
+    assert len(seen) == 1
+    assert try_function(replace(node, probe=False), SCHEMA) is None
+    assert len(seen) == 1
+
+
+class Halved:
+    def __call__(self, record):
+        return 0 if record.a < 2 else record.a / 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda r: {"x": 0 if r.a < 2 else 0.5},
+        lambda r: {"x": 0 if r.a < 2 else r.a / 2},
+        lambda r: {"x": max(each for each in (0, *(0.5 for _ in range(r.a - 1))))},
+        Halved(),
+        functools.partial(lambda half, r: {"x": 0 if r.a < 2 else r.a / half}, 2),
+    ],
+)
+def test_whole_numbers_do_not_decide_where_the_code_has_fractions(function):
+    assert try_function(MapRecords(function=make_ref(function)), SCHEMA) is None
 
 
 def test_functions_that_await_are_tried_too():

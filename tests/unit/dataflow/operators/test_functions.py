@@ -135,8 +135,11 @@ def test_a_map_that_loses_rows_is_an_error():
 
 
 def test_what_a_map_may_not_return():
-    with pytest.raises(FunctionError, match="must return a batch"):
-        run(MapBatches(function=lambda _b: 5), batch([1, 2]))
+    for wrong, said in ((5, "int"), (None, "nothing"), ("ab", "str")):  # a text is no column of its letters
+        with pytest.raises(FunctionError, match=f"must return a batch, .* and returned {said}"):
+            run(MapBatches(function=lambda _b, wrong=wrong: wrong), batch([1, 2]))
+    with pytest.raises(FunctionError, match=r"must return a batch, .* and returned str"):
+        run(MapBatches(function=lambda _b: "ab", is_flat=True), batch([1, 2]))
 
 
 def test_the_schema_is_kept_to():

@@ -315,6 +315,61 @@ def test_a_timer_that_raises_follows_the_policy_too(restart: bool):
         failing.end()
 
 
+class Emitting(ProcessFunction):
+    """Emits a row for each record and, behind one of a negative value, rows that do not fit; with a timer again."""
+
+    def process(self, record: Any, context: Any) -> Any:
+        context.set_timer(record.value + 100)
+        yield {"key": context.key, "value": record.value}
+        if record.value < 0:
+            yield {"key": context.key, "value": "many"}
+            yield {"key": context.key, "value": 2.5}
+
+    def on_timer(self, time: int, context: Any) -> Any:
+        return {"key": context.key, "value": "none" if time < 100 else time}
+
+
+EMITTED = pa.schema({"key": pa.string(), "value": pa.int32()})
+
+
+def emitting(on_error: OnError, *, restart: bool = False) -> Fleet:
+    policy = ErrorPolicy(on_error, label="Emitting")
+    made = Fleet(lambda: ProcessOperator(function=Emitting, keys=("key",), schema=EMITTED, policy=policy), [("key",)])
+    made.feed(batch_of([(1, "a", 1), (2, "b", -1), (3, "c", 3)]))
+    return made.restored(1) if restart else made
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_row_that_does_not_fit_the_schema_follows_the_policy(restart: bool):
+    aside, skipping = emitting(OnError.SIDE, restart=restart), emitting(OnError.SKIP, restart=restart)
+    for fleet in (aside, skipping):
+        assert fleet.out.rows("key", "value", TIME) == [("a", 1, 1), ("b", -1, 2), ("c", 3, 3)]
+        fleet.end()
+        assert sorted(fleet.out.rows("key", "value", TIME)[3:]) == [("a", 101, 101), ("c", 103, 103)]
+    (record, timer) = aside.out.side_rows("errors", "key", "value", TIME, "error")
+    assert record[:3] == ("b", -1, 2)  # once, though two of its rows do not fit
+    assert "value: cannot be a column of int32" in record[3]
+    assert timer[:3] == ("b", None, 99)
+    assert skipping.operators[0].statistics()["skipped"] == 2
+
+
+def test_such_a_row_fails_the_run_and_the_error_names_function_and_record():
+    with pytest.raises(FunctionError, match=r"Emitting raised MisfitError: value: .*'value': -1") as caught:
+        emitting(OnError.FAIL)
+    assert "on_error='skip'" in caught.value.hint
+
+
+class Undecided(ProcessFunction):
+    def process(self, record: Any, context: Any) -> Any:
+        return {"value": record.value if record.value < 2 else str(record.value)}
+
+
+def test_rows_that_disagree_without_a_schema_fail_whatever_the_policy():
+    fleet = Fleet(lambda: ProcessOperator(function=Undecided, policy=ErrorPolicy(OnError.SKIP)), [()])
+    with pytest.raises(FunctionError, match="for the batch as a whole, of 2 rows"):
+        fleet.feed(batch_of([(1, "a", 1), (2, "a", 2)]))
+
+
 def test_without_keys_there_is_one_state_for_all():
     fleet = Fleet(lambda: ProcessOperator(function=Picky), [()])
     fleet.feed(batch_of([(1, "a", 1), (2, "b", 2)]))

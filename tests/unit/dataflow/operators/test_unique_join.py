@@ -129,3 +129,16 @@ def test_what_follows_by_the_same_key_needs_no_exchange():
     plan = str(best.explain(parallelism=3))
     stage = next(part for part in plan.split("stage ") if "join" in part.partition("\n")[2] and "tasks" in part)
     assert "aggregate(item)" in stage
+
+
+def test_rows_behind_a_union_of_timed_and_untimed_ones_are_joined() -> None:
+    def rows(name: str, count: int) -> Stream:
+        made = [{"key": f"{name}{number}", "at": number} for number in range(count)]
+        return Stream.from_dicts(made, event_time="at", time_unit="s", batch_size=1)
+
+    timed = rows("a", 3).join(rows("a", 3), on="key", within="1s").select("key", "at")  # has event time for itself
+    mixed = timed.union(rows("b", 9))
+    asked = Stream.from_dicts([{"key": f"{name}{number}"} for name in "ab" for number in range(9)], batch_size=2)
+    for is_unique in (False, True):
+        assert asked.join(mixed, on="key", right_is_unique=is_unique).count() == 12
+        assert mixed.join(asked, on="key", right_is_unique=is_unique).count() == 12

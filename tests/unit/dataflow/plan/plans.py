@@ -27,6 +27,13 @@ _COMPARISONS = ("equal", "not_equal", "less", "less_equal", "greater", "greater_
 Columns = dict[str, str]
 
 
+class Same:
+    """An operator of one's own that changes nothing."""
+
+    def process_batch(self, batch: Any) -> Any:
+        return batch
+
+
 def values(kind: str) -> st.SearchStrategy[Any]:
     return _VALUES[kind]
 

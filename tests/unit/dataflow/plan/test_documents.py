@@ -25,7 +25,7 @@ from shoal.dataflow.plan.documents import KINDS, PlanDocument, read_plan, write_
 from shoal.dataflow.plan.foreign import ForeignConnector
 from shoal.dataflow.plan.prepare import sketch
 from tests.unit.dataflow.plan.interpreter import results
-from tests.unit.dataflow.plan.plans import plans
+from tests.unit.dataflow.plan.plans import Same, plans
 
 
 def nothing(_batch: Any) -> None:
@@ -53,7 +53,7 @@ def every_kind() -> list[Node]:
     asof = again.asof_join(base, on="id", tolerance="1m", direction="nearest")
     reduced = again.key_by("user").window(session(gap_seconds=1)).reduce(lambda a, b: a)
     processed = again.key_by("user").process(nothing, schema={"a": "int64"})
-    custom = again.key_by("user").batches().apply(dict, keys=("user",), schema={"a": "int64"})
+    custom = again.key_by("user").batches().apply(Same, keys=("user",), schema={"a": "int64"})
     counted = again.window(count(10, 5)).aggregate(v=("id", "variance", {"ddof": 1}))
     return end(
         *(windowed, joined, asof, reduced, processed, custom, counted, again.distinct("user", ttl="1h")),

@@ -13,6 +13,7 @@ from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.expressions import col
 from tests.services.absence import do_without
+from tests.unit.dataflow.plan.plans import Same
 
 SCHEMA = {"user": "string", "amount": "double", "ts": "timestamp[us]"}
 
@@ -60,6 +61,20 @@ def test_what_explain_gives_does_not_fill_a_console() -> None:
 
 
 @pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"memory": "512MB", "cpu": 2}, "filter user == 'a' memory 512MB cpu 2 <- 1"),
+        ({"memory": "1GiB"}, "filter user == 'a' memory 1GiB <- 1"),
+        ({"memory": 1_000_001}, "filter user == 'a' memory 1000001B <- 1"),
+        ({"cpu": 0.5}, "filter user == 'a' cpu 0.5 <- 1"),
+    ],
+)
+def test_what_a_step_wants_is_shown(wanted: dict[str, Any], said: str) -> None:
+    text = orders().filter(col("user") == "a").with_resources(**wanted).explain()
+    assert said in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
     ("stream", "said"),
     [
         (lambda: orders().window(sliding(60, 10)).count(), "aggregate sliding 1m every 10s count = count(*)"),
@@ -73,7 +88,7 @@ def test_what_explain_gives_does_not_fill_a_console() -> None:
         (lambda: orders().join(orders(), on="user", broadcast=True), "join inner on user broadcast"),
         (lambda: Stream.merge(orders(), orders(), by="ts"), "merge by ts"),
         (lambda: orders().key_by("user").process(half), "process by user half"),
-        (lambda: orders().apply(dict), "custom dict"),
+        (lambda: orders().apply(Same), "custom Same"),
         (lambda: orders().records().flat_map(half), "records flat_map half"),
         (lambda: orders().filter(half).with_parallelism(3), "filter half x3"),
         (lambda: orders().distinct("user"), "distinct by user"),

@@ -18,7 +18,7 @@ from shoal.dataflow.plan.optimizer import RULES, optimise
 from shoal.dataflow.plan.resolve import resolve, with_uids
 from shoal.dataflow.plan.rewrites import fold, is_total
 from tests.unit.dataflow.plan.interpreter import results
-from tests.unit.dataflow.plan.plans import WholeSource, plans
+from tests.unit.dataflow.plan.plans import Same, WholeSource, plans
 
 ORDERS = [{"id": 1, "user": "a", "amount": 5, "note": None}, {"id": 2, "user": "b", "amount": 7, "note": "x"}]
 
@@ -132,7 +132,7 @@ def test_a_filter_stays_behind_what_is_opaque_or_has_state() -> None:
         orders().filter(lambda batch: batch["amount"]),
         orders().distinct("user"),
         ordered.event_time("ts"),
-        orders().apply(object, schema=orders().schema),
+        orders().apply(Same, schema=orders().schema),
     ):
         written = stream.filter(col("user") == "a")
         assert shape(better(written, only="push filters down")) == shape(sink(written))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -228,7 +230,25 @@ def test_names_are_given_by_place_and_never_twice() -> None:
         (lambda: orders().aggregate(t=("*", "sum")), "t: sum: needs a column; only count takes *", '("amount", "sum")'),
         (lambda: orders().aggregate(t=5), "t: must be a column and an aggregate", '("amount", "sum")'),
         (lambda: orders().aggregate(t=("id", "sum", {"dof": 1})), "t: option 'dof': does not exist", ""),
-        (lambda: orders().aggregate({}), "aggregate: needs a column or a key", ""),
+        (
+            lambda: orders().aggregate(n="sum"),
+            "n: column 'n': does not exist; the columns are id, user",
+            '.aggregate(n=("amount", "sum"))',
+        ),
+        (
+            lambda: orders().aggregate({"n of all": "max"}),
+            "n of all: column 'n of all': does not exist",
+            '.aggregate({\'n of all\': ("amount", "max")})',
+        ),
+        (lambda: orders().aggregate(t=("usr", "count")), "did you mean 'user'?", '.aggregate(t=("user", "count"))'),
+        (lambda: orders().aggregate(t=("sum", "id")), "t: 'id': is no aggregate", '.aggregate(t=("id", "sum"))'),
+        (
+            lambda: orders().aggregate(t="amount"),
+            "t: 'amount': is no aggregate: it is a column",
+            '.aggregate(t=("amount", "sum"))',
+        ),
+        (lambda: orders().aggregate(t=sum), "t: must be a column and an aggregate", '.aggregate(t=("amount", "sum"))'),
+        (lambda: orders().aggregate({}), "aggregate: needs a result", ""),
         (
             lambda: timed().group_by("user").window(tumbling(seconds=1)).aggregate(window_end="count"),
             "aggregate: column 'window_end': would be there 2 times",
@@ -262,6 +282,23 @@ def test_names_are_given_by_place_and_never_twice() -> None:
             lambda: orders().join(orders().select(id=col("user")), on="id"),
             "join key 'id' = 'id': id is int64 here, and id is string on the right",
             'col("id").cast("int64")',
+        ),
+        (
+            lambda: orders().select(id=col("id").cast("int32")).join(orders(), on="id"),
+            "join key 'id' = 'id': id is int32 here, and id is int64 on the right",
+            '.with_columns(id=col("id").cast("int64")) on the left side',
+        ),
+        (
+            lambda: orders().join(orders().select(key=col("id").cast("int32")), ["id"], ["key"]),
+            "join key 'id' = 'key': id is int64 here, and key is int32 on the right",
+            '.with_columns(key=col("key").cast("int64")) on the right side',
+        ),
+        (
+            lambda: (
+                orders().select(id=col("id").cast("int16")).join(orders().select(id=col("id").cast("uint8")), on="id")
+            ),
+            "is int16 here, and id is uint8",
+            '.cast("int64")) on the left side and .with_columns(id=col("id").cast("int64")) on the right side',
         ),
         (lambda: orders().join(orders(), on="nope"), "left join key 'nope': does not exist", ""),
         (lambda: orders().join(orders()), "join keys: are needed", 'on="user_id"'),
@@ -339,6 +376,21 @@ def test_names_are_given_by_place_and_never_twice() -> None:
             "from_kafka('orders'): needs a broker",
             "localhost:9092",
         ),
+        (lambda: Stream.from_kafka("k:9092", "my orders", "g"), "topic: must be 1 to 249 letters", ""),
+        (lambda: Stream.from_kafka("./log", "-orders", "g"), "topic: must be 1 to 128 letters", ""),
+        (lambda: Stream.from_kafka("k:9092", "orders", "g", codec_type="jsn"), "codec: must be one of arrow", ""),
+        (lambda: Stream.from_kafka("k:9092", "orders", "g", codec_type="protobuf"), "options of codec protobuf", ""),
+        (
+            lambda: Stream.from_kafka("k:9092", "orders", "g", codec_options={"null": 1}),
+            "options of codec json: ",
+            "",
+        ),
+        (lambda: orders().to_kafka("k:9092", ".."), "topic: must be 1 to 249 letters", ""),
+        (lambda: orders().to_kafka("k:9092", "out", codec_type="avro"), "codec: must be one of arrow", ""),
+        (lambda: App("a", broker="k:9092").topic("a/b"), "topic: must be 1 to 249 letters", ""),
+        (lambda: App("a", broker="./log").topic("a" * 129), "topic: must be 1 to 128 letters", ""),
+        (lambda: App("a", broker="k:9092").agent("a b"), "topic: must be 1 to 249 letters", ""),
+        (lambda: App("a", broker="k:9092").topic("a", codec="xml"), "codec: must be one of arrow", ""),
         (lambda: orders().key_by("id").distinct("nope"), "distinct column 'nope': does not exist", ""),
         (lambda: orders().changes_as_rows(), "these rows do not change", ""),
     ],
@@ -386,11 +438,32 @@ def test_what_can_stand_behind_changes() -> None:
     assert not facts_of(table).changes
 
 
+def test_the_sink_that_is_named_instead_takes_the_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    day = dt.datetime(2024, 5, 1)  # noqa: DTZ001 - a column without a zone
+    rows = pa.table({"user": ["a", "b", "a"], "ts": pa.array([day] * 3, pa.timestamp("us"))})
+    grouped = Stream.from_table(rows, event_time="ts").group_by("user")
+    changing = grouped.window(tumbling(seconds=60), allowed_lateness="1m").count("n")
+    with pytest.raises(PlanError, match="only appends") as caught:
+        changing.to_sink(AppendOnly())
+    call = re.search(r"\.to_sql\(.*?\)", caught.value.hint)
+    assert call is not None
+    eval(f"changing{call[0]}", {"changing": changing}).run()  # what a reader would type
+    found = Stream.from_sql("SELECT * FROM results", "results.duckdb").collect()
+    assert sorted((row["user"], row["n"]) for row in found.to_pylist()) == [("a", 2), ("b", 1)]
+
+
+def test_no_sink_is_named_for_changes_that_have_no_key() -> None:
+    with pytest.raises(PlanError, match="only appends") as caught:
+        orders(bounded=False).aggregate(n="count").to_sink(AppendOnly())
+    assert "to_sql" not in caught.value.hint
+    assert ".changes_as_rows()" in caught.value.hint
+
+
 def test_changes_are_refused_by_sinks_that_only_append() -> None:
     changing = orders(bounded=False).group_by("user").count()
     with pytest.raises(PlanError, match="csv files: only appends, and these rows change") as caught:
         changing.to_sink(AppendOnly())
-    assert ".to_sql(table, key=['user'])" in caught.value.hint
     assert "tumbling(seconds=60)" in caught.value.hint
     orders().group_by("user").count().to_sink(AppendOnly())
     timed(bounded=False).group_by("user").window(sliding(60, 10)).count().to_sink(AppendOnly())

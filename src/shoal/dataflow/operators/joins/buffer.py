@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.keys import Integers
+from shoal.dataflow.operators.batches import stacked
 
 
 @dataclass(slots=True)
@@ -94,5 +95,5 @@ def _merged(older: Segment, newer: Segment) -> Segment:
     slots = np.concatenate([older.slots, newer.slots])
     times = np.concatenate([older.times, newer.times])
     matched = np.concatenate([older.matched, newer.matched])
-    rows = pa.concat_batches([older.rows, newer.rows])
+    rows = stacked([older.rows, newer.rows])
     return Segment(slots, times, matched, rows).at(np.lexsort((times, slots)))

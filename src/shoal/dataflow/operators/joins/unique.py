@@ -17,6 +17,7 @@ from shoal.core.errors import PreconditionError
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.operators.base import OperatorState, Output
+from shoal.dataflow.operators.batches import stacked
 from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.buffer import Segment
 from shoal.dataflow.operators.joins.matching import slot_ranges
@@ -181,7 +182,7 @@ class _Rows:
         """All of them, in order."""
         if self._recent:
             parts = [*([] if self._main is None else [self._main]), *self._recent]
-            self._main, self._recent, self._main_rows = pa.concat_batches(parts), [], self._rows
+            self._main, self._recent, self._main_rows = stacked(parts), [], self._rows
         return self._main
 
     def take(self, numbers: Integers) -> tuple[Integers | None, Batch]:
@@ -194,11 +195,11 @@ class _Rows:
         places = [np.flatnonzero(old), np.flatnonzero(~old)]
         mine = self._main.take(pa.array(numbers[places[0]]))
         theirs = self._newest().take(pa.array(numbers[places[1]] - self._main_rows))
-        return np.concatenate(places), pa.concat_batches([mine, theirs])
+        return np.concatenate(places), stacked([mine, theirs])
 
     def _newest(self) -> Batch:
         if len(self._recent) > 1:
-            self._recent = [pa.concat_batches(self._recent)]
+            self._recent = [stacked(self._recent)]
         return self._recent[0]
 
 

@@ -25,14 +25,14 @@ from shoal.dataflow.operators.base import Context, Operator, OperatorState, Outp
 from shoal.dataflow.operators.batches import emit_chunks, event_times, processing_time
 from shoal.dataflow.operators.given import GivenResults, Results
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.operators.windows import bounds
 from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
 from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
-from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, pack_groups
 
 LATE = "late"
 _PANE = "__pane"
@@ -137,18 +137,8 @@ class WindowAggregate(Operator):
         return OperatorState(pack_groups(tables), shared)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
-        """Take panes in. All tasks had one watermark, because barriers come after the same ones everywhere."""
-        watermarks = []
-        for state in states:
-            if state.shared:
-                shared = unpack(state.shared)
-                check_kept(shared.facts, self._kept)
-                watermarks.append(shared.facts["watermark"])
-                if "input" in shared.tables and self._plan is None:
-                    self._bind(shared.tables["input"].schema)
-            for content in state.keyed.values():
-                self._take_in(unpack(content).tables)
-        self._watermark = min(watermarks, default=START_OF_TIME)
+        """Take panes in."""
+        self._watermark = restore_windows(states, self._kept, bind=self._bind, take_in=self._take_in)
         self._is_restored = self._plan is not None
 
     # -- rows in ----------------------------------------------------------------------------------------------

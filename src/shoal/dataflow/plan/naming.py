@@ -1,0 +1,72 @@
+"""Names of topics and codecs: what cannot be one is refused where it is written, not when the job starts.
+
+Called by `shoal.dataflow.plan.inference` for sources and sinks of topics, and by `shoal.dataflow.api.app` for topics
+that are declared.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol, runtime_checkable
+
+from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import IDENTIFIER_RULE, is_identifier
+from shoal.dataflow.connectors.brokers import is_kafka
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.logical import Location
+
+#: Kafka's own rule. It is said here too: who only looks at a plan need not have the client of Kafka.
+_KAFKA_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_KAFKA_RULE = "must be 1 to 249 letters, digits, dots, dashes or underscores, and neither . nor .."
+
+
+@runtime_checkable
+class OfTopic(Protocol):
+    """A connector that reads or writes a topic."""
+
+    topic: str
+    broker: str
+    codec: str
+    options: Any
+
+
+def check_connector(connector: object, *, at: Location | None) -> None:
+    """Refuse a connector of a topic that cannot be, or whose codec cannot be made. Others are not looked at."""
+    if not isinstance(connector, OfTopic):
+        return
+    from shoal.topics.codecs import codec
+
+    problems = _topic_problems(connector.topic, connector.broker)
+    try:
+        codec(connector.codec, **dict(connector.options))
+    except InvalidError as error:
+        problems += error.problems
+    except TypeError as error:  # an option that it does not have, or lacks
+        problems.append(problem(f"options of codec {connector.codec}", dict(connector.options), str(error)))
+    _refuse(problems, at)
+
+
+def check_topic(name: object, broker: str, codec_name: str, *, at: Location | None) -> None:
+    """Refuse a topic that cannot be, and a codec that nobody knows. Its options are not known yet."""
+    from shoal.topics.codecs import codec
+
+    problems = _topic_problems(name, broker)
+    try:
+        codec(codec_name)
+    except InvalidError as error:
+        problems += error.problems
+    except TypeError:  # it is known, and wants options
+        pass
+    _refuse(problems, at)
+
+
+def _topic_problems(name: object, broker: str) -> list[Problem]:
+    if is_kafka(broker):
+        is_fine = isinstance(name, str) and _KAFKA_NAME.fullmatch(name) is not None and name not in {".", ".."}
+        return [] if is_fine else [problem("topic", name, _KAFKA_RULE)]
+    return [] if isinstance(name, str) and is_identifier(name) else [problem("topic", name, IDENTIFIER_RULE)]
+
+
+def _refuse(problems: list[Problem], at: Location | None) -> None:
+    if problems:
+        raise PlanError(problems, at=at)

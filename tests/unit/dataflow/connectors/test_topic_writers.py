@@ -1,0 +1,146 @@
+"""Exact writers of topics when a commit fails, and when checkpoints and commits come in an odd order."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.core import faults
+from shoal.core.clock import SystemClock
+from shoal.core.errors import InternalError, PreconditionError
+from shoal.dataflow.connectors.base import SinkContext
+from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.topics import TopicSink
+from shoal.topics.base import TopicPartition
+from shoal.topics.errors import FencedError
+from tests.unit.dataflow.execution.flows import rows
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+@pytest.fixture(autouse=True)
+def _disarmed():
+    yield
+    faults.disarm_all()
+
+
+def open_writer(broker: str):
+    context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=True)
+    writer = TopicSink("out", broker).open_writer(None, context)
+    writer.restore([])
+    return writer
+
+
+def write(writer, number: int) -> None:
+    writer.write(rows(("a", number, number)))
+
+
+def values(broker: str) -> list[int]:
+    place = TopicPartition("out", 0)
+    with topics_of(broker) as topics, topics.reader() as reader:
+        reader.assign({place: 0})
+        found: list[int] = []
+        while reader.positions()[place] < topics.next_offsets([place])[place]:
+            for fetched in reader.read(timeout=1.0):
+                found += [json.loads(value)["value"] for value in fetched.batch["value"].to_pylist()]
+    return found
+
+
+@pytest.mark.parametrize("prepared", [1, 2, 3])
+def test_after_a_writer_was_fenced_commits_are_refused(broker: str, prepared: int) -> None:
+    zombie = open_writer(broker)
+    for number in range(1, prepared + 1):
+        write(zombie, number)
+        content = zombie.prepare(number)
+    newer = open_writer(broker)
+    with pytest.raises(FencedError):
+        zombie.commit(prepared)
+    for _ in range(3):
+        with pytest.raises(
+            PreconditionError, match=r"'out': the output of checkpoint 1 could not be committed"
+        ) as told:
+            zombie.commit(prepared)
+        assert "newest checkpoint" in told.value.hint
+        assert isinstance(told.value.__cause__, FencedError)
+    assert values(broker) == []
+    zombie.close()
+    newer.restore([(prepared, 0, content)])
+    assert values(broker) == list(range(1, prepared + 1))
+    newer.close()
+
+
+def test_what_was_committed_before_one_failed_does_not_come_again(broker: str) -> None:
+    writer = open_writer(broker)
+    for number in (1, 2, 3):
+        write(writer, number)
+        content = writer.prepare(number)
+    commits = 0
+
+    def fail_at_second(name: str) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 2:
+            raise InternalError(name)
+
+    faults.arm("topics.commit.before", fail_at_second)
+    with pytest.raises(InternalError):
+        writer.commit(3)
+    faults.disarm_all()
+    with pytest.raises(PreconditionError, match="checkpoint 2"):
+        writer.commit(3)
+    assert values(broker) == [1]
+    assert len(writer.prepare(4)) < len(content)  # the first is not in it any more
+    writer.close()
+    again = TopicSink("out", broker).open_writer(
+        None, SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=True)
+    )
+    again.restore([(3, 0, content)])
+    assert values(broker) == [1, 2, 3]
+    again.close()
+
+
+def test_a_commit_that_comes_late_leaves_a_writer_for_what_is_in_no_transaction(broker: str) -> None:
+    writer = open_writer(broker)
+    for number in (1, 2, 3):  # the third has no writer
+        write(writer, number)
+        writer.prepare(number)
+    writer.commit(2)
+    write(writer, 4)
+    writer.prepare(4)
+    write(writer, 5)  # now both are taken, and the third is still to be sent
+    writer.commit(4)
+    assert values(broker) == [1, 2, 3, 4]
+    write(writer, 6)
+    writer.prepare(6)
+    writer.commit(6)
+    assert values(broker) == [1, 2, 3, 4, 5, 6]
+    writer.close()
+
+
+def test_a_commit_that_comes_late_when_both_wait(broker: str) -> None:
+    writer = open_writer(broker)
+    for number in (1, 2, 3):
+        write(writer, number)
+        writer.prepare(number)
+    writer.commit(2)
+    for number in (4, 5, 6):
+        write(writer, number)
+        writer.prepare(number)
+    writer.commit(6)
+    assert values(broker) == [1, 2, 3, 4, 5, 6]
+    writer.close()
+
+
+def test_a_sink_that_was_not_restored_says_so(broker: str) -> None:
+    context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=True)
+    writer = TopicSink("out", broker).open_writer(None, context)
+    write(writer, 1)
+    writer.prepare(1)
+    with pytest.raises(PreconditionError, match="was not restored"):
+        writer.commit(1)
+    writer.close()
