@@ -33,6 +33,7 @@ from shoal.core.errors import (
     ConflictError,
     InvalidError,
     NotFoundError,
+    NotLeaderError,
     PreconditionError,
     Problem,
     ShoalError,
@@ -186,6 +187,8 @@ class ControlService:
                 error_message=error.message,
                 problems=convert.problems_to_proto(error.problems),
             )
+        except NotLeaderError:
+            raise  # its term ended under way: as a sentence it would keep clients from following to the next leader
         except (PreconditionError, ConflictError) as error:
             return pb.ApplyWorkloadResponse(
                 success=False, failure_reason=pb.RUNTIME_ERROR, error_message=_sentence(error)
@@ -202,6 +205,8 @@ class ControlService:
         _check_id("workload_id", request.workload_id)
         try:
             await self._workloads.delete(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        except NotLeaderError:
+            raise
         except (NotFoundError, PreconditionError) as error:
             return pb.DeleteWorkloadResponse(success=False, error_message=_sentence(error))
         return pb.DeleteWorkloadResponse(success=True)
@@ -229,6 +234,8 @@ class ControlService:
         answer.decided_at.FromDatetime(self._clock.wall())
         try:
             answer.applied_action = await self._follow(suggestion, cause=cause_of_call(call))
+        except NotLeaderError:
+            raise
         except ShoalError as error:
             answer.decision, answer.reason = "rejected", _sentence(error)
             return answer

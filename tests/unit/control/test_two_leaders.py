@@ -13,7 +13,7 @@ from shoal.control.leadership import LEASE_SECONDS, Campaign
 from shoal.control.server import ControlPlane
 from shoal.control.store.base import Leader
 from shoal.core.entropy import SeededEntropy
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import NotLeaderError, UnavailableError
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import START
 from shoal.testing.stores import Seat, SharedStore
@@ -297,3 +297,18 @@ async def test_a_store_that_hangs_keeps_no_node_from_being_in_contact(tmp_path, 
         it.store.answers.set()
         await it.wait_status("web", "Running")
         assert (await it.node_view("n1")).status == "Ready"
+
+
+@pytest.mark.parametrize("wish", ["apply", "delete"])
+async def test_a_write_during_which_the_term_turns_out_to_be_over_names_the_next_leader(tmp_path, wish):
+    """As an error of its own, which clients follow: a sentence in an answer would be the end of it."""
+    async with company(tmp_path) as it:
+        await it.join("n1")
+        await it.apply("web")
+        await it.wait_status("web", "Running")
+        it.store.away = True
+        await it.wait(lambda: it.other.leads)
+        it.store.away = False  # the old leader has not asked yet who leads
+        with pytest.raises(NotLeaderError) as refused:
+            await (it.apply("web", cpu=200) if wish == "apply" else it.delete("web"))
+        assert refused.value.facts["leader"] == TWO
