@@ -45,6 +45,7 @@ from shoal.control.reconciler import (
 from shoal.control.secrets import SecretBook
 from shoal.control.sightings import Sightings
 from shoal.control.store.base import Batch
+from shoal.control.turns import Turns
 from shoal.control.work_queue import WorkQueue
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -133,6 +134,7 @@ class Dispatch:
         self.copies = Copies(ledger, agents, enqueue=self.enqueue)
         self._sightings = Sightings(ledger, clock=clock, on_news=self._on_news, on_superseded=self.copies.superseded)
         self.observe = self._sightings.take_in
+        self._turns = Turns()
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
@@ -337,7 +339,13 @@ class Dispatch:
         self._place_not_before.pop(workload_id, None)
 
     async def _send_apply(self, record: WorkloadRecord) -> bool:
-        node = self._fleet.nodes[_owner_of(record)]
+        async with self._turns.one():
+            node = self._fleet.nodes.get(_owner_of(record))
+            if node is None or self._fleet.workloads.get(record.workload_id) is not record:
+                return True  # the facts have changed while it waited for its turn
+            return await self._tell(node, record)
+
+    async def _tell(self, node: NodeRecord, record: WorkloadRecord) -> bool:
         order = self._orders.begin(record, OrderKind.APPLY)
         try:
             values = await self.secrets.resolve(record)
