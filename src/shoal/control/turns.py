@@ -14,7 +14,7 @@ import asyncio
 from types import TracebackType
 
 #: Orders that are begun and not answered.
-MOST_AT_ONCE = 32
+MOST_AT_ONCE = 16
 #: Seconds after which an order counts no more, answered or not.
 MOMENT = 0.1
 
