@@ -61,7 +61,13 @@ _NOTICE_LOSS = (
     " set_config('tcp_keepalives_count', '3', false)"
 )
 
-_NO_LINGERING = f"SET idle_in_transaction_session_timeout = '{IDLE_IN_TRANSACTION_SECONDS}s'"
+# Many rows are sent without waiting for an answer to each; a client that is cut off between two of them is not idle for
+# the server, which only notices that nobody is at the other end.
+_NO_LINGERING = (
+    f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_SECONDS}s', false),"
+    " set_config('tcp_keepalives_idle', '2', false), set_config('tcp_keepalives_interval', '1', false),"
+    " set_config('tcp_keepalives_count', '2', false), set_config('tcp_user_timeout', '4000', false)"
+)
 
 
 class PostgresStore(SqlStore):
