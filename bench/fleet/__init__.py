@@ -57,6 +57,7 @@ FIGURES = (
         "orders go out to the nodes and their reports come in meanwhile.",
         bar=at_least(500),
     ),
+    Figure("running", "/s", "The same wishes until the last of them is known to run: orders and reports included."),
     Figure("overcommitted", "nodes", "Nodes that own more than fits on them after that.", bar=at_most(0)),
     Figure("beats", "/s", f"{_NODES} at the default interval of {INTERVAL:g} s: heartbeats answered per second."),
     Figure("beat_p50", "ms", "From when a beat is sent to its answer at the node: the median."),
@@ -121,11 +122,14 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
     async with stage(nodes=scale.nodes, seeded=already, interval=scale.interval) as here:
         await here.wait_ready()
         placed = await placements.place(here, count=scale.nodes * (scale.workloads - already), prefix="placed")
+        await here.wait_running()
+        running = placed.count / (asyncio.get_running_loop().time() - placed.began)
         await beats.spread(here, scale.interval)
         before = here.stored_bytes()
         seen = await beats.steady(here, scale.rest if at_rest else scale.steady)
         found = {
             "placements": placed.per_second,
+            "running": running,
             "overcommitted": float(placed.overcommitted),
             "beats": seen.per_second,
             "beat_p50": 1000 * seen.p50,

@@ -26,6 +26,9 @@ class Placements:
     """What became of the wishes."""
 
     per_second: float
+    count: int
+    #: When the first wish was durably accepted, by the loop's clock.
+    began: float
     #: Nodes that own more than fits on them.
     overcommitted: int
     control_cpu: float
@@ -61,7 +64,7 @@ async def place(here: Stage, *, count: int, prefix: str) -> Placements:
     finally:
         await channel.close()
     overcommitted = sum(1 for owned in here.assigned().values() if owned > PER_NODE)
-    return Placements(count / (done - accepted[0]), overcommitted, *shares)
+    return Placements(count / (done - accepted[0]), count, accepted[0], overcommitted, *shares)
 
 
 async def _ask(channel: Channel, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:

@@ -105,6 +105,15 @@ class Stage:
                 raise DeadlineError(f"not all {len(self.nodes)} hollow nodes were Ready within {patience:g} s")
             await asyncio.sleep(0.1)
 
+    async def wait_running(self, *, patience: float = 2 * PATIENCE) -> None:
+        """Wait until every workload is known to run."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + patience
+        while (found := await self.control.summary()).running_workloads < found.total_workloads:
+            if loop.time() > deadline:
+                raise DeadlineError(f"{found.running_workloads} of {found.total_workloads} workloads ran in time")
+            await asyncio.sleep(0.1)
+
     def _missing(self) -> int:
         return sum(1 for node in self.nodes if node.last_ack < 0)
 
