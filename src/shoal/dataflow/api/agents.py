@@ -6,10 +6,8 @@ It still works, as a dataflow that calls the function record by record, and warn
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import textwrap
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -141,36 +139,15 @@ async def results_of(function: Callable[[Any], Any], value: Any) -> list[Any]:
     return [] if result is None else [result]
 
 
-class _ThreadLoop:
-    """An event loop that is closed when its thread is over."""
-
-    def __init__(self) -> None:
-        self.runner: asyncio.Runner = asyncio.Runner()
-
-    def __del__(self) -> None:
-        self.runner.close()
-
-
 class RecordCalls:
-    """Calls an async function for each record of a task's thread, on an event loop of that thread."""
+    """An agent's function, of any kind, as a flat one. The operator that calls it owns the event loop."""
 
     def __init__(self, function: Callable[[Any], Any], *, keep: bool) -> None:
         self._function = function
         self._keep = keep
-        self._loops = threading.local()
         self.__name__ = getattr(function, "__name__", "agent")
 
-    def __call__(self, record: Any) -> list[Any]:
+    async def __call__(self, record: Any) -> list[Any]:
         """What the function gives for a record; nothing when nobody wants it."""
-        mine: _ThreadLoop | None = getattr(self._loops, "mine", None)
-        if mine is None:
-            mine = self._loops.mine = _ThreadLoop()
-        results = mine.runner.run(results_of(self._function, record))
+        results = await results_of(self._function, record)
         return results if self._keep else []
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_function": self._function, "_keep": self._keep, "__name__": self.__name__}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._loops = threading.local()

@@ -314,16 +314,16 @@ async def test_agents_may_be_any_kind_of_function(app: App) -> None:
     assert list(app.dataflows) == ["returning", "plain", "generating", "silent"]
 
 
-def test_an_agent_is_a_dataflow_of_its_app(app: App, agent: Any) -> None:
+async def test_an_agent_is_a_dataflow_of_its_app(app: App, agent: Any) -> None:
     flow = app.dataflows["detect"]
     plan = flow.plan()
     assert plan[0].connector.topic == "alerts"  # type: ignore[attr-defined]
     call = plan[0].inputs[0].function.target  # type: ignore[attr-defined]
-    assert call({"amount": 2000}) == [{"amount": 2000}, {"double": 4000}]
-    assert call({"amount": 2}) == []
+    assert await call({"amount": 2000}) == [{"amount": 2000}, {"double": 4000}]
+    assert await call({"amount": 2}) == []
 
 
-def test_results_of_an_agent_without_a_sink_go_nowhere(app: App) -> None:
+async def test_results_of_an_agent_without_a_sink_go_nowhere(app: App) -> None:
     with pytest.warns(DeprecationWarning, match="deprecated"):
 
         @app.agent("orders")
@@ -332,7 +332,7 @@ def test_results_of_an_agent_without_a_sink_go_nowhere(app: App) -> None:
 
     plan = app.dataflows["process"].plan()
     assert isinstance(plan[0].connector, CallbackSink)  # type: ignore[attr-defined]
-    assert plan[0].inputs[0].function.target({"total": 1}) == []  # type: ignore[attr-defined]
+    assert await plan[0].inputs[0].function.target({"total": 1}) == []  # type: ignore[attr-defined]
 
 
 def test_an_agent_cannot_take_the_name_of_a_dataflow(app: App) -> None:

@@ -164,16 +164,16 @@ def test_records_have_items_and_attributes() -> None:
 
 
 @pytest.mark.parametrize("value", [5, {"value": 5}])
-def test_plain_values_reach_an_agent_as_they_are(app: App, value: Any) -> None:
+async def test_plain_values_reach_an_agent_as_they_are(app: App, value: Any) -> None:
     with pytest.warns(DeprecationWarning, match="deprecated"):
 
         @app.agent("numbers", sink="doubles")
         async def double(number: int) -> Any:
             yield number * 2
 
-    assert asyncio.run(double.send(value)) == (10,)
+    assert await double.send(value) == (10,)
     call = app.dataflows["double"].plan()[0].inputs[0].function.target  # type: ignore[attr-defined]
-    assert call({"value": 5}) == [10]
+    assert await call({"value": 5}) == [10]
 
 
 async def test_an_agent_is_called_with_real_records_only(app: App) -> None:
