@@ -1,11 +1,15 @@
 """Records what this version writes and sends, so that later versions can be tested against it.
 
-    python scripts/record_version.py --postgres postgresql://user@host:port/database
+    python -m scripts.record_version --postgres postgresql://user@host:port/database
+    python -m scripts.record_version --calls
 
 Runs a small fleet (a control plane, one real agent, two hollow nodes; workloads of every kind) once on SQLite and once
 in the PostgreSQL database given, which must be empty, and writes `tests/golden/versions/<format>/`: dumps of both
 databases and of the agent's, what a client read at the end, the messages that went over the wire with their meaning,
-the contract as this version knows it, and the program itself, so that versions can be run side by side later.
+the contract as this version knows it, and the program itself, so that versions can be run side by side later. That
+program is then taken through a conversation that calls every RPC (`scripts/every_call.py`), over certificates:
+`calls.jsonl` has what was asked and what was answered, in order. With --calls only that is made anew, by the program in
+the folder.
 
 The format number is that of the newest schema migration. A folder that exists is not written again unless --again is
 given: it tells what was, and tests hold later versions to it.
@@ -30,10 +34,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, json_format, text_format
+from google.protobuf import descriptor_pb2, text_format
 from google.protobuf.message import Message
 
 import shoal
+from scripts.conversation import FILE_NAME as CALLS_FILE
+from scripts.conversation import Place, Player, meaning, write_steps
+from scripts.every_call import every_call
 from shoal.agent.database import FILE_NAME as AGENT_FILE
 from shoal.agent.database import SCHEMA_VERSION as AGENT_SCHEMA
 from shoal.agent.server import Agent, AgentSettings
@@ -201,12 +208,6 @@ class Messages:
             ]
             text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
             (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
-
-
-def meaning(message: Message) -> dict[str, Any]:
-    """A message as plain values, by the names of its fields."""
-    means: dict[str, Any] = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return means
 
 
 class _RecordingChannel:
@@ -536,6 +537,24 @@ def pack_program(target: Path) -> None:
                 archive.addfile(entry, content)
 
 
+def unpack_program(archive: Path, target: Path) -> Path:
+    """What `pack_program` packed, as a folder that PYTHONPATH may name."""
+    with tarfile.open(archive) as packed:
+        # Older maintenance releases of Python 3.11 do not know filters, newer Pythons want one.
+        safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+        packed.extractall(target, **safely)
+    return target
+
+
+async def record_calls(folder: Path) -> None:
+    """Take the program of a recorded version through every call, and write down how it went."""
+    with tempfile.TemporaryDirectory(prefix="shoal-calls-") as scratch:
+        program = unpack_program(folder / "program.tar.xz", Path(scratch) / "program")
+        async with Place(Path(scratch) / "place", program=program).running() as place:
+            played = await Player(place).play(every_call())
+    write_steps(folder / CALLS_FILE, [each.step for each in played])
+
+
 def _is_program(path: Path) -> bool:
     return path.parts[0] != "testing" and "__pycache__" not in path.parts and path.suffix in (".py", ".sql")
 
@@ -572,6 +591,7 @@ def write(folder: Path, postgres: str) -> None:
             (folder / name).write_text(text, encoding="utf-8")
         messages.write(folder / "messages")
         pack_program(folder / "program.tar.xz")
+    asyncio.run(record_calls(folder))
 
 
 def _json(value: object) -> str:
@@ -581,11 +601,19 @@ def _json(value: object) -> str:
 def main() -> None:
     """Record the current version."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--postgres", required=True, metavar="URL", help="an empty PostgreSQL database")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--postgres", metavar="URL", help="record everything; with an empty PostgreSQL database")
+    task.add_argument("--calls", action="store_true", help="record the calls anew, by the program recorded before")
     parser.add_argument("--into", type=Path, metavar="DIR", help=f"instead of {VERSIONS.relative_to(ROOT)}/<format>")
     parser.add_argument("--again", action="store_true", help="replace what was recorded before")
     options = parser.parse_args()
     folder: Path = options.into or VERSIONS / str(format_number())
+    if options.calls:
+        if not (folder / "program.tar.xz").exists():
+            raise SystemExit(f"{folder} has no program to call; record everything with --postgres first")
+        asyncio.run(record_calls(folder))
+        print(folder / CALLS_FILE)
+        return
     if folder.exists():
         if not options.again:
             raise SystemExit(f"{folder} is there already; what was recorded stays, unless --again is given")

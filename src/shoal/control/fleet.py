@@ -31,6 +31,8 @@ CONFLICTS_UNTIL_RELOAD = 5
 #: How long a change waits until what is stored was read again. With the store's own patience it stays below what
 #: clients wait.
 SETTLE_SECONDS = 2.0
+#: After this long a commit that was not answered never will be. Above the store's patience.
+ANSWER_SECONDS = 10.0
 
 
 def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
@@ -300,6 +302,8 @@ class Ledger:
         #: Whether a commit may have happened that memory does not know of.
         self._doubtful = False
         self._settling: asyncio.Task[None] | None = None
+        #: Commits that are not answered yet.
+        self._under_way: set[asyncio.Future[None]] = set()
 
     def on_events(self, listener: EventListener) -> None:
         """Call `listener` with the events of each committed batch."""
@@ -318,10 +322,15 @@ class Ledger:
         if batch.is_empty():
             return
         await self.settle()
+        answered = asyncio.get_running_loop().create_future()
+        self._under_way.add(answered)
+        answered.add_done_callback(self._under_way.discard)
         try:
-            await self.store.commit(batch, settled=partial(self._settled, batch))
-        except UnavailableError as error:
-            error.hint = error.hint or (_way_to_look(batch) if _is_unknown(error) else _LATER)
+            await self.store.commit(batch, settled=partial(self._settled, batch, answered))
+        except Exception as error:
+            _finish(answered)  # one that was refused at the door was never told of
+            if isinstance(error, UnavailableError):
+                error.hint = error.hint or (_way_to_look(batch) if _is_unknown(error) else _LATER)
             raise
 
     async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
@@ -331,7 +340,7 @@ class Ledger:
         """
         for attempt in range(CONFLICT_RETRIES):
             if attempt == CONFLICTS_UNTIL_RELOAD:
-                self._doubtful = True  # more often than chance would have it: perhaps it is memory that is wrong
+                self.doubt()  # more often than chance would have it
             await self.settle()
             batch = decide()
             if batch is None:
@@ -343,6 +352,10 @@ class Ledger:
                 continue
             return batch
         raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
+
+    def doubt(self) -> None:
+        """Perhaps it is memory that is wrong: what is stored is read before anything else is committed."""
+        self._doubtful = True
 
     async def settle(self) -> None:
         """After a commit whose outcome is not known, read what is stored before anything else is decided."""
@@ -359,13 +372,19 @@ class Ledger:
         self._settling.result()
 
     async def _settle(self) -> None:
+        # Those that wait for their answer now may be stored after the reading began, and would be forgotten by it.
+        # Others wait until this is done. The store answers all of them within its patience.
+        if self._under_way:
+            await asyncio.wait(set(self._under_way), timeout=ANSWER_SECONDS)
+            self._under_way.clear()
         await self.load()
         self._doubtful = False
         for reloaded in self._reload_listeners:
             reloaded()
 
-    def _settled(self, batch: Batch, outcome: tuple[Event, ...] | Exception) -> None:
+    def _settled(self, batch: Batch, answered: asyncio.Future[None], outcome: tuple[Event, ...] | Exception) -> None:
         """Memory follows the store, whether or not the caller still waits."""
+        _finish(answered)
         if isinstance(outcome, Exception):
             self._doubtful = self._doubtful or _is_unknown(outcome)
             return
@@ -373,6 +392,11 @@ class Ledger:
         self._on_commit(batch)
         for listener in self._listeners:
             listener(outcome)
+
+
+def _finish(answered: asyncio.Future[None]) -> None:
+    if not answered.done():
+        answered.set_result(None)
 
 
 def _is_unknown(error: Exception) -> bool:

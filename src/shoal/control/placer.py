@@ -17,7 +17,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.control.facts import PlacementDecision, PlacementRequest, Strategy
-from shoal.control.fleet import Fleet, Ledger, format_ports, holds_reservation, parse_port, workload_event
+from shoal.control.fleet import (
+    CONFLICTS_UNTIL_RELOAD,
+    Fleet,
+    Ledger,
+    format_ports,
+    holds_reservation,
+    parse_port,
+    workload_event,
+)
 from shoal.control.moves import begun_first
 from shoal.control.scheduler import place
 from shoal.control.store.base import Batch
@@ -135,6 +143,7 @@ class Placer:
         self._waiting: list[_Waiting] = []
         self._wake = Signal()
         self._serial = asyncio.Lock()
+        self._conflicts = 0  # batches in a row
 
     async def place(
         self,
@@ -178,8 +187,12 @@ class Placer:
     async def _place_batch(self, entries: list[_Waiting]) -> None:
         try:
             await self._decide_and_commit(entries)
+            self._conflicts = 0
         except ConflictError:
             # Somebody changed one of the records meanwhile: their own reconciling asks again if it still has to.
+            self._conflicts += 1
+            if self._conflicts % CONFLICTS_UNTIL_RELOAD == 0:
+                self._ledger.doubt()
             for entry in entries:
                 if not entry.done.done():
                     entry.done.set_result(None)

@@ -140,10 +140,12 @@ class Reign:
         self.secrets = SecretService(secrets)
         self.enrollment = EnrollmentService(enrolment, join)
         self.credentials = CredentialService(enrolment, join)
+        self._decides = False
         self._cursor = -1
 
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
+        self._decides = True
         await self.ledger.load()
         await self.nodes.store_promise()
         self.nodes.start()
@@ -154,7 +156,9 @@ class Reign:
         self.dispatch.enqueue_all(list(self.fleet.workloads))
 
     async def refresh(self) -> None:
-        """Read what is stored, if anything has changed, without deciding anything."""
+        """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then."""
+        if self._decides:
+            return
         newest = (await self._store.events(EventQuery(limit=1, newest=True))).next
         if newest != self._cursor:
             await self.ledger.load()

@@ -9,23 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.deploy.reading import ROOT, parse_command_line
+from tests.e2e.deploy.reading import ROOT, parse_command_line, shell_lines
+from tests.e2e.pages.blocks import CONSOLE, SCRIPT, blocks, commands
 
 pytestmark = pytest.mark.e2e
 
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
-BLOCK = re.compile(r"^```(?:console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-PROMPTED = re.compile(r"^\$ (shoal .*)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(shoal [a-z][^`…]*)`")
 
 
 def command_lines(page: Path) -> Iterator[list[str]]:
-    text = page.read_text(encoding="utf-8")
-    for block in BLOCK.findall(text):
-        for line in PROMPTED.findall(block):
-            yield shlex.split(line, comments=True)[1:]
-    for line in INLINE.findall(BLOCK.sub("", text)):
+    for block in blocks(page):
+        if block.language == CONSOLE:
+            for command in commands(block):
+                yield from shell_lines(command.text)
+        elif block.language == SCRIPT:
+            yield from shell_lines(block.text)
+    for line in INLINE.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
         if line.rstrip().count(" ") > 1:  # one word is a name, such as `shoal up`, and not a line to type
             yield shlex.split(line)[1:]
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -90,6 +91,38 @@ async def test_a_stopped_leader_that_wakes_writes_nothing_and_follows(planes):
             view = await other.get_workload("web")
             assert (view.status, view.revision_id) == ("Running", "v2")
         assert len(processes_of(planes, "web")) == 1
+
+
+async def test_a_leader_that_stops_inside_a_transaction_is_followed(tmp_path, postgres_url):
+    """It holds the row of the leader then. What it was about to write is neither acknowledged nor stored later."""
+    planes = Planes(tmp_path, postgres_url)
+    try:
+        await planes.start_plane("one", env={"SHOAL_FAULTS": "store.commit.before=stop@12"})
+        await planes.start_plane("two")
+        await planes.start_agent("node-1")
+        assert await planes.leader() == "one"
+        async with planes.client() as control:
+            # Some are taken by the one, the first that is not by the other.
+            wishes = [f"w{index}" for index in range(12)]
+            for name in wishes:
+                await insist(lambda name=name: control.apply(process(name, revision="v1")))
+            assert is_stopped(planes.processes["one"].pid)
+            assert await planes.leader(among=["two"]) == "two"
+            planes.signal("one", signal.SIGCONT)
+
+            async def follows():
+                return (await planes.health("one"))["role"] == "follower"
+
+            await until(follows, what="the old leader follows")
+            for name in wishes:
+                await until_status(control, name, "Running", revision="v1")
+                assert len(processes_of(planes, name)) == 1
+    finally:
+        await planes.close()
+
+
+def is_stopped(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 async def test_a_restarted_plane_of_the_same_name_need_not_wait_for_its_own_lease(planes):

@@ -5,30 +5,19 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+from tests.e2e.pages.blocks import DOCS, SCRIPT, blocks
 
 COMMAND_NOT_FOUND = 127
-
-_HEADING = re.compile(r"^(#+) (.*)$")
 
 
 def steps(page: str, *headings: str) -> str:
     """The shell script below the heading that is reached by these, from the outermost to the innermost."""
-    wanted, below, inside, script = list(headings), [], False, []
-    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
-        found = None if inside else _HEADING.match(line)
-        if found:
-            below = [*below[: len(found[1]) - 2], found[2]]
-        elif line.startswith("```"):
-            inside = line == "```sh" and below == wanted
-        elif inside:
-            script.append(line)
-    assert script, f"{page} has no steps below {' / '.join(headings)}"
-    return "\n".join(script)
+    found = [each.text for each in blocks(DOCS / page) if each.language == SCRIPT and each.headings == headings]
+    assert found, f"{page} has no steps below {' / '.join(headings)}"
+    return "\n".join(found)
 
 
 def run(script: str, **variables: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.control.store.base import Batch
 from shoal.control.store.postgres import PostgresStore
-from shoal.core.errors import NotLeaderError
+from shoal.core.errors import NotLeaderError, UnavailableError
 from shoal.testing.suites.store_records import decode_spec, node
 
 pytestmark = pytest.mark.integration
@@ -107,11 +107,22 @@ async def test_a_clock_that_was_set_back_does_not_bring_a_term_back(stores, post
     assert (await one.campaign("a", "host-a:1", seconds=30)).term == far_ahead + 1
 
 
-async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same(postgres_url):
+def in_the_middle_of_rows(connection):
+    """Send a statement of many, and no end of them: for the server such a session is at work, not idle."""
+    raw = connection.connection.driver_connection
+    raw.pgconn.enter_pipeline_mode()
+    raw.pgconn.send_query_params(b"SELECT 1", None)
+    raw.pgconn.send_flush_request()
+    raw.pgconn.flush()
+
+
+@pytest.mark.parametrize("first", [lambda _connection: None, in_the_middle_of_rows], ids=["idle", "sending"])
+async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same(postgres_url, first):
     """It holds a lock on the row of the leader then, and the server cannot know that it will never go on."""
     hung, wakes = threading.Event(), threading.Event()
 
-    def hang(_connection):
+    def hang(connection):
+        first(connection)
         hung.set()
         wakes.wait(60)
 
@@ -123,14 +134,56 @@ async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same
         before = await one.campaign("a", "host-a:1", seconds=0.2)
         writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
         await asyncio.to_thread(hung.wait, 30)
+        await asyncio.sleep(0.3)  # its time is over
         async with asyncio.timeout(30):
             after = await two.campaign("b", "host-b:1", seconds=30)
         assert (after.holder, after.term > before.term) == ("b", True)
         wakes.set()
-        with pytest.raises(NotLeaderError):
+        with pytest.raises((NotLeaderError, UnavailableError)):
             await writing
         assert (await two.load()).nodes == ()
+        with pytest.raises(NotLeaderError):
+            await one.commit(Batch(nodes=(node("n2"),)))
     finally:
         wakes.set()
         await one.close()
         await two.close()
+
+
+async def test_a_leader_in_its_time_is_not_disturbed_however_long_it_writes(postgres_url):
+    hung, wakes = threading.Event(), threading.Event()
+
+    def hang(connection):
+        in_the_middle_of_rows(connection)
+        hung.set()
+        wakes.wait(60)
+        raw = connection.connection.driver_connection
+        raw.pgconn.pipeline_sync()
+        drain(raw.pgconn)
+        raw.pgconn.exit_pipeline_mode()
+
+    one = PostgresStore(postgres_url, decode_spec=decode_spec, guard=hang, patience=60)
+    two = PostgresStore(postgres_url, decode_spec=decode_spec)
+    await one.open()
+    await two.open()
+    try:
+        await one.campaign("a", "host-a:1", seconds=60)
+        writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
+        await asyncio.to_thread(hung.wait, 30)
+        # It cannot have the row, and says who leads all the same.
+        assert (await two.campaign("b", "host-b:1", seconds=60)).holder == "a"
+        wakes.set()
+        await writing
+        assert [each.node_id for each in (await two.load()).nodes] == ["n1"]
+    finally:
+        wakes.set()
+        await one.close()
+        await two.close()
+
+
+def drain(pgconn):
+    """Take every answer of a pipeline."""
+    while True:
+        result = pgconn.get_result()
+        if result is not None and result.status == psycopg.pq.ExecStatus.PIPELINE_SYNC:
+            return

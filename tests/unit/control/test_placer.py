@@ -1,6 +1,7 @@
 """Placements come together when there are many, and at once when there are few."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -44,3 +45,17 @@ async def test_a_single_wish_is_not_kept_waiting(busy):
     await apply(busy, "alone")
     (placed,) = await placed_at(busy, "alone")
     assert (placed - wished).total_seconds() < GATHER_SECONDS
+
+
+async def test_memory_that_fell_behind_is_read_anew_and_nothing_waits_for_ever(kit):
+    await kit.apply("w", cpu=10, memory=10)
+    fleet = kit.plane.reign.fleet
+    unplaced = fleet.workloads["w"]
+    kit.node("n1")
+    await placed_at(kit, "w")
+    await kit.wait_status("w", "Running")
+    stored = await kit.store.load()
+    fleet.load(dataclasses.replace(stored, workloads=(unplaced,)))
+    kit.plane.reign.dispatch.enqueue("w")
+    await kit.wait(lambda: fleet.workloads["w"].node_id == "n1", what="it is known again where it runs")
+    assert fleet.workloads["w"].version > unplaced.version

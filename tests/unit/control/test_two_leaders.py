@@ -152,6 +152,21 @@ async def test_the_old_leader_follows_when_it_reaches_the_store_again(tmp_path):
         assert {agent.registration.address for agent in it.running.values()} == {TWO}
 
 
+async def test_a_follower_that_begins_to_lead_stops_following_at_once(tmp_path, monkeypatch):
+    """What is read when others lead is older than what this one has written since it leads."""
+    async with company(tmp_path) as it:
+        await it.join("n1")
+        before = it.plane.reign.fleet.nodes["n1"]
+
+        async def load():
+            raise AssertionError("the leader's memory was read anew")
+
+        monkeypatch.setattr(it.store, "load", load)
+        await it.plane.reign.refresh()
+        assert it.plane.reign.fleet.nodes["n1"] is before
+        monkeypatch.undo()
+
+
 # ---------------------------------------------------------------------------------------------------------
 # The leader's own count
 

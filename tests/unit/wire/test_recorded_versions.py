@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 from scripts.record_version import contract
 from shoal.testing.messages import messages
 from shoal.wire import pb
-from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
 from tests.services.versions import RecordedVersion, recorded_versions
 
 VERSIONS = recorded_versions()
-METHODS = {f"{m.service}.{m.name}": m for service in (AgentControl, AgentService) for m in methods_of(service)}
+SERVICES = (AgentControl, AgentService, Credentials, Enrollment, Secrets)
+METHODS = {f"{m.service}.{m.name}": m for service in SERVICES for m in methods_of(service)}
 EVERY = pytest.mark.parametrize("version", VERSIONS, ids=str)
 
 

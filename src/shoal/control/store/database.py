@@ -84,6 +84,14 @@ class Database(Protocol):
         """Make the call that hangs on this connection in another thread fail, if that is possible."""
         ...
 
+    def is_locked_out(self, error: exc.DBAPIError) -> bool:
+        """Whether a campaign gave up because somebody else holds the row of the leader."""
+        ...
+
+    def end_holders(self, connection: Connection) -> int:
+        """End the sessions that have held the row of the leader for too long; say how many."""
+        ...
+
     def explain(self, error: Exception, *, committing: bool) -> ShoalError:
         """Say what an error of the driver means for callers. `committing`: it was raised by the commit itself."""
         ...
@@ -259,13 +267,8 @@ class SqlStore:
         """Lead, or say who does."""
 
         def work(connection: Connection) -> Leader:
-            with _transaction(connection) as transaction:
-                leader = self._leadership.campaign(
-                    connection,
-                    Candidate(holder, self._reign[1] if self._reign else 0, address, self._database.exclusive),
-                    seconds,
-                )
-                _commit(transaction)
+            candidate = Candidate(holder, self._reign[1] if self._reign else 0, address, self._database.exclusive)
+            leader = self._campaign(connection, candidate, seconds)
             # Kept when lost, too: what was decided under the old term must not be written under the new one.
             if leader.holder == holder:
                 self._reign = (holder, leader.term)
@@ -349,6 +352,30 @@ class SqlStore:
                 self._was_full = False
             else:
                 connection.execute(self._statements.try_lock)
+
+    def _campaign(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+        try:
+            return self._campaign_once(connection, candidate, seconds)
+        except exc.DBAPIError as error:
+            if not self._database.is_locked_out(error):
+                raise
+            with _transaction(connection):
+                leader = self._leadership.read(connection)
+            if leader.holder == candidate.holder:
+                raise
+        if leader.holder:
+            return leader
+        # Whoever led hangs in a transaction, stopped or cut off, and its time is over: it may not write any more.
+        with _transaction(connection):
+            ended = self._database.end_holders(connection)
+        log.warning("%s: ended %d sessions that held the leader's row after its time", self.where, ended)
+        return self._campaign_once(connection, candidate, seconds)
+
+    def _campaign_once(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+        with _transaction(connection) as transaction:
+            leader = self._leadership.campaign(connection, candidate, seconds)
+            _commit(transaction)
+        return leader
 
     def _write(self, batches: Sequence[Batch]) -> Sequence[tuple[Event, ...] | Exception]:
         """Apply batches in one transaction; an answer for each."""

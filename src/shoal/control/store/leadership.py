@@ -18,10 +18,16 @@ from shoal.control.store.base import Leader
 from shoal.control.store.sql import Statements
 from shoal.core.errors import NotLeaderError
 
+#: How long a campaign waits for the row of the leader.
+LOCK_SECONDS = 1
+
 _NOW = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000.0 AS INTEGER)",
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
+
+# Within a transaction. Whoever writes holds the row for as long as one commit takes; who holds it longer is stuck.
+_WAIT_BRIEFLY = {"postgresql": f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,7 @@ class Leadership:
     def __init__(self, dialect: str, statements: Statements) -> None:
         table = statements.leadership
         self._now: TextClause = text(_NOW[dialect])
+        self._wait_briefly = text(_WAIT_BRIEFLY[dialect]) if dialect in _WAIT_BRIEFLY else None
         mine = table.c.name == "control"
         self._read = select(table.c.term, table.c.holder, table.c.address, table.c.expires_at).where(mine)
         #: Nobody can take over while a transaction that saw its own term is under way.
@@ -64,7 +71,12 @@ class Leadership:
         return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
 
     def campaign(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
-        """Renew one's own leadership, or take over one that has ended; else say who leads."""
+        """Renew one's own leadership, or take over one that has ended; else say who leads.
+
+        Raises what the driver raises when somebody else holds the row for too long.
+        """
+        if self._wait_briefly is not None:
+            connection.execute(self._wait_briefly)
         row = connection.execute(self._lock).one()
         now = self._time(connection)
         mine = row.holder == candidate.holder

@@ -19,6 +19,7 @@ from sqlalchemy.pool import NullPool
 
 from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
 from shoal.control.store.lane import PATIENCE
+from shoal.control.store.leadership import LOCK_SECONDS
 from shoal.control.store.rows import SpecDecoder
 from shoal.core.errors import (
     ExhaustedError,
@@ -48,6 +49,19 @@ _LOSS_OF_WAY = (
     ("keepalives_idle", 10),
     ("keepalives_interval", 5),
     ("keepalives_count", 2),
+)
+
+_LOCK_NOT_AVAILABLE = "55P03"
+
+# Who reads or copies the table takes other locks; who waits for the row itself is no holder; who came after the wait
+# began is somebody new. All control planes use one role, which may end its own sessions.
+_END_HOLDERS = text(
+    "SELECT count(pg_terminate_backend(holder.pid)) FROM pg_stat_activity AS holder WHERE holder.pid IN ("
+    " SELECT pid FROM pg_locks WHERE granted AND mode IN ('RowShareLock', 'RowExclusiveLock')"
+    " AND relation = CAST(:row_of AS regclass)"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database()))"
+    " AND holder.pid <> pg_backend_pid() AND holder.wait_event_type IS DISTINCT FROM 'Lock'"
+    " AND holder.xact_start < clock_timestamp() - make_interval(secs => :longer_than)"
 )
 
 _FULL = {"53100", "53200"}  # disk full, out of memory
@@ -137,6 +151,15 @@ class _PostgresDatabase:
         if raw is not None and not raw.closed:
             with socket.socket(fileno=os.dup(raw.pgconn.socket)) as wire:
                 wire.shutdown(socket.SHUT_RDWR)
+
+    def is_locked_out(self, error: exc.DBAPIError) -> bool:
+        """Whether somebody else holds the row."""
+        return getattr(error.orig, "sqlstate", None) == _LOCK_NOT_AVAILABLE
+
+    def end_holders(self, connection: Connection) -> int:
+        """End the sessions that hold it; whatever they had not committed is undone."""
+        facts = {"row_of": f"{SCHEMA}.leadership", "longer_than": LOCK_SECONDS}
+        return int(connection.execute(_END_HOLDERS, facts).scalar_one())
 
     def explain(self, error: Exception, *, committing: bool) -> ShoalError:
         """What an error of PostgreSQL or of the way to it means."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import NullPool
 
 from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
@@ -123,6 +123,14 @@ class _SqliteDatabase:
 
     def cut_off(self, connection: Connection) -> None:
         """Nothing to do: a wait for a lock ends by itself, and a disk that hangs cannot be left."""
+
+    def is_locked_out(self, error: exc.DBAPIError) -> bool:
+        """Never: nobody else has the file."""
+        return False
+
+    def end_holders(self, connection: Connection) -> int:
+        """There are none."""
+        return 0
 
     def explain(self, error: Exception, *, committing: bool) -> ShoalError:
         """What an error of SQLite means."""
