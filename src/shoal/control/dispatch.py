@@ -45,7 +45,7 @@ from shoal.control.reconciler import (
 from shoal.control.secrets import SecretBook
 from shoal.control.sightings import Sightings
 from shoal.control.store.base import Batch
-from shoal.control.turns import Turns
+from shoal.control.turns import FEW, MANY, Turns
 from shoal.control.work_queue import WorkQueue
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -134,7 +134,7 @@ class Dispatch:
         self.copies = Copies(ledger, agents, enqueue=self.enqueue)
         self._sightings = Sightings(ledger, clock=clock, on_news=self._on_news, on_superseded=self.copies.superseded)
         self.observe = self._sightings.take_in
-        self._turns = Turns()
+        self._turns = Turns(lambda: FEW if placer.is_busy else MANY)
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}

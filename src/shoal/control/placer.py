@@ -143,6 +143,7 @@ class Placer:
         self._waiting: list[_Waiting] = []
         self._wake = Signal()
         self._serial = asyncio.Lock()
+        self._busy_until = 0.0
         self._conflicts = 0  # batches in a row
 
     async def place(
@@ -163,6 +164,11 @@ class Placer:
         self._wake.set()
         return await entry.done
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether many wait for a place, or did a moment ago."""
+        return len(self._waiting) >= BUSY_BATCH or self._clock.monotonic() < self._busy_until
+
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
         """Nothing else is placed for the length of the block: for changes that place many workloads at once."""
@@ -171,14 +177,13 @@ class Placer:
 
     async def run(self) -> None:
         """Place what waits, for ever. Owned by the control plane's task scope."""
-        busy_until = 0.0
         while True:
             await self._wake.wait()
             while self._waiting:
-                if len(self._waiting) < MAX_BATCH and self._clock.monotonic() < busy_until:
+                if len(self._waiting) < MAX_BATCH and self._clock.monotonic() < self._busy_until:
                     await self._clock.sleep(GATHER_SECONDS)
                 if len(self._waiting) >= BUSY_BATCH:
-                    busy_until = self._clock.monotonic() + BUSY_SECONDS
+                    self._busy_until = self._clock.monotonic() + BUSY_SECONDS
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):

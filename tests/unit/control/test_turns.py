@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from shoal.control.placer import BUSY_BATCH, BUSY_SECONDS
 from shoal.control.turns import MOMENT, Turns
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
@@ -14,7 +15,8 @@ class Orders:
     """Orders that are answered when the test says so."""
 
     def __init__(self, most):
-        self.turns = Turns(most)
+        self.most = most
+        self.turns = Turns(lambda: self.most)
         self.begun = []
         self.answers = {}
 
@@ -74,6 +76,64 @@ async def test_one_that_is_given_up_gives_its_turn_back():
     await second
 
 
+async def test_when_more_may_be_begun_the_next_answer_begins_them():
+    orders = Orders(1)
+    tasks = [asyncio.ensure_future(orders.give(name)) for name in "abcd"]
+    await _settle()
+    orders.most = 3
+    orders.answers["a"].set()
+    await _settle()
+    assert orders.begun == ["a", "b", "c", "d"]
+    orders.most = 1
+    tasks.append(asyncio.ensure_future(orders.give("e")))
+    for name in "bc":
+        orders.answers[name].set()
+        await _settle()
+        assert orders.begun == ["a", "b", "c", "d"]
+    orders.answers["d"].set()
+    await _settle()
+    assert orders.begun[-1] == "e"
+    orders.answers["e"].set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize("gone_first", [True, False])
+async def test_who_goes_away_in_the_moment_of_its_turn_is_passed_over(gone_first):
+    turns = Turns(lambda: 1)
+    await turns.take()
+    gone, following = (asyncio.ensure_future(turns.take()) for _ in range(2))
+    await _settle()
+    for step in (gone.cancel, turns.give_back) if gone_first else (turns.give_back, gone.cancel):
+        step()
+    async with asyncio.timeout(1):
+        await following
+    assert gone.cancelled()
+
+
+async def test_those_who_went_away_hold_up_nobody_who_comes_later():
+    turns = Turns(lambda: 1)
+    await turns.take()
+    gone = [asyncio.ensure_future(turns.take()) for _ in range(3)]
+    await _settle()
+    for each in gone:
+        each.cancel()
+    turns.give_back()
+    await asyncio.gather(*gone, return_exceptions=True)
+    async with asyncio.timeout(1):
+        await turns.take()
+
+
+async def test_orders_are_few_while_much_waits_for_a_place_and_many_otherwise(kit):
+    placer = kit.plane.reign.placer
+    assert not placer.is_busy
+    kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    await asyncio.gather(*(kit.apply(f"w{number}", cpu=1, memory=1) for number in range(2 * BUSY_BATCH)))
+    await kit.wait(lambda: placer.is_busy)
+    await kit.clock.sleep(2 * BUSY_SECONDS)
+    assert not placer.is_busy
+
+
 async def test_a_wish_that_changed_while_it_waited_is_told_as_it_is_now(kit, monkeypatch):
     node = kit.node("n1")
     await kit.wait_node("n1", "Ready")
@@ -86,7 +146,7 @@ async def test_a_wish_that_changed_while_it_waited_is_told_as_it_is_now(kit, mon
         return await apply(node, record, secrets)
 
     monkeypatch.setattr(reign.agents, "apply", listen)
-    reign.dispatch._turns = turns = Turns(1, moment=3600)
+    reign.dispatch._turns = turns = Turns(lambda: 1, moment=3600)
     async with turns.one():
         await kit.apply("w1", cpu=10, memory=10, revision="1")
         await kit.wait(lambda: reign.fleet.workloads["w1"].node_id)
