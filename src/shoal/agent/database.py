@@ -95,9 +95,13 @@ class DirectoryLock:
                 hint="stop that agent, or give this one another --data-dir",
                 pid=pid,
             ) from None
-        os.ftruncate(fd, 0)
-        os.write(fd, f"{os.getpid()}\n".encode())
         self._fd = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except BaseException:  # such as a full disk
+            self.release()
+            raise
 
     def release(self) -> None:
         """Let go. Safe to call twice."""
@@ -146,6 +150,13 @@ class AgentDatabase:
     def _open(self) -> None:
         make_data_directory(self.path.parent)
         self._lock.acquire()
+        try:
+            self._connection = self._connect()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
         # Specs hold what people put into environments: for this user's eyes only. SQLite's side files follow.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -156,9 +167,8 @@ class AgentDatabase:
             self._migrate(connection)
         except BaseException:
             connection.close()
-            self._lock.release()
             raise
-        self._connection = connection
+        return connection
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
         found = connection.execute("PRAGMA user_version").fetchone()[0]

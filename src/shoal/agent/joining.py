@@ -24,6 +24,7 @@ from shoal.agent.settings import AgentSettings
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import (
+    ExhaustedError,
     InvalidError,
     NotFoundError,
     NotLeaderError,
@@ -52,7 +53,8 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
-_RETRY = Backoff(first=1.0, cap=30.0)
+#: With much jitter: whoever is turned away because many come at once is not to come back with all of them.
+_RETRY = Backoff(first=1.0, cap=30.0, jitter=0.5)
 _CONNECT_SECONDS = 10.0
 _OWN_KEY = "joining-key.pem"
 
@@ -72,7 +74,11 @@ async def join(
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> None:
-    """Get a certificate, unless there is a good one. Waits for a control plane that is away, and for one that leads.
+    """Get a certificate, unless there is a good one.
+
+    Waits for a control plane that is away, for one that leads, and for one that has other nodes to let in first. A
+    token that runs out meanwhile is no good any more, which the control plane says. What is waited for is logged when
+    it begins, not with every try.
 
     Raises, with every address that was tried:
         DeniedError: the token is good for nothing, or not for this node.
@@ -86,7 +92,9 @@ async def join(
     token = parse_token(settings.join, name="--join")
     addresses = settings.join_addresses
     failures = 0
+    told: dict[str, str] = {}
     while True:
+        news = False
         for index, address in enumerate(addresses):
             try:
                 await _join_at(address, token, settings.node_id or node_id(), directory, clock)
@@ -95,12 +103,15 @@ async def join(
                 # follower says of the leader is not where that one lets nodes join, so the list is gone through.
                 if not error.retryable and not isinstance(error, NotLeaderError):
                     raise _naming(error, addresses if failures else addresses[: index + 1]) from error.__cause__
-                log.warning("joining at %s: %s", address, error.message)
+                if told.get(address) != error.message:
+                    news, told[address] = True, error.message
+                    log.warning("joining at %s: %s", address, error.message)
             else:
                 return
         failures += 1
         seconds = _RETRY.delay(failures, entropy)
-        log.warning("could not join yet at any of %s; trying again in %.0f s", ", ".join(addresses), seconds)
+        level = logging.WARNING if news else logging.DEBUG
+        log.log(level, "could not join yet at any of %s; trying again in %.0f s", ", ".join(addresses), seconds)
         await clock.sleep(seconds)
 
 
@@ -176,6 +187,9 @@ async def _ask(
     channel = GrpcTransport(security=security).connect(address)
     try:
         return await channel.call(method, request)
+    except ExhaustedError as error:
+        # Its door lets in so many in a second. A bound of this machine, such as a full disk, is another matter.
+        raise UnavailableError(error.message, hint=error.hint, address=address) from error
     finally:
         await channel.close()
 

@@ -371,8 +371,11 @@ def _begin(step: Step, moment: Moment) -> Step:
 
 
 def _start(step: Step, moment: Moment) -> Step:
+    before = step.state.progress
+    # One that we ended ourselves for want of contact, and that had been started: for whoever looks it is a restart.
+    again = before.held and before.started_at is not None
     progress = replace(
-        step.state.progress,
+        before,
         run_id=moment.run_id,
         run_sha256=step.state.intent.spec_sha256,
         attempt=step.state.intent.attempt,
@@ -380,6 +383,7 @@ def _start(step: Step, moment: Moment) -> Step:
         ready=False,
         ended=False,
         held=False,
+        restarts=before.restarts + again,
         next_start_at=None,
     )
     step = replace(step, state=replace(step.state, progress=progress, pid=0, failing=""))
@@ -404,6 +408,9 @@ def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> St
     state = step.state
     if ended_by:
         # Ended for want of contact, or by an agent that stopped its workloads with itself: no fault of the workload.
+        if not state.progress.held:
+            restarts = state.progress.restarts + 1
+            step = replace(step, state=replace(state, progress=replace(state.progress, restarts=restarts)))
         return _begin(step, moment)
     if _completes(state, exit_):
         return _complete(step, exit_)

@@ -18,12 +18,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from shoal.core.clock import Clock
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import DeadlineError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.private_files import FILE_MODE, let_others_pass, make_data_directory
 
 STARTS_WITHIN = 60.0
 """Seconds a child may take until it serves; generous, because a busy machine is not a broken one."""
@@ -72,7 +73,7 @@ class Child:
     async def start(cls, name: str, arguments: Sequence[str], directory: Path, env: Mapping[str, str]) -> Child:
         """Start `shoal` with these arguments."""
         ready_file = _prepare(directory)
-        with (directory / "log").open("ab") as log:
+        with _open_private(directory / "log", "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready_file)),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -133,7 +134,7 @@ class Child:
 
 def _prepare(directory: Path) -> Path:
     """Make room for a child, and forget where the last one served. Returns where this one will say so."""
-    directory.mkdir(parents=True, exist_ok=True)
+    _make_folder(directory)
     trim_log(directory / "log")
     ready_file = directory / "ready.json"
     ready_file.unlink(missing_ok=True)
@@ -166,9 +167,9 @@ class OwnedFolder:
         """
         if self._lock is not None:
             return
+        _make_folder(self._path)
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            lock = os.open(self._path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             raise UnavailableError(
                 f"{self._path} cannot be used: {error.strerror}", hint="use another directory with --data-dir"
@@ -197,7 +198,9 @@ class OwnedFolder:
             if (started := _start_time(pid)) is not None
         }
         draft = self._register.with_suffix(".tmp")
-        draft.write_text(json.dumps(register, indent=2))
+        draft.unlink(missing_ok=True)  # whoever could write to it would choose whom the next owner kills
+        with _open_private(draft, "xb") as file:
+            file.write(json.dumps(register, indent=2).encode())
         draft.replace(self._register)
 
     def release(self) -> None:
@@ -205,6 +208,20 @@ class OwnedFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder for us alone. One that is there is left as it is. Raises `UnavailableError`."""
+    is_new = not path.exists()
+    make_data_directory(path)
+    if is_new and os.geteuid() == 0:
+        # Root's agents start workloads as other users, who have to reach their own directories below by their names.
+        let_others_pass(path)
+
+
+def _open_private(path: Path, mode: str) -> IO[bytes]:
+    """Open a file to write to. A new one is for us alone."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -249,7 +266,8 @@ def trim_log(path: Path) -> None:
             return
         with path.open("r+b") as log:
             log.seek(-MAX_LOG_BYTES // 2, os.SEEK_END)
-            path.with_suffix(".1").write_bytes(log.read(MAX_LOG_BYTES))
+            with _open_private(path.with_suffix(".1"), "wb") as older:
+                older.write(log.read(MAX_LOG_BYTES))
             log.truncate(0)
     except OSError:
         return  # a missing log needs no trimming, and a full disk must not take the fleet down with it

@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_WRITES_OF_OTHERS = 0o022
+
 EVERY_HOST = "0.0.0.0"  # noqa: S104 - how it is shown; binds nothing
 
 
@@ -143,6 +145,10 @@ def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service:
     Its traces, if the environment names somebody who wants them, bear the name of the service.
     """
     from shoal.core.tracing import exporting
+
+    if session.owns_process():
+        # What others could write to, they could mislead us with; whoever started us may not have thought of it.
+        os.umask(os.umask(_WRITES_OF_OTHERS) | _WRITES_OF_OTHERS)
 
     async def main() -> None:
         stop = asyncio.Event()

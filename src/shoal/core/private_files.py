@@ -1,9 +1,10 @@
 """Files that nobody else may read: keys, and what is encrypted with them. On this machine's disk, never elsewhere.
 
 A file is 0600 from its first byte on, appears whole or not at all, and is durable when the call returns; directories
-are 0700. Both belong to us, or to whom they are handed over: whoever owns a directory can put anything into it, so what
-is in one of another's is read with `read_regular`. Errors are `ShoalError`s with the path in them. Called by
-`shoal.wire.credentials`, the control plane, the agent and its runtimes.
+are 0700, and those above them that had to be made can be written to by nobody else, whatever the umask is. All belong
+to us, or to whom they are handed over: whoever owns a directory can put anything into it, so what is in one of
+another's is read with `read_regular`. Errors are `ShoalError`s with the path in them. Called by
+`shoal.wire.credentials`, the control plane, the agent and its runtimes, and `shoal.cli.children`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
 MAX_BYTES = 1024 * 1024
 
+_ABOVE_MODE = 0o755
 _SEARCH = stat.S_IXGRP | stat.S_IXOTH
 
 
@@ -46,7 +48,7 @@ def make_private_directory(path: Path, *, owner: Owner | None = None) -> None:
     With an `owner`, the directory above must be ours: else somebody could put another in its place.
     """
     with _typed(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_above(path)
         path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
         if owner is not None:
             os.chown(path, owner.uid, owner.gid, follow_symlinks=False)
@@ -58,7 +60,7 @@ def make_data_directory(path: Path) -> None:
     Raises `UnavailableError` when there can be none.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_above(path)
         path.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -69,6 +71,17 @@ def make_data_directory(path: Path) -> None:
             hint="--data-dir has to be a directory that this user can write to, or a place where it can make one",
             path=path,
         ) from error
+
+
+def _make_above(path: Path) -> None:
+    """Make the directories above. Where others may write they could replace what is in it, so they may not."""
+    missing = []
+    for above in path.parents:
+        if above.exists():
+            break
+        missing.append(above)
+    for above in reversed(missing):
+        above.mkdir(mode=_ABOVE_MODE, exist_ok=True)
 
 
 def let_others_pass(path: Path) -> None:
@@ -121,10 +134,14 @@ def read_regular(path: Path) -> bytes:
     """As `read_private`, in a directory of somebody else's: a link is not followed, and nothing is waited for."""
     with _typed(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123 - an open descriptor has no path
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise PreconditionError(f"{path} is not a file", path=path)
-            return file.read(MAX_BYTES)
+            # A file object would refuse the descriptor of a directory and leave it open: we close it ourselves.
+            with open(descriptor, "rb", closefd=False) as file:
+                return file.read(MAX_BYTES)
+        finally:
+            os.close(descriptor)
 
 
 def _sync_directory(path: Path) -> None:

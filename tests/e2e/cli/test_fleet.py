@@ -425,7 +425,7 @@ def test_ctrl_c_while_up_starts_leaves_nothing_behind(start_up, tmp_path, words)
 def test_a_second_ctrl_c_does_not_wait_for_workloads(start_up, tmp_path):
     spec = tmp_path / "spec.yaml"
     command = "trap '' TERM; echo ready; while true; do sleep 1; done"
-    stubborn = {"command": ["sh", "-c", command], "stop": {"grace": "50s"}}
+    stubborn = {"command": ["sh", "-c", command], "stop": {"grace": "30m"}}
     spec.write_text(json.dumps({"id": "sleeper", "type": "process", "process": stubborn}))
     up = start_up()
     up.wait_for_words("Ctrl-C stops everything")
@@ -434,10 +434,9 @@ def test_a_second_ctrl_c_does_not_wait_for_workloads(start_up, tmp_path):
     pid = pid_of_workload(tmp_path)
     up.process.send_signal(signal.SIGINT)
     up.wait_for_words("stopping; Ctrl-C again does not wait")
-    began = time.monotonic()
     up.process.send_signal(signal.SIGINT)
+    # Far less than the workload was given.
     assert up.process.wait(PATIENCE) == 0, up.log.read_text()
-    assert time.monotonic() - began < 45  # far less than the workload was given
     assert not is_alive(pid)
     assert processes_of(tmp_path / ".shoal") == []
 
@@ -474,7 +473,7 @@ def test_a_data_directory_that_cannot_be_used_is_one_line(start_up, tmp_path):
     (tmp_path / "file").write_text("in the way")
     up = start_up("--data-dir", "file")
     assert up.process.wait(PATIENCE) == 1
-    assert f"error: {tmp_path / 'file'} cannot be used: File exists" in up.log.read_text()
+    assert f"error: {tmp_path / 'file'} cannot be used: not a directory" in up.log.read_text()
     assert "a bug" not in up.log.read_text()
 
 

@@ -14,6 +14,7 @@ from shoal.agent.renewal import Renewal
 from shoal.agent.server import Agent
 from shoal.agent.settings import AgentSettings
 from shoal.client import ControlPlane as Client
+from shoal.control.enrolment import RateLimit
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.control.store.sqlite import SqliteStore
@@ -274,6 +275,74 @@ async def test_while_nobody_leads_it_is_tried_again(tmp_path, caplog):
             await joining
         assert (settings.credentials_dir / "cert.pem").exists()
         assert "does not lead; nobody does" in caplog.text
+
+
+class Crowded:
+    """A door of a place that turns away the next few who come, and lets the others through."""
+
+    def __init__(self, place, *, authority, join) -> None:
+        self._place = place
+        self._turned_away = {Enrollment.GET_AUTHORITY: authority, Enrollment.JOIN: join}
+
+    async def get_authority(self, request, _call):
+        return await self._pass(Enrollment.GET_AUTHORITY, request)
+
+    async def join(self, request, _call):
+        return await self._pass(Enrollment.JOIN, request)
+
+    async def _pass(self, method, request):
+        if self._turned_away[method] > 0:
+            self._turned_away[method] -= 1
+            RateLimit(per_second=0.0, burst=0, monotonic=lambda: 0.0).take()
+        security = AnonymousTls(self._place.certificates.trusted, "control.default.shoal")
+        channel = GrpcTransport(security=security).connect(self._place.plane.join_address)
+        try:
+            return await channel.call(method, request)
+        finally:
+            await channel.close()
+
+    async def serve(self):
+        transport = GrpcTransport(security=ServerTls(self._place.certificates.control()))
+        return await transport.serve("127.0.0.1:0", [Service(methods_of(Enrollment), self)])
+
+
+class Hasty(SystemClock):
+    """Sleeps no longer than it must, and remembers how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept = []
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+        await asyncio.sleep(0)
+
+
+async def test_whoever_is_turned_away_by_a_crowd_comes_again(place, tmp_path, caplog):
+    server = await Crowded(place, authority=3, join=2).serve()
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place), join_address=(server.address,))
+    clock = Hasty()
+    await asyncio.wait_for(join(settings, node_id=lambda: "unused", clock=clock), 60)
+    assert (settings.credentials_dir / "cert.pem").exists()
+    assert len(clock.slept) == 5
+    assert all(0.5 * plain <= seconds <= plain for seconds, plain in zip(clock.slept, (1, 2, 4, 8, 16), strict=True))
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len([words for words in told if "too many nodes want to join at once" in words]) == 1
+    assert len([words for words in told if "could not join yet" in words]) == 1
+    await server.stop(0)
+
+
+async def test_a_token_that_runs_out_in_a_crowd_ends_the_agent(place, tmp_path):
+    server = await Crowded(place, authority=2, join=1).serve()
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place), join_address=(server.address,))
+    async with place.client() as operator:
+        [view] = await operator.list_join_tokens()
+        await operator.revoke_join_token(view.token_id)
+    clock = Hasty()
+    with pytest.raises(DeniedError, match="not known, or it has expired"):
+        await asyncio.wait_for(join(settings, node_id=lambda: "unused", clock=clock), 60)
+    assert len(clock.slept) == 3
+    await server.stop(0)
 
 
 async def test_the_door_lets_nobody_do_anything_else_and_not_too_often(place):

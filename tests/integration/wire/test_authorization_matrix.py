@@ -1,7 +1,7 @@
 """Each role × each RPC × good, wrong and missing certificates, over real gRPC.
 
-The methods come from `shoal.wire.methods`; who may call them is written down here once more, so that neither the table
-in the product nor a new RPC can go unnoticed: a method that is not in `ALLOWED` fails these tests.
+The methods come from `shoal.wire.methods`; who may call them is written down once more in `roles.py` beside this file.
+So neither the table in the product nor a new RPC can go unnoticed: a method that is not there fails these tests.
 """
 
 from __future__ import annotations
@@ -13,108 +13,34 @@ from datetime import timedelta
 import pytest
 
 from shoal.core.errors import DeniedError, ShoalError, UnauthenticatedError, UnavailableError
-from shoal.model.identity import Identity, Role, workload_identity
+from shoal.model.identity import Role
 from shoal.testing.certificates import Certificates
 from shoal.wire import methods as table
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import AgentControl, AgentService, methods_of
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.security import MutualTls
 from shoal.wire.transport import Cardinality, Service
+from tests.integration.wire.roles import (
+    AGENT,
+    CONTROL,
+    FIELDS,
+    FOR_OTHERS,
+    OK,
+    OPERATOR,
+    Everything,
+    expected_for,
+    identity_of,
+)
 
 pytestmark = pytest.mark.integration
 
-AGENT, CONTROL, OPERATOR, WORKLOAD = Role.AGENT, Role.CONTROL, Role.OPERATOR, Role.WORKLOAD
-NODE, JOB = "n1", "clicks"
-
-ALLOWED = {
-    AgentControl: {
-        "RegisterNode": {AGENT},
-        "Heartbeat": {AGENT},
-        "ControlStream": {AGENT, OPERATOR},
-        "ApplyWorkload": {OPERATOR},
-        "DeleteWorkload": {OPERATOR},
-        "RetryWorkload": {OPERATOR},
-        "SubmitAutomationSuggestion": {OPERATOR},
-        "SetDesiredState": {OPERATOR},
-        "ApplyGroup": {OPERATOR, WORKLOAD},
-        "DeleteGroup": {OPERATOR},
-        "RemoveNode": {OPERATOR},
-        "CordonNode": {OPERATOR},
-        "UncordonNode": {OPERATOR},
-        "DrainNode": {OPERATOR},
-        "MarkNodeDead": {OPERATOR},
-        "AdoptWorkload": {OPERATOR},
-        "ListNodes": {OPERATOR},
-        "GetNode": {OPERATOR},
-        "ListWorkloads": {OPERATOR},
-        "GetWorkload": {OPERATOR, AGENT},
-        "GetClusterSummary": {OPERATOR},
-        "GetGroup": {OPERATOR},
-        "ListGroups": {OPERATOR},
-        "PlanPlacement": {OPERATOR},
-        "ListEvents": {OPERATOR},
-        "WatchEvents": {OPERATOR},
-        "ReadLogs": {OPERATOR},
-    },
-    AgentService: {
-        "ApplyWorkload": {CONTROL},
-        "DeleteWorkload": {CONTROL},
-        "GetWorkloadStatus": {CONTROL, OPERATOR},
-        "ListWorkloads": {CONTROL, OPERATOR},
-        "HealthCheck": {CONTROL, OPERATOR},
-        "ListActions": {CONTROL, OPERATOR},
-        "ReadLogs": {CONTROL, OPERATOR},
-        "GetWorkloadSpec": {CONTROL},
-    },
-    # Where these are served nobody is known; a server that knows its callers has them for nobody.
-    Enrollment: {"GetAuthority": set(), "Join": set()},
-    Credentials: {
-        "CreateJoinToken": {OPERATOR},
-        "ListJoinTokens": {OPERATOR},
-        "RevokeJoinToken": {OPERATOR},
-        "RenewCertificate": {AGENT},
-        "IssueWorkloadCertificate": {AGENT},
-    },
-    Secrets: {"SetSecret": {OPERATOR}, "ListSecrets": {OPERATOR}, "DeleteSecret": {OPERATOR}},
-}
-
-#: What a caller that is allowed to sends: conditions look at these fields.
-FIELDS = {"RegisterNode": {"node_id": NODE}, "Heartbeat": {"node_id": NODE}, "ApplyGroup": {"group_id": JOB}}
-
 SERVICES = [value for value in vars(table).values() if isinstance(value, type) and methods_of(value)]
 
-OK = "ok"
 UNAUTHENTICATED = "unauthenticated"
 UNREACHABLE = "unreachable"
-
-
-def identity_of(role, cluster="blue"):
-    if role is WORKLOAD:
-        return workload_identity(cluster, job=JOB, node=NODE)
-    return Identity(role, cluster, {AGENT: NODE, CONTROL: "c1", OPERATOR: "ada"}[role])
-
-
-class Everything:
-    """Answers every method with an empty message."""
-
-    def __init__(self, methods):
-        self.served = []
-        for method in methods:
-            setattr(self, method.attribute, self._make(method))
-
-    def _make(self, method):
-        async def unary(_request, call):
-            self.served.append((method.name, call.identity))
-            return method.response()
-
-        async def stream(_request, call):
-            self.served.append((method.name, call.identity))
-            yield method.response()
-
-        return unary if method.cardinality is Cardinality.UNARY else stream
 
 
 @dataclass
@@ -190,19 +116,6 @@ async def outcomes(issued, service, files):
     return found, handlers.served
 
 
-def expected_for(service, role):
-    expected = {}
-    for method in methods_of(service):
-        allowed = ALLOWED[service][method.name]
-        needed = [each for each in Role if each in allowed]
-        words = f"the role {needed[0]}" if len(needed) == 1 else f"one of the roles {', '.join(needed)}"
-        refused = f"{method.name} needs {words}; the caller is {identity_of(role)}"
-        if not needed:
-            refused = f"{method.name} is open to nobody"
-        expected[method.name] = OK if role in allowed else refused
-    return expected
-
-
 @pytest.mark.parametrize("role", Role)
 @pytest.mark.parametrize("service", SERVICES, ids=lambda service: service.__name__)
 async def test_a_good_certificate_may_call_what_its_role_may(issued, service, role):
@@ -266,12 +179,7 @@ async def test_health_and_reflection_are_for_everyone_of_the_cluster(issued, kin
 
 @pytest.mark.parametrize(
     ("role", "method", "fields"),
-    [
-        (AGENT, AgentControl.REGISTER_NODE, {"node_id": "n2"}),
-        (AGENT, AgentControl.REGISTER_NODE, {}),
-        (AGENT, AgentControl.HEARTBEAT, {"node_id": "n2"}),
-        (WORKLOAD, AgentControl.APPLY_GROUP, {"group_id": "others"}),
-    ],
+    FOR_OTHERS,
     ids=lambda value: getattr(value, "name", ""),
 )
 async def test_nobody_speaks_for_another(issued, role, method, fields):

@@ -17,7 +17,7 @@ from shoal.agent.action_log import Action, ActionQuery, ActionStatus, ActionType
 from shoal.agent.database import FILE_NAME, AgentDatabase
 from shoal.agent.facts import Outcome, Progress
 from shoal.agent.intents import _read_progress, _write_progress
-from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, UnavailableError
+from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
 from shoal.model.workloads import DesiredState, Exit, FailureReason
 from tests.unit.agent.making import START, Inline, intent
 
@@ -184,6 +184,16 @@ async def test_a_directory_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="cannot be used"):
         await AgentDatabase(tmp_path / "file" / "data", threads=Inline()).open()
+
+
+async def test_one_that_cannot_be_opened_lets_go_of_its_directory(tmp_path):
+    (tmp_path / FILE_NAME).mkdir()
+    failed, next_one = AgentDatabase(tmp_path, threads=Inline()), AgentDatabase(tmp_path, threads=Inline())
+    with pytest.raises(ShoalError, match="directory"):
+        await failed.open()
+    (tmp_path / FILE_NAME).rmdir()
+    await next_one.open()
+    await next_one.close()
 
 
 async def test_before_it_is_open_nothing_can_be_read(tmp_path):

@@ -413,8 +413,10 @@ def test_ended_by_its_deadline_it_waits_for_contact_and_costs_nothing():
     status = status_of(step.state)
     assert (status.state, status.message) == (RunState.PENDING, "stopped: no contact with the control plane")
     assert step.state.progress.failures == 0
+    assert status.restarts == 0
     step = handle(step.state, OwnershipConfirmed(1), at(9, run="w.2"))
     assert step.instructions == (StartRun("w.2"),)
+    assert status_of(step.state).restarts == 1
 
 
 def test_it_is_stopped_when_the_agent_counts_the_lease_as_over():
@@ -435,6 +437,9 @@ def test_contact_lost_at_the_last_moment_before_a_start():
     step = handle(step.state, StartRefused("w.1"), at(1, run="w.2"))
     assert only(step, ConfirmOwnership)
     assert step.state.stage is Stage.HELD
+    step = handle(step.state, OwnershipConfirmed(1), at(9, run="w.2"))
+    assert step.instructions == (StartRun("w.2"),)
+    assert status_of(step.state).restarts == 0, "nothing had been started"
 
 
 def test_a_crash_of_it_is_confirmed_again_before_the_restart():

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from shoal.cli import children
-from shoal.cli.children import ChildExit, OwnedFolder, read_json, trim_log
+from shoal.cli.children import Child, ChildExit, OwnedFolder, read_json, trim_log
 from shoal.cli.up import LoudLines
 from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError
@@ -23,6 +23,44 @@ async def test_a_folder_has_one_owner(tmp_path):
     first.release()
     await second.take(asked="control")
     second.release()
+
+
+async def test_what_is_in_a_folder_is_for_its_owner_alone_whatever_the_umask(tmp_path, monkeypatch):
+    monkeypatch.setattr(children, "MAX_LOG_BYTES", 1000)
+    path = tmp_path / "above" / "fleet"
+    before = os.umask(0)
+    try:
+        folder = OwnedFolder(path, SystemClock())
+        await folder.take(asked="control")
+        folder.note({"node-1": os.getpid()})
+        child = await Child.start("completion", ["--version"], path / "node-1", os.environ)
+        await child.wait_exit()
+        folder.release()
+        with (path / "node-1" / "log").open("ab") as log:
+            log.write(b"a" * 2000)
+        trim_log(path / "node-1" / "log")
+    finally:
+        os.umask(before)
+    modes = {str(each.relative_to(path)): each.stat().st_mode & 0o777 for each in path.rglob("*")}
+    # Root lets others pass: it may start workloads that are theirs.
+    folders = 0o711 if os.geteuid() == 0 else 0o700
+    assert path.stat().st_mode & 0o777 == folders
+    assert path.parent.stat().st_mode & 0o022 == 0
+    assert modes == {
+        "lock": 0o600,
+        "children.json": 0o600,
+        "node-1": folders,
+        "node-1/log": 0o600,
+        "node-1/log.1": 0o600,
+    }
+
+
+async def test_a_folder_that_is_there_is_left_as_it_is(tmp_path):
+    tmp_path.chmod(0o700)
+    folder = OwnedFolder(tmp_path, SystemClock())
+    await folder.take(asked="control")
+    folder.release()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"control": 3}', '{"control": {"pid": "x", "started": 1}}'])

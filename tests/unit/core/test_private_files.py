@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, Precon
 from shoal.core.private_files import (
     MAX_BYTES,
     Owner,
+    make_data_directory,
     make_private_directory,
     move_private,
     read_private,
@@ -38,6 +41,21 @@ def test_a_file_and_its_directory_are_for_us_alone(tmp_path):
     assert mode(directory / "key") == 0o600
     assert read_private(directory / "key") == b"secret"
     assert [path.name for path in directory.iterdir()] == ["key"]
+
+
+@pytest.mark.parametrize("make", [make_private_directory, make_data_directory])
+def test_nobody_else_can_write_where_a_directory_of_ours_is(tmp_path, make):
+    make(tmp_path / "one" / "two" / "ours")
+    assert mode(tmp_path / "one" / "two" / "ours") == 0o700
+    assert [mode(tmp_path / "one"), mode(tmp_path / "one" / "two")] == [0o755, 0o755]
+
+
+@pytest.mark.parametrize("make", [make_private_directory, make_data_directory])
+def test_a_directory_that_is_there_is_left_as_it_is(tmp_path, make):
+    (tmp_path / "theirs").mkdir(mode=0o750)
+    make(tmp_path / "theirs")
+    make(tmp_path / "theirs" / "ours")
+    assert [mode(tmp_path / "theirs"), mode(tmp_path / "theirs" / "ours")] == [0o750, 0o700]
 
 
 def test_a_file_that_others_could_read_is_replaced_by_one_that_they_cannot(tmp_path):
@@ -116,6 +134,16 @@ def test_in_a_directory_of_another_only_a_plain_file_is_read(tmp_path):
             read_regular(tmp_path / name)
     with pytest.raises(ShoalError):
         read_regular(tmp_path)
+    assert not _is_open(tmp_path)
+
+
+def _is_open(path):
+    """Whether this process has a descriptor of it."""
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this very listing
+            found.add(each.readlink())
+    return path in found
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -112,7 +112,12 @@ def prepare_keeper() -> ChildDefaults:
 def fork_gated(launch: Launch, defaults: ChildDefaults) -> Child:
     """Fork a child that waits at its gate. Raises OSError."""
     gate_out, gate_in = os.pipe()
-    report_out, report_in = os.pipe()
+    try:
+        report_out, report_in = os.pipe()
+    except OSError:  # out of descriptors: each try would take two more with it
+        os.close(gate_out)
+        os.close(gate_in)
+        raise
     keeper = os.getpid()
     # Blocked until the child has put the handlers back, so that none of the keeper's runs in it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
