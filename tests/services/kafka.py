@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import pytest
 
+from shoal.cli.children import free_port
 from tests.services import absence
 
 ENVIRONMENT = "SHOAL_TEST_KAFKA"
@@ -182,10 +183,8 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+    """Ports that no outgoing connection takes while the broker starts, or while it is down."""
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(free_port())
+    return list(found)

@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -26,6 +25,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from shoal.cli.children import free_port
 from tests.services import absence
 
 ENVIRONMENT = "SHOAL_TEST_POSTGRES"
@@ -115,7 +115,7 @@ def _running(programs: Path) -> Iterator[PostgresServer]:
             cwd=home,
             **identity,
         )
-        port = _free_port()
+        port = free_port()
         command = [programs / "postgres", "-D", data, "-p", str(port), "-k", home, "-h", "127.0.0.1"]
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -129,12 +129,6 @@ def _running(programs: Path) -> Iterator[PostgresServer]:
             _stop(process)
     finally:
         shutil.rmtree(home, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_it_answers(server: PostgresServer, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,6 +5,7 @@ checklist is seen from the outside, as a foreign scheduler would see it.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -123,7 +124,8 @@ class Rig:
             await self.process.wait()
         keeper = read_keeper_pid(self.folder / "data")
         if keeper is not None:
-            os.kill(keeper, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(keeper, signal.SIGKILL)
         if self.server is not None:
             await self.server.stop(0.0)
 
@@ -144,7 +146,8 @@ def _kill_leftovers(folder):
     from shoal.runtimes.process import find_run_pids
 
     for pid in find_run_pids(folder / "data"):
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def test_registration_carries_everything_the_guide_asks_for(rig):
@@ -249,9 +252,9 @@ async def test_lost_beats_do_not_matter(rig):
 
 
 async def test_a_lease_that_ran_out_leads_to_a_new_registration(rig):
+    before = len(rig.script.registrations)
     rig.script.refuse = UnavailableError("no contact")
     await asyncio.sleep(rig.script.lease + 0.5)
-    before = len(rig.script.registrations)
     rig.script.refuse = None
     await rig.until(lambda: len(rig.script.registrations) > before, "a registration after the lease ran out")
 

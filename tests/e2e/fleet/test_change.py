@@ -13,6 +13,12 @@ from tests.e2e.fleet.drill import insist, is_alive, process, processes_of, pytho
 pytestmark = pytest.mark.e2e
 
 
+@pytest.fixture
+def lease():
+    """Long enough that on a busy machine nobody is lost but who is killed."""
+    return timedelta(seconds=4)
+
+
 async def has_status(control, node, status):
     return (await control.get_node(node)).status == status
 

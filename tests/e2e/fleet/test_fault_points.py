@@ -16,7 +16,8 @@ from tests.e2e.fleet.drill import life, nurse
 CONTROL_POINTS = [name for name in POINTS if name.startswith(("store.", "control."))]
 AGENT_POINTS = [name for name in POINTS if name.startswith("agent.")]
 
-pytestmark = pytest.mark.e2e
+# Many lives in one test each, on a machine that may be busy.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 async def test_the_control_plane_is_killed_at_each_point(fleet, control):

@@ -1,6 +1,7 @@
 """Several control planes as real processes on one PostgreSQL, and an agent that knows all of them."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -79,7 +80,8 @@ class Planes:
     async def kill(self, name):
         process = self.processes.pop(name)
         if process.returncode is None:
-            os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has died by itself just now
+                os.kill(process.pid, signal.SIGKILL)
         await process.wait()
 
     async def health(self, name):
@@ -118,5 +120,6 @@ class Planes:
                 continue
             keeper = read_keeper_pid(folder)
             for pid in [*([keeper] if keeper else []), *find_run_pids(folder)]:
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             remove_stray_groups(folder)

@@ -1,6 +1,5 @@
 """An agent that listens nowhere and a client that knows one address only, while control planes are killed."""
 
-import asyncio
 import signal
 
 import pytest
@@ -41,7 +40,11 @@ async def test_one_address_is_enough_to_find_the_leader(planes):
     async with planes.client(follower) as control:
         await control.apply(process("web", command=["sh", "-c", "echo hello; exec sleep 3600"]))
         await until_status(control, "web", "Running")
-        assert b"".join([piece.data async for piece in control.logs("web")]) == b"hello\n"
+
+        async def has_spoken():
+            return b"".join([piece.data async for piece in control.logs("web")]) == b"hello\n"
+
+        await until(has_spoken, what="it has spoken")
         await control.delete("web")
         await until_gone(control, "web")
 
@@ -68,5 +71,8 @@ async def test_a_leader_that_goes_is_followed_by_agent_and_client(planes, how):
                 return (await planes.health(old))["role"] == "follower"
 
             await until(follows, what="the old leader follows")
-            await asyncio.sleep(1.0)
-            assert (await control.get_node("node-1")).status == "Ready"
+
+            async def ready():
+                return (await control.get_node("node-1")).status == "Ready"
+
+            await until(ready, what="the node is Ready")

@@ -16,7 +16,8 @@ from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_
 from shoal.wire.channel import GrpcTransport
 from tests.services.versions import RecordedVersion
 
-LEASE = ("--lease", "3s", "--heartbeat-interval", "300ms")
+#: Long enough for an agent to be back within it on a busy machine.
+LEASE = ("--lease", "10s", "--heartbeat-interval", "300ms")
 
 
 class Machines:

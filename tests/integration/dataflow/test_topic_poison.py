@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pyarrow as pa
@@ -142,6 +143,24 @@ def test_most_records_of_the_sample_decide(broker):
     fill(broker, [b'{"a": "x"}', b'{"a": "y"}', b'{"a": 1}', b'{"a": 2.5}', b'{"a": 3, "b": 1}', b'{"a": 4, "c": 1}'])
     schema = TopicSource("in", broker, on_error=OnError.SIDE).find_schema()
     assert schema == pa.schema([("a", pa.float64()), ("b", pa.int64()), ("c", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("times", "kind"),
+    [
+        (["2026-01-01T10:00:00Z", "2026-01-01T12:00:00+02:00"], pa.timestamp("s", "UTC")),
+        (["2026-01-01T10:00:00", "2026-01-01T11:00:00"], pa.timestamp("s")),
+        (["2026-01-01T10:00:00Z", "2026-01-01T11:00:00"], pa.utf8()),
+    ],
+)
+def test_times_of_a_sample_have_a_zone_if_all_have(broker, times, kind):
+    fill(
+        broker,
+        [json.dumps({"at": each}, indent=indent).encode() for each, indent in zip(times, (1, None), strict=True)],
+    )
+    assert TopicSource("in", broker).find_schema() == pa.schema([("at", kind)])
+    report = engine.run([collect(Source(connector=TopicSource("in", broker, bounded=True)))])
+    assert report.tables["out"].num_rows == 2
 
 
 def test_a_sample_of_nothing_but_rubbish_is_an_error_whatever_the_policy(broker):

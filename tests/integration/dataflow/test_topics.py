@@ -10,7 +10,8 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
+from shoal.dataflow.connectors import brokers
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.brokers import is_kafka, topics_of
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource
@@ -283,6 +284,7 @@ def test_what_was_prepared_and_not_committed_is_sent_again_once(broker):
         again.restore([(2, 0, prepared)])
         again.close()
     assert values(broker) == [1, 2]
+    writer.close()
 
 
 def test_what_was_committed_is_not_sent_again(broker):
@@ -294,6 +296,8 @@ def test_what_was_committed_is_not_sent_again(broker):
     again = open_writer(broker)
     again.restore([(1, 0, prepared)])
     assert values(broker) == [1]
+    for each in (again, writer):
+        each.close()
 
 
 def test_going_on_from_before_what_was_committed_is_refused(broker):
@@ -303,12 +307,44 @@ def test_going_on_from_before_what_was_committed_is_refused(broker):
     prepared = writer.prepare(5)
     writer.commit(5)
     writer.close()
+    refused, anew, older = (open_writer(broker) for _ in range(3))
     with pytest.raises(PreconditionError, match="has the output of checkpoint 5, the job goes on from 4"):
-        open_writer(broker).restore([(4, 0, prepared)])
-    anew = open_writer(broker)
+        refused.restore([(4, 0, prepared)])
+    refused.close()
     anew.restore([])
     anew.close()
-    open_writer(broker).restore([(4, 0, b"")])
+    older.restore([(4, 0, b"")])
+    older.close()
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_writer_that_cannot_be_opened_gives_its_connection_back(broker, exactly_once):
+    context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=exactly_once)
+    with pytest.raises(InvalidError):
+        TopicSink("no name", broker).open_writer(None, context)
+    assert broker not in brokers._open
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_writer_that_fails_while_it_is_closed_gives_its_connection_back(broker, exactly_once, monkeypatch):
+    context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=exactly_once)
+    writer = TopicSink("out", broker).open_writer(None, context)
+    writer.restore([])
+    writer.write(rows(("a", 1, 1)))
+    inner = writer._current if exactly_once else writer._writer
+    monkeypatch.setattr(inner, "close", _Failing(inner.close))
+    with pytest.raises(UnavailableError, match="as it was closed"):
+        writer.close()
+    assert broker not in brokers._open
+
+
+class _Failing:
+    def __init__(self, call) -> None:
+        self.call = call
+
+    def __call__(self) -> None:
+        self.call()
+        raise UnavailableError("the broker went away as it was closed")
 
 
 def test_transactions_of_tasks_that_are_no_more_are_ended(broker):
@@ -327,3 +363,5 @@ def test_transactions_of_tasks_that_are_no_more_are_ended(broker):
         with pytest.raises(PreconditionError):
             writer.commit(1)
     assert values(broker) == [7]
+    for writer in (narrow, *wide):
+        writer.close()

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
@@ -156,7 +155,7 @@ def test_tombstones_alone(topics: KafkaTopics, name: str, keys: list[bytes] | No
 
 
 def test_a_transaction_that_took_too_long_is_fenced(kafka_broker: KafkaBroker, name: str) -> None:
-    with KafkaTopics(KafkaSettings(kafka_broker.address, transaction_timeout=1.0)) as topics:
+    with KafkaTopics(KafkaSettings(kafka_broker.address, transaction_timeout=5.0)) as topics:
         where = topics.create(name).topic_partitions()[0]
         left = topics.writer(transactional_id=name)
         left.begin()
@@ -305,8 +304,8 @@ def test_a_member_that_has_nothing_yet_commits_nothing(topics: KafkaTopics, name
 
 
 def test_names_are_checked_before_a_broker_is_asked() -> None:
-    begun = datetime.now(UTC)
-    with KafkaTopics(KafkaSettings("127.0.0.1:1")) as topics, topics.writer() as writer:
+    # Who asks first finds nobody there, which is another error.
+    with KafkaTopics(KafkaSettings("127.0.0.1:1", patience=1.0)) as topics, topics.writer() as writer:
         for call in (
             lambda: topics.create("a b", partitions=0),
             lambda: topics.describe("a/b"),
@@ -318,7 +317,6 @@ def test_names_are_checked_before_a_broker_is_asked() -> None:
         ):
             with pytest.raises(InvalidError):
                 call()
-    assert (datetime.now(UTC) - begun).total_seconds() < KafkaSettings("x:1").patience
 
 
 def test_a_secret_reaches_no_log_and_no_error(

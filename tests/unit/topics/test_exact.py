@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 
 from shoal.topics.base import FETCHED, records
 from shoal.topics.codecs import JsonCodec
-from shoal.topics.codecs.fractions import may_have_fine_times, may_have_fractions, may_have_times_of_day
+from shoal.topics.codecs.fractions import (
+    may_have_fine_times,
+    may_have_fractions,
+    may_have_times_of_day,
+    may_have_zones,
+)
 
 #: Some end as others do, and some can be written in several ways.
 WHOLE = ("id", "userid", "d", 'a"b', "é", "a/b", "1.5", "two words", "\\", "", "\n")
@@ -274,6 +279,7 @@ class TestQuickLook:
         assert may_have_fractions(text, [b"d", b":1.", b""]) in {True, False}
         assert may_have_fine_times(text, digits) in {True, False}
         assert may_have_times_of_day(text) in {True, False}
+        assert may_have_zones(text) in {True, False}
 
     def test_what_has_none_is_not_looked_at_closely(self) -> None:
         def text(content: bytes) -> Any:
@@ -282,6 +288,9 @@ class TestQuickLook:
         assert not may_have_fractions(text(b'{"userid":1.5,"id":1,"s":"1.5","x": [1.5, 2.5]}'), [b"id"])
         assert not may_have_fine_times(text(b'{"t":"2024-01-02T03:04:05.123000Z","f":12.123456789}'), 3)
         assert not may_have_times_of_day(text(b'{"t":"2024-01-02","s":"at 3 o","n": 5, "m": 6}'))
+        assert not may_have_zones(
+            text(b'{"t":"2024-01-02T03:04:05","u":"2024-01-02 03:04:05.123","n": 5, "d":"2024-01-02"}')
+        )
 
 
 class TestTimes:
@@ -296,7 +305,7 @@ class TestTimes:
     )
     def test_a_time_that_is_finer_than_the_unit_is_poison(self, fractions, unit, zone: str, shape: str, style) -> None:
         places, name = unit
-        kind: Any = pa.timestamp(name)
+        kind: Any = pa.timestamp(name, "UTC" if zone else None)
         if shape == "time":
             kind = pa.time32(name) if places < 6 else pa.time64(name)
         begin, end = ("03:04:05", "") if shape == "time" else ("2024-01-02T03:04:05", zone)
@@ -308,6 +317,38 @@ class TestTimes:
         if shape != "time":  # what else is no time of day is the reader's to say
             assert decoded.poison["offset"].to_pylist() == [100 + at for at in bad]
         assert {100 + at for at in bad} <= set(decoded.poison["offset"].to_pylist())
+
+    @given(
+        st.lists(st.sampled_from(["", "", "Z", "z", "+01:30", "-05", " +0200", "UTC", " Europe/Paris"]), min_size=1),
+        st.sampled_from(["2024-01-02T03:04:05", "2024-01-02 03:04:05.25", "2024-01-02T03:04:05.000"]),
+        st.sampled_from(["flat", "struct", "list"]),
+        styles,
+        st.booleans(),
+    )
+    def test_a_time_with_a_zone_has_no_room_among_those_without(
+        self, zones, time, shape, style, is_written_out
+    ) -> None:
+        made = [
+            style.record({"t": {"struct": {"x": time + each}, "list": [time + each]}.get(shape, time + each)})
+            for each in zones
+        ]
+        if is_written_out:
+            made = [each.replace(b"Z", b"\\u005a").replace(b"+", b"\\u002b") for each in made]
+        for zone in (None, "UTC"):
+            kind = pa.timestamp("us", zone)
+            holding = {"struct": pa.struct([("x", kind)]), "list": pa.list_(kind)}.get(shape, kind)
+            decoded = JsonCodec().decode(fetched(made), pa.schema([("t", holding)]))
+            bad = [] if zone else [100 + at for at, each in enumerate(zones) if each]
+            assert decoded.poison["offset"].to_pylist() == bad
+            assert all(
+                "has a zone, and a column of timestamp[us] has none" in each
+                for each in decoded.poison["reason"].to_pylist()
+            )
+
+    def test_a_zone_behind_a_time_without_colons(self) -> None:
+        made = [b'{"t":"2024-01-02T030405"}', b'{"t":"2024-01-02T030405Z"}', b'{"t":"2024-01-02t03:04:05Z"}']
+        decoded = JsonCodec().decode(fetched(made), pa.schema([("t", pa.timestamp("s"))]))
+        assert decoded.poison["value"].to_pylist() == made[1:]
 
     @pytest.mark.parametrize("kind", [pa.date32(), pa.date64()])
     def test_a_date_has_no_time_of_day(self, kind) -> None:

@@ -28,7 +28,7 @@ from shoal.dataflow.api.agents import Agent, agent_policy, deprecation_text
 from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
 from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all, warn_user
 from shoal.dataflow.api.output import Output
-from shoal.dataflow.api.reading import make_schema
+from shoal.dataflow.api.reading import check_unit, make_schema
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.tables import Table
 from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
@@ -135,6 +135,7 @@ class App:
         said = (schema, event_time, disorder, time_unit, key, codec, partitions, broker)
         if name in self._topics and said == (None, "", 0, "", "", "json", 1, None):
             return Topic(self._topics[name])  # asked for, not declared anew
+        check_unit(time_unit, at)
         time = EventTime(event_time, micros(disorder, "disorder", at=at), time_unit)
         made = None if schema is None else make_schema(schema, at=at)
         place = name_broker(broker, group=self.id, own=self.broker, at=at) if broker else self.broker
@@ -158,12 +159,8 @@ class App:
         at = find_location()
         legacy.refuse_others("app.table", others, App.table, at=at)
         keys = (key,) if isinstance(key, str) and key else tuple(key)
-        stream: Stream | None
-        if isinstance(source, str | Topic):
-            with context.defining(self._definition()):
-                stream = Stream.from_topic(source if isinstance(source, str) else source.spec)
-        else:
-            stream = source
+        stream: Stream | Callable[[], Stream] | None
+        stream = self._late_stream(source, at) if isinstance(source, str | Topic) else source
         if stream is not None and not keys:
             raise PlanError(
                 [problem(f"table {name}", None, "needs a key")], at=at, hint='app.table("users", …, key="id")'
@@ -258,6 +255,21 @@ class App:
             return lambda: spec
         self._spec(topic)
         return lambda: self._spec(topic)
+
+    def _late_stream(self, topic: str | Topic, at: Location | None) -> Callable[[], Stream]:
+        """The records of a topic as it is known when somebody asks; one stream while that does not change."""
+        known = self._late_spec(topic)
+        made: dict[TopicSpec, Stream] = {}
+
+        def read() -> Stream:
+            spec = known()
+            if spec not in made:
+                made.clear()
+                with context.defining(self._definition()):
+                    made[spec] = Stream.from_topic(spec)._changed(at=at)  # noqa: SLF001  its own kind
+            return made[spec]
+
+        return read
 
     def _definition(self) -> Definition:
         return Definition(self.broker, self.id, self._topics)

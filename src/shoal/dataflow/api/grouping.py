@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
 from shoal.core.errors import problem
+from shoal.dataflow.api.reading import check_unit
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.api.transforms import column_names, refuse_unknown
 from shoal.dataflow.language.aggregates import ALIASES
@@ -136,13 +138,14 @@ class WindowedStream(Windowed[S_co]):
         return WindowedStream(self._stream, (*self._keys, *names), self._window, self._firing)
 
 
-class GroupedStream(Windowed[S_co]):
-    """What `group_by` gives."""
+class Cuttable(Generic[S_co]):
+    """What can be cut into windows: a stream, and one by key."""
 
     __slots__ = ()
 
-    def __init__(self, stream: Steps[S_co], keys: tuple[str, ...]) -> None:
-        super().__init__(stream, keys, None)
+    @abstractmethod
+    def _to_cut(self) -> tuple[Steps[S_co], tuple[str, ...]]:
+        """The rows to cut, and the keys of which each has windows of its own."""
 
     def window(
         self,
@@ -154,10 +157,27 @@ class GroupedStream(Windowed[S_co]):
         allowed_lateness: Span = 0,
         early_every: Span = 0,
     ) -> WindowedStream[S_co]:
-        """In windows; see `Stream.window`."""
+        """Cut into windows, each key its own: `window(tumbling(seconds=60)).aggregate(…)`.
+
+        Windows are made of event time: that of the source, or the column named here. Rows that come later than
+        `allowed_lateness` behind their window's end go to the side output `late`; earlier ones correct its result.
+        `early_every` gives preliminary results. Both make the results change: see `changes_as_rows`.
+        """
         firing = make_firing(window, allowed_lateness, early_every)
-        stream = with_time(self._stream, window, time_column, time_unit, disorder)
-        return WindowedStream(stream, self._keys, window, firing)
+        stream, keys = self._to_cut()
+        return WindowedStream(with_time(stream, window, time_column, time_unit, disorder), keys, window, firing)
+
+
+class GroupedStream(Windowed[S_co], Cuttable[S_co]):
+    """What `group_by` gives."""
+
+    __slots__ = ()
+
+    def __init__(self, stream: Steps[S_co], keys: tuple[str, ...]) -> None:
+        super().__init__(stream, keys, None)
+
+    def _to_cut(self) -> tuple[Steps[S_co], tuple[str, ...]]:
+        return self._stream, self._keys
 
 
 def make_firing(window: Any, allowed_lateness: Span, early_every: Span) -> Firing:
@@ -177,6 +197,7 @@ def with_time(stream: Steps[S_co], window: Any, column: str | None, unit: str, d
         raise PlanError([problem("window", window, "must be a window")], at=at, hint=hint)
     if column is None:
         return stream
+    check_unit(unit, at)
     time = EventTime(column, micros(disorder, "disorder", at=at), unit)
     made: Any = stream.then(AssignTime(inputs=(stream.node,), time=time, at=at))
     timed: Steps[S_co] = made

@@ -212,8 +212,7 @@ class Reading(Steps[S_co]):
         """
         from shoal.dataflow.connectors.files import CsvSource
 
-        policy = make_policy(on_error, find_location())
-        connector = CsvSource(str(path), columns=_names(columns), batch_size=batch_size, on_error=policy)
+        connector = _text_source(CsvSource, path, columns, batch_size, on_error)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod
@@ -236,8 +235,7 @@ class Reading(Steps[S_co]):
         """
         from shoal.dataflow.connectors.files import JsonLinesSource
 
-        policy = make_policy(on_error, find_location())
-        connector = JsonLinesSource(str(path), columns=_names(columns), batch_size=batch_size, on_error=policy)
+        connector = _text_source(JsonLinesSource, path, columns, batch_size, on_error)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod
@@ -298,6 +296,7 @@ class Reading(Steps[S_co]):
             options=tuple((codec_options or {}).items()),
             bounded=bounded,
         )
+        check_unit(time_unit, at)
         time = said.time
         if event_time is not None or disorder is not None:
             column = said.time.column if event_time is None else event_time
@@ -373,14 +372,19 @@ def _told_first(*schemas: Schema | None) -> Schema | None:
 def make_time(column: str | None, disorder: Span, unit: str, idle_after: Span, at: Location | None) -> EventTime | None:
     """Event time as a user said it; None when nothing was said."""
     behind = micros(disorder, "disorder", at=at)
-    if unit not in ("", "s", "ms", "us", "ns"):
-        raise PlanError([problem("time unit", unit, "must be s, ms, us or ns")], at=at)
+    check_unit(unit, at)
     if column is None:
         if behind:
             hint = 'name the column: event_time="ts"'
             raise PlanError([problem("disorder", disorder, "says nothing without event time")], at=at, hint=hint)
         return None
     return EventTime(column, behind, unit, micros(idle_after, "idle_after", at=at))
+
+
+def check_unit(unit: str, at: Location | None) -> None:
+    """Refuse what is no unit of time."""
+    if unit not in ("", "s", "ms", "us", "ns"):
+        raise PlanError([problem("time unit", unit, "must be s, ms, us or ns")], at=at)
 
 
 def make_policy(policy: str | OnError, at: Location | None) -> OnError:
@@ -428,6 +432,18 @@ def _batch_of(value: Any, at: Location | None) -> Batch:
 
 def _empty(schema: Schema) -> Batch:
     return pa.RecordBatch.from_pylist([], schema=schema)
+
+
+def _text_source(
+    kind: Callable[..., SourceConnector],
+    path: str,
+    columns: Sequence[str] | None,
+    batch_size: int,
+    on_error: str | OnError,
+) -> SourceConnector:
+    """A source of files of lines: both kinds are told the same."""
+    policy = make_policy(on_error, find_location())
+    return kind(str(path), columns=_names(columns), batch_size=batch_size, on_error=policy)
 
 
 def _names(columns: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -2,8 +2,9 @@
 
     Stream.from_kafka("orders").filter(col("amount") > 5).group_by("user").window(tumbling(seconds=60)).sum("amount")
 
-Its methods come from `reading` (sources), `transforms`, `joins`, `writing` (sinks) and `terminals` (what runs it at
-once); keys and windows are here. Made by users, and by `shoal.dataflow.api.app` while a dataflow is defined.
+Its methods come from `reading` (sources), `transforms`, `joins`, `grouping` (windows), `writing` (sinks) and
+`terminals` (what runs it at once); keys are here. Made by users, and by `shoal.dataflow.api.app` while a dataflow is
+defined.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.core.errors import problem
-from shoal.dataflow.api.grouping import GroupedStream, WindowedStream, all_columns, make_firing, with_time
+from shoal.dataflow.api.grouping import Cuttable, GroupedStream, WindowedStream, all_columns
 from shoal.dataflow.api.joins import Joins
 from shoal.dataflow.api.reading import Reading, make_policy, make_schema
 from shoal.dataflow.api.steps import check_parallelism
@@ -34,12 +35,18 @@ from shoal.dataflow.language.logical import (
     Sink,
 )
 from shoal.dataflow.language.spans import Span, micros
-from shoal.dataflow.language.windows import Window
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
 from shoal.dataflow.plan.facts import Facts
 
 
-class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["Stream"], Terminals["Stream"]):
+class Stream(
+    Reading["Stream"],
+    Transforms["Stream"],
+    Joins["Stream"],
+    Cuttable["Stream"],
+    Writing["Stream"],
+    Terminals["Stream"],
+):
     """Rows on their way."""
 
     __slots__ = ()
@@ -84,24 +91,8 @@ class Stream(Reading["Stream"], Transforms["Stream"], Joins["Stream"], Writing["
         node = Distinct(inputs=(self._node,), columns=named, ttl=micros(ttl, "ttl", at=at), at=at)
         return self._next(node)
 
-    def window(
-        self,
-        window: Window,
-        *,
-        time_column: str | None = None,
-        time_unit: str = "",
-        disorder: Span = 0,
-        allowed_lateness: Span = 0,
-        early_every: Span = 0,
-    ) -> WindowedStream[Stream]:
-        """Cut into windows: `window(tumbling(seconds=60)).aggregate(…)`.
-
-        Windows are made of event time: that of the source, or the column named here. Rows that come later than
-        `allowed_lateness` behind their window's end go to the side output `late`; earlier ones correct its result.
-        `early_every` gives preliminary results. Both make the results change: see `changes_as_rows`.
-        """
-        firing = make_firing(window, allowed_lateness, early_every)
-        return WindowedStream(with_time(self, window, time_column, time_unit, disorder), (), window, firing)
+    def _to_cut(self) -> tuple[Stream, tuple[str, ...]]:
+        return self, ()
 
     def process(
         self,
@@ -186,20 +177,8 @@ class KeyedStream(Stream):
         names = column_names(columns, "distinct column", find_location())
         return self._origin.distinct(*dict.fromkeys((*self._keys, *names)), ttl=ttl)
 
-    def window(
-        self,
-        window: Window,
-        *,
-        time_column: str | None = None,
-        time_unit: str = "",
-        disorder: Span = 0,
-        allowed_lateness: Span = 0,
-        early_every: Span = 0,
-    ) -> WindowedStream[Stream]:
-        """In windows, each key its own; see `Stream.window`."""
-        firing = make_firing(window, allowed_lateness, early_every)
-        stream = with_time(self._origin, window, time_column, time_unit, disorder)
-        return WindowedStream(stream, self._keys, window, firing)
+    def _to_cut(self) -> tuple[Stream, tuple[str, ...]]:
+        return self._origin, self._keys
 
     def process(
         self,

@@ -6,7 +6,7 @@ Made by `shoal.dataflow.api.app`; `shoal.dataflow.api.joins` takes one as the ri
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, Self
 
 from shoal.core.errors import PreconditionError
@@ -21,16 +21,20 @@ class Table(MutableMapping[Any, Any]):
     restart, so what has to last belongs into a dataflow's state.
     """
 
-    def __init__(self, name: str, source: Steps[Any] | None, keys: tuple[str, ...]) -> None:
+    def __init__(self, name: str, source: Steps[Any] | Callable[[], Steps[Any]] | None, keys: tuple[str, ...]) -> None:
         self.name = name
-        #: The stream whose newest rows it holds.
-        self.changelog = source
+        self._source = source
         self.keys_of_rows = keys
         self._values: dict[Any, Any] = {}
         self._lock = threading.RLock()
 
+    @property
+    def changelog(self) -> Steps[Any] | None:
+        """The stream whose newest rows it holds. That of a topic is as the topic is known when a join is planned."""
+        return self._source() if callable(self._source) else self._source
+
     def _own(self) -> dict[Any, Any]:
-        if self.changelog is not None:
+        if self._source is not None:
             raise PreconditionError(
                 f"table {self.name!r} lies in the state of the joins that use it",
                 hint="ask for its rows with stream.join(table, on=…)",

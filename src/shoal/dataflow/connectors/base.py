@@ -42,6 +42,8 @@ class Fetched:
     records: Batch | None = None
     #: For each row the number of its record in `records`.
     record_of: Array | None = None
+    #: For the numbers of some rows: the line that each begins on, from 1, and its text, where the source has lines.
+    lines: Callable[[Sequence[int]], Sequence[tuple[int, bytes]]] | None = None
 
 
 class SplitReader(Protocol):

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -26,6 +27,7 @@ from shoal.dataflow.connectors.base import SinkContext, SinkMode
 from shoal.dataflow.connectors.folders import folder_name, with_partition_types
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.failures import CheckpointError
+from shoal.topics.codecs.forms import writable
 
 _PENDING = ".pending"
 #: Rows of a row group, about.
@@ -96,7 +98,8 @@ class _LinesFormat:
     def write(self, batch: Batch) -> None:
         from arro3.io import write_ndjson
 
-        write_ndjson(pa.Table.from_batches([batch]), self._file)
+        rows, has_nulls = writable(batch)
+        write_ndjson(pa.Table.from_batches([rows]), self._file, explicit_nulls=has_nulls)
 
     def close(self) -> None:
         """A line ends with itself."""
@@ -132,33 +135,53 @@ class _FileSink:
     def _writer(
         self, make: MakeFormat, schema: Schema | None, context: SinkContext, partition_by: tuple[str, ...] = ()
     ) -> FilesWriter:
-        is_single = self.is_one_file and not partition_by
-        if is_single:
-            self._check_file(context)
+        # Once more, when the task begins: what was fine before the run may be taken by now.
+        self.check_place()
+        self.check_run(parallelism=context.parallelism, has_checkpoints=context.has_checkpoints)
+        return FilesWriter(
+            self.path, self.suffix, make, context, schema=schema, partition_by=partition_by, is_single=self._is_single
+        )
+
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        """The columns that make folders of their values."""
+        return ()
+
+    @property
+    def _is_single(self) -> bool:
+        return self.is_one_file and not self._folders
+
+    def check_place(self) -> None:
+        """Refuse a place that cannot be written. Asked before a run, and again when a task begins to write."""
+        if self._is_single:
+            self._check_file()
         elif _is_file(self.path):
             hint = f"name a folder; or one file, which ends in {' or '.join(self.endings)}"
-            if partition_by:
+            if self._folders:
                 hint = "name a folder: partition_by makes folders in it"
             raise PreconditionError(f"{self.path} is a file, and the sink needs a folder", hint=hint, path=self.path)
         elif self.overwrite:
             rule = "is a folder, and overwrite=True is for one file: a folder keeps what is in it"
             raise PreconditionError(f"{self.path} {rule}", hint="remove the folder first", path=self.path)
-        return FilesWriter(
-            self.path, self.suffix, make, context, schema=schema, partition_by=partition_by, is_single=is_single
-        )
+        _check_above(self.path)
 
-    def _check_file(self, context: SinkContext) -> None:
-        """Refuse what one file cannot be, and a file that may be precious to somebody."""
+    def check_run(self, *, parallelism: int, has_checkpoints: bool) -> None:
+        """Refuse a run for which one file is the wrong place."""
+        if not self._is_single:
+            return
         stem = self.path[: -len(next(each for each in self.endings if self.path.endswith(each)))]
         folder = f'write to a folder instead, such as "{stem}/"'
-        if context.has_checkpoints:
+        if has_checkpoints:
             rule = "is one file, and a run with checkpoints (endless, or exactly once) adds a file with each of them"
             raise PreconditionError(f"{self.path} {rule}", hint=folder, path=self.path)
-        if context.parallelism != 1:
-            rule = f"is one file, and {context.parallelism} tasks cannot write it together"
+        if parallelism != 1:
+            rule = f"is one file, and {parallelism} tasks cannot write it together"
             raise PreconditionError(
                 f"{self.path} {rule}", hint=f"leave out with_parallelism; or {folder}", path=self.path
             )
+
+    def _check_file(self) -> None:
+        """Refuse to replace a file that may be precious to somebody."""
         if not self.overwrite and _is_file(self.path) and files.size(self.path):
             rule = "is there already, and would be replaced"
             hint = "say overwrite=True to replace it, or choose another name"
@@ -173,6 +196,10 @@ class ParquetSink(_FileSink):
 
     suffix: ClassVar[str] = ".parquet"
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
+
+    @property
+    def _folders(self) -> tuple[str, ...]:
+        return tuple(self.partition_by)
 
     @property
     def named_columns(self) -> dict[str, tuple[str, ...]]:
@@ -419,6 +446,23 @@ def _is_file(path: str) -> bool:
     except (NotFoundError, PreconditionError):  # nothing, or a folder
         return False
     return True
+
+
+def _check_above(path: str) -> None:
+    """Refuse a local path in which no folder can be made, or no file. Elsewhere only an attempt can tell."""
+    place = locate(path)
+    if not place.is_local:
+        return
+    above = Path(place.path)
+    above = above if above.is_dir() else above.parent
+    while not above.exists() and above != above.parent:
+        above = above.parent
+    if not above.is_dir():
+        rule = f"cannot be made: {above} is a file"
+        raise PreconditionError(f"{path} {rule}", hint="choose another path", path=path)
+    if not os.access(above, os.W_OK | os.X_OK):
+        rule = f"cannot be written: nothing may be added to the folder {above}"
+        raise PreconditionError(f"{path} {rule}", hint="choose another path, or allow it", path=path)
 
 
 def _is_folder(path: str) -> bool:

@@ -269,7 +269,7 @@ class FilesReader:
                     self._opened = self._open_file(split.name, self._positions.get(split.name))
                 piece = self._opened.read(max_rows)
             if piece is not None:
-                return Fetched(split, piece.batch, piece.position, poison=piece.poison)
+                return Fetched(split, piece.batch, piece.position, poison=piece.poison, lines=piece.lines)
             self._close_file()
             self._ended.add(self._left.pop(0))
         return None

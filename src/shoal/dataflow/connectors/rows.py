@@ -71,6 +71,14 @@ class Sifted:
         poison = poison_batch(self.bad[passed:told]) if told > passed else None
         return self._slice(start - passed, end), poison, end + told
 
+    def rows_before(self, record: int) -> int:
+        """How many good records are before one."""
+        return record - bisect_left(self.bad, record, key=lambda each: each.index)
+
+    def record_of(self, row: int) -> int:
+        """The number of the record that a row was read from."""
+        return row + sum(each.index - number <= row for number, each in enumerate(self.bad))
+
     def _slice(self, start: int, end: int) -> Batch:
         return self.rows if end - start == self.rows.num_rows else self.rows.slice(start, end - start)
 
@@ -207,7 +215,7 @@ def _unfit(name: str, kind: Any, rule: str, what: str) -> InvalidError:
 
 def empty_batch(schema: Schema) -> Batch:
     """A batch of these columns without rows."""
-    return pa.RecordBatch.from_pylist([], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
 
 
 def sift(

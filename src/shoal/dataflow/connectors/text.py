@@ -9,12 +9,14 @@ ones too; so a file goes on after a restart with the line that it stood before. 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.json as pa_json
@@ -25,6 +27,8 @@ from shoal.dataflow.connectors.rows import Bad, Sifted, empty_batch, first_bad, 
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.failures import PoisonError
 from shoal.dataflow.language.logical import OnError
+from shoal.topics.base import records
+from shoal.topics.codecs import JsonCodec
 
 _BLOCK = 1024 * 1024
 _SAMPLE = 256 * 1024
@@ -53,6 +57,8 @@ class Piece:
     batch: Batch
     position: Any
     poison: Batch | None = None
+    #: For the numbers of some rows: the number of the line on which each begins, and its text. Reads the file again.
+    lines: Callable[[Sequence[int]], list[tuple[int, bytes]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +85,13 @@ class OpenedText:
         self._rest = b""
         self._place = 0
         self._given = 0
-        #: Lines before the place; None where nobody has counted them.
-        self._lines: int | None = 0
+        #: A place in the file, and how many lines are before it. Who has no bad lines does not pay for counting them.
+        self._counted = (0, 0)
         self._block: _Block | None = None
 
     def _go_to(self, place: int, given: int) -> None:
         self._file.seek(place)
         self._place, self._given = place, given
-        self._lines = 0 if not place else None
 
     def read(self, max_rows: int) -> Piece | None:
         """The next rows; None at the end."""
@@ -95,10 +100,12 @@ class OpenedText:
             if block is None:
                 return None
             if self._given < block.records.count:
+                first = block.records.rows_before(self._given)
                 batch, poison, self._given = block.records.part(self._given, min(max_rows, self._batch_size))
+                lines = functools.partial(self._lines_of, self._place, block, first)
                 is_done = self._given >= block.records.count
                 position = [self._place + block.size, 0] if is_done else [self._place, self._given]
-                return Piece(batch, position, poison)
+                return Piece(batch, position, poison, lines)
             self._given -= block.records.count
             self._place += block.size
             self._block = None
@@ -108,19 +115,24 @@ class OpenedText:
         if not content:
             return None
         self._block = _Block(len(content), self._parse(content))
-        if self._lines is not None:
-            self._lines += _count_lines(content)
         return self._block
 
     def _content(self) -> bytes:
         content = self._rest
         while True:
             more = self._file.read(_BLOCK)
+            if cut := self._plain_cut(content, more):  # so much is copied once, not twice
+                self._rest = more[cut:]
+                return b"".join((content, memoryview(more)[:cut]))
             content += more
             cut = self._cut(content) if more else len(content)
             if cut or not more:
                 self._rest = content[cut:]
                 return content[:cut]
+
+    def _plain_cut(self, before: bytes, more: bytes) -> int:
+        """How much of what comes next is whole, together with what is before it, where that is easily seen; else 0."""
+        return more.rfind(b"\n") + 1
 
     def _cut(self, content: bytes) -> int:
         """How much of some content, more of which follows, is whole; 0 for nothing."""
@@ -131,13 +143,40 @@ class OpenedText:
 
     def _line(self, content: bytes, start: int) -> int:
         """The number of the line, from 1, that begins so far into the block that is being parsed."""
-        if self._lines is None:
+        return self._lines_before(self._place) + _count_lines(content[:start]) + 1
+
+    def _lines_before(self, place: int) -> int:
+        """How many lines end before a place. What was counted before is not counted again."""
+        at, lines = self._counted if self._counted[0] <= place else (0, 0)
+        if at < place:
             with files.open_file(self._path) as file:
-                left, self._lines = self._place, 0
-                while left and (before := file.read(min(left, _BLOCK))):
-                    left -= len(before)
-                    self._lines += _count_lines(before)
-        return self._lines + _count_lines(content[:start]) + 1
+                file.seek(at)
+                while at < place and (content := file.read(min(place - at, _BLOCK))):
+                    at += len(content)
+                    lines += _count_lines(content)
+            self._counted = (at, lines)
+        return lines
+
+    def _lines_of(self, place: int, block: _Block, first: int, rows: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The numbers and the texts of the lines of some rows, counted from the `first` of a block."""
+        with files.open_file(self._path) as file:
+            file.seek(place)
+            content = file.read(block.size)
+        spans = self._spans(content)
+        if len(spans) != block.records.count:
+            raise PoisonError(f"{self._path} was changed while it was read", path=self._path)
+        line, before = self._lines_before(place) + 1, 0
+        found: list[tuple[int, bytes]] = []
+        for row in rows:
+            start, end = spans[block.records.record_of(first + row)]
+            line += _count_lines(content[before:start])
+            before = start
+            found.append((line, content[start:end].rstrip(b"\r\n")))
+        return found
+
+    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
+        """Where the records of a block begin and end."""
+        raise NotImplementedError
 
     def _fail(self, line: int, error: str, value: bytes) -> PoisonError:
         shown = value.strip()[:_SHOWN].decode(errors="replace")
@@ -151,7 +190,12 @@ class OpenedText:
 
 
 def _count_lines(content: bytes) -> int:
-    return content.count(b"\n") or content.count(b"\r")
+    return _count(content, b"\n") or _count(content, b"\r")
+
+
+def _count(content: bytes | memoryview, letter: bytes) -> int:
+    """How often a letter is in a text. NumPy looks at many at once, which Python does not."""
+    return int(np.count_nonzero(np.frombuffer(content, np.uint8) == ord(letter)))
 
 
 def _one_batch(table: Any, schema: Schema) -> Batch:
@@ -187,9 +231,12 @@ class OpenedCsv(OpenedText):
             rule = f"is not in this file; it has {', '.join(self._names)}"
             raise InvalidError([problem(f"column {name!r}", None, rule) for name in missing], what=self._path)
 
+    def _plain_cut(self, before: bytes, more: bytes) -> int:
+        return 0 if b'"' in more or b'"' in before else super()._plain_cut(before, more)
+
     def _cut(self, content: bytes) -> int:
         cut = content.rfind(b"\n") + 1 or content.rfind(b"\r", 0, len(content) - 1) + 1
-        if not content.count(b'"', 0, cut) % 2:
+        if not _count(memoryview(content)[:cut], b'"') % 2:
             return cut
         # The last line may end inside a quoted field; or a quote stands where it means nothing, as in 5" pipe.
         whole = 0
@@ -218,7 +265,7 @@ class OpenedCsv(OpenedText):
         batch = None
         with contextlib.suppress(*_ERRORS):
             batch = self._convert(content)
-            quotes = content.count(b'"')
+            quotes = _count(content, b'"') if b'"' in content else 0
             if not quotes or (not quotes % 2 and batch.num_rows >= _count_lines(content)):
                 return Sifted(batch)  # each line is a row, and the last one is closed
         spans, unclosed = self._records(content)
@@ -259,6 +306,9 @@ class OpenedCsv(OpenedText):
                 before = start
                 found.append(Bad(number, line, content[start:end].rstrip(b"\r\n"), f"line {line}: {reasons[span]}"))
         return found
+
+    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
+        return self._records(content)[0]
 
     def _records(self, content: bytes) -> tuple[list[tuple[int, int]], set[int]]:
         """Where records begin and end, without empty lines; and those in which a quote is not closed.
@@ -367,11 +417,16 @@ def guess_csv(path: str, delimiter: str) -> Schema | None:
 
 
 class OpenedLines(OpenedText):
-    """JSON lines. Times and dates are read as text first: Arrow would take a time with a zone for one without."""
+    """JSON lines. Times and dates are read as text first: Arrow would take a time with a zone for one without.
+
+    Columns of types that Arrow does not read from JSON are read as those of topics are.
+    """
 
     def __init__(self, path: str, schema: Schema, policy: OnError, *, batch_size: int, position: Any = None) -> None:
         super().__init__(path, schema, policy, batch_size=batch_size)
-        self._as_text = pa.schema([each.with_type(_text_of(each.type)) for each in schema])
+        self._plain = pa.schema([each for each in schema if not _is_foreign(each.type)])
+        self._foreign = pa.schema([each for each in schema if _is_foreign(each.type)])
+        self._as_text = pa.schema([each.with_type(_text_of(each.type)) for each in self._plain])
         place, given = position or (0, 0)
         self._go_to(int(place), int(given))
 
@@ -379,14 +434,23 @@ class OpenedLines(OpenedText):
         return content.rfind(b"\n") + 1
 
     def _convert(self, lines: Sequence[bytes]) -> Batch:
+        if not len(self._foreign):
+            return self._convert_plain(lines)
+        found = _decode_lines(lines, self._foreign)
+        columns = dict(zip(self._foreign.names, found, strict=True))
+        if len(self._plain):
+            columns |= zip(self._plain.names, self._convert_plain(lines), strict=True)
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+    def _convert_plain(self, lines: Sequence[bytes]) -> Batch:
         table = _read_lines(lines, self._as_text)
         if table.num_rows != len(lines):
             raise ValueError("not one JSON object in each line")
         batch = _one_batch(table, self._as_text)
-        if self._as_text.equals(self._schema):
+        if self._as_text.equals(self._plain):
             return batch
         return pa.RecordBatch.from_arrays(
-            [_cast(*each) for each in zip(batch, self._schema, strict=True)], schema=self._schema
+            [_cast(*each) for each in zip(batch, self._plain, strict=True)], schema=self._plain
         )
 
     def _parse(self, content: bytes) -> Sifted:
@@ -403,6 +467,15 @@ class OpenedLines(OpenedText):
             for at, error in bad
         ]
         return Sifted(rows, found)
+
+    def _spans(self, content: bytes) -> Sequence[tuple[int, int]]:
+        spans: list[tuple[int, int]] = []
+        at = 0
+        for line in content.split(b"\n"):
+            if line.strip():
+                spans.append((at, at + len(line)))
+            at += len(line) + 1
+        return spans
 
     def _first_failure(self, content: bytes, lines: Sequence[bytes]) -> PoisonError | None:
         found = first_bad(lines, self._convert)
@@ -444,6 +517,32 @@ def _read_lines(lines: Sequence[bytes], schema: Schema | None) -> Any:
             explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
         ),
     )
+
+
+def _decode_lines(lines: Sequence[bytes], schema: Schema) -> Batch:
+    decoded = JsonCodec().decode(records(lines), schema)
+    if decoded.poison.num_rows:
+        raise ValueError(decoded.poison["reason"][0].as_py())
+    return decoded.rows
+
+
+def _is_foreign(kind: Any) -> bool:
+    """Whether Arrow does not read a type from JSON, or not as it is written."""
+    known = (pa.types.is_struct, pa.types.is_list)
+    if kind.num_fields:
+        inner = (kind.field(at).type for at in range(kind.num_fields))
+        return not any(is_such(kind) for is_such in known) or any(map(_is_foreign, inner))
+    foreign = (
+        pa.types.is_time,
+        pa.types.is_date64,
+        pa.types.is_duration,
+        pa.types.is_dictionary,
+        pa.types.is_float16,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+    )
+    return not pa.types.is_decimal(kind) and any(is_such(kind) for is_such in foreign)
 
 
 def _cast(array: Any, field: Any) -> Any:
@@ -496,7 +595,7 @@ def guess_lines(path: str, policy: OnError) -> Schema | None:
             if policy is OnError.FAIL:
                 break
         else:
-            return pa.schema([_zoned(each, lines) for each in schema])
+            return zoned(schema, lines)
     shown = line[:_SHOWN].decode(errors="replace")
     raise PoisonError(f"{path} cannot be read: line {number}: {error}: {shown}", hint=_HINT, path=path, line=number)
 
@@ -506,6 +605,11 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+def zoned(schema: Schema, lines: Sequence[bytes]) -> Schema:
+    """Columns that Arrow guessed from lines of JSON: it takes times with a zone for times without one."""
+    return pa.schema([_zoned(each, lines) for each in schema])
 
 
 def _zoned(field: Any, lines: Sequence[bytes]) -> Any:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from shoal.dataflow.connectors.text import zoned
 from shoal.dataflow.language.elements import Schema
 
 #: So many kinds of columns are tried as those that the others have to fit.
@@ -87,4 +88,5 @@ def _is_object(value: bytes) -> bool:
 def _read(values: Sequence[bytes]) -> Schema:
     import pyarrow.json
 
-    return pyarrow.json.read_json(pa.BufferReader(b"\n".join(values))).schema
+    found = pyarrow.json.read_json(pa.BufferReader(b"\n".join(values))).schema
+    return zoned(found, values)

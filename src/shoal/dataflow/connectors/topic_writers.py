@@ -8,8 +8,9 @@ sent again. Opened by `shoal.dataflow.connectors.topics`.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,15 +86,26 @@ def as_key(column: Any) -> Any:
     return (column if pa.types.is_string(column.type) else column.cast(pa.utf8())).cast(pa.binary())
 
 
+@contextlib.contextmanager
+def _taken(target: Target) -> Iterator[Topics]:
+    """The connection, with the topic made. It is given back if that fails, or what is opened with it."""
+    topics = take_topics(target.broker)
+    try:
+        ensure_topic(topics, target.topic, partitions=target.partitions)
+        yield topics
+    except BaseException:
+        return_topics(target.broker)
+        raise
+
+
 class TopicWriter:
     """Writes at once. After a crash what came after the last checkpoint is written again."""
 
     def __init__(self, target: Target, recording: Recording) -> None:
         self._target = target
         self._recording = recording
-        topics = take_topics(target.broker)
-        ensure_topic(topics, target.topic, partitions=target.partitions)
-        self._writer = topics.writer()
+        with _taken(target) as topics:
+            self._writer = topics.writer()
 
     def write(self, batch: Batch) -> None:
         """Append."""
@@ -116,8 +128,10 @@ class TopicWriter:
 
     def close(self) -> None:
         """Let go of it."""
-        self._writer.close()
-        return_topics(self._target.broker)
+        try:
+            self._writer.close()
+        finally:
+            return_topics(self._target.broker)
 
 
 class ExactTopicWriter:
@@ -132,8 +146,8 @@ class ExactTopicWriter:
         self._context = context
         self._recording = recording
         self._ahead = Ahead()
-        self._topics: Topics = take_topics(target.broker)
-        ensure_topic(self._topics, target.topic, partitions=target.partitions)
+        with _taken(target) as topics:
+            self._topics = topics
         self._free: deque[Writer] = deque()
         #: The writer that takes rows now, with its transaction open.
         self._current: Writer | None = None
@@ -292,6 +306,7 @@ class ExactTopicWriter:
         writers = [*self._free, *(writer for _checkpoint, writer in self._pending)]
         if self._current is not None:
             writers.append(self._current)
-        for writer in writers:
-            writer.close()
-        return_topics(self._target.broker)
+        with contextlib.ExitStack() as each:  # all of them, although one fails
+            each.callback(return_topics, self._target.broker)
+            for writer in writers:
+                each.callback(writer.close)

@@ -203,9 +203,11 @@ class TopicReader:
 
     def close(self) -> None:
         """Let go of the partitions."""
-        if self._reader is not None:
-            self._reader.close()
-        return_topics(self._source.broker)
+        try:
+            if self._reader is not None:
+                self._reader.close()
+        finally:
+            return_topics(self._source.broker)
 
     def _partition(self, split: Split) -> TopicPartition:
         return TopicPartition(self._source.topic, int(split.name))

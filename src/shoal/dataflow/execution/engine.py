@@ -35,7 +35,7 @@ from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import PhysicalPlan, Step, key_groups_of
 from shoal.dataflow.plan.physical import plan as plan_physically
-from shoal.dataflow.plan.prepare import Prepared, prepare
+from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +137,10 @@ def start_prepared(
     _check_name(name)
     chosen = settings or FlowSettings()
     physical = plan_physically(prepared.sinks, parallelism=parallelism, key_groups=chosen.key_groups)
+    for stage in physical.stages:
+        sinks = [step.node for step in stage.steps]
+        checked = {"parallelism": stage.parallelism, "has_checkpoints": chosen.checkpoint is not None}
+        check_connectors(sinks, "check_run", **checked)
     flow = RunningFlow(name, physical, prepared.facts, chosen, clock or SystemClock(), is_look=is_look)
     flow.begin()
     return flow

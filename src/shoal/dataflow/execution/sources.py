@@ -358,6 +358,11 @@ def _cut(content: bytes | None) -> str:
 
 def _as_poison(fetched: Fetched, rows: Sequence[int], reasons: Sequence[str]) -> Batch:
     """Rows that were read and cannot be used, as the records that they came from: each of these once."""
+    if fetched.lines is not None:
+        lines = fetched.lines(rows)
+        why = [f"line {line}: {reason}" for (line, _text), reason in zip(lines, reasons, strict=True)]
+        offsets, values = [line for line, _text in lines], [text for _line, text in lines]
+        return pa.RecordBatch.from_pydict({"offset": offsets, "value": values, "error": why})
     if fetched.records is None or fetched.record_of is None:
         return pa.RecordBatch.from_pydict({"value": _as_texts(fetched.batch.take(rows)), "error": list(reasons)})
     numbers = np.asarray(fetched.record_of)[np.asarray(rows)]

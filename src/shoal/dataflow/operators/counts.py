@@ -21,7 +21,8 @@ from shoal.dataflow.operators.aggregates.lanes import grown
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, occurrence
 from shoal.dataflow.operators.aggregates.store import Store
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.aggregating import Aggregating
+from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, restored_slots, said_kept, state_table
@@ -32,18 +33,16 @@ _COUNT, _PLACE = "__count", "__place"
 _OPEN = -1
 
 
-class CountAggregate(Operator):
+class CountAggregate(Aggregating):
     """Results by key and count."""
 
     def __init__(self, *, grouping: Grouping, window: CountWindow) -> None:
-        self._grouping = grouping
+        super().__init__(grouping)
         self._kept = said_kept(grouping.keys, grouping.description, window)
         self._pane = math.gcd(window.size, window.slide)
         self._length = window.size // self._pane
         self._step = window.slide // self._pane
         self._index = KeyIndex(grouping.keys)
-        self._plan: AggregatePlan | None = None
-        self._is_restored = False
         self._counts = np.zeros(0, np.int64)
         #: What is being filled, by slot; and the last full panes, by slot and place in its ring.
         self._open, self._ring = Store(()), Store(())
@@ -127,14 +126,6 @@ class CountAggregate(Operator):
                 self._ring.merge(sparse.at(full).with_cells(slots[full] * self._length + places[full]))
         self._watermark = min(watermarks, default=START_OF_TIME)
         self._is_restored = self._plan is not None
-
-    def _bound(self, batch: Batch) -> AggregatePlan:
-        if self._plan is None:
-            return self._bind(self._grouping.input_schema(batch.schema))
-        if self._is_restored:
-            self._grouping.check_types(self._plan, self._grouping.input_schema(batch.schema))
-            self._is_restored = False
-        return self._plan
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)

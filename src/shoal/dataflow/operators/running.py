@@ -18,7 +18,8 @@ from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse, distinct_rounds
 from shoal.dataflow.operators.aggregates.store import Store
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.aggregating import Aggregating
+from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.given import rows_differ
 from shoal.dataflow.operators.grouping import Grouping
@@ -28,18 +29,16 @@ from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.state.blobs import pack, pack_groups, unpack
 
 
-class RunningAggregate(Operator):
+class RunningAggregate(Aggregating):
     """One result for each key. `gives_changes` on endless input; `takes_changes` when its input has `op`."""
 
     def __init__(self, *, grouping: Grouping, gives_changes: bool, takes_changes: bool = False) -> None:
-        self._grouping = grouping
+        super().__init__(grouping)
         self._kept = said_kept(grouping.keys, grouping.description)
         self._gives_changes = gives_changes
         self._takes_changes = takes_changes
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
-        self._plan: AggregatePlan | None = None
-        self._is_restored = False
         self._store = Store(())
         self._arrived = 0
 
@@ -105,14 +104,6 @@ class RunningAggregate(Operator):
                 self._store.ensure(len(self._index))
                 self._store.merge(plan.from_arrow(slots, table))
         self._is_restored = self._plan is not None
-
-    def _bound(self, batch: Batch) -> AggregatePlan:
-        if self._plan is None:
-            return self._bind(self._grouping.input_schema(batch.schema))
-        if self._is_restored:
-            self._grouping.check_types(self._plan, self._grouping.input_schema(batch.schema))
-            self._is_restored = False
-        return self._plan
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)

@@ -21,7 +21,8 @@ from shoal.dataflow.language.windows import Firing, SessionWindow
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import occurrence
 from shoal.dataflow.operators.aggregates.store import Store
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.aggregating import Aggregating
+from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
@@ -34,19 +35,17 @@ from shoal.dataflow.state.blobs import pack, pack_groups
 _LOW, _HIGH, _GIVEN = "__low", "__high", "__given"
 
 
-class SessionAggregate(Operator):
+class SessionAggregate(Aggregating):
     """Results by key and session."""
 
     def __init__(self, *, grouping: Grouping, window: SessionWindow, firing: Firing | None = None) -> None:
-        self._grouping = grouping
+        super().__init__(grouping)
         self._kept = said_kept(grouping.keys, grouping.description, window)
         self._gap = window.gap
         self._firing = firing or Firing()
         self._given = None if self._firing == Firing() else GivenSessions()
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
-        self._plan: AggregatePlan | None = None
-        self._is_restored = False
         self._store = Store(())
         self._table = SessionTable()
         self._watermark = START_OF_TIME
@@ -133,14 +132,6 @@ class SessionAggregate(Operator):
         self._is_restored = self._plan is not None
 
     # -- sessions ---------------------------------------------------------------------------------------------
-
-    def _bound(self, batch: Batch) -> AggregatePlan:
-        if self._plan is None:
-            return self._bind(self._grouping.input_schema(batch.schema))
-        if self._is_restored:
-            self._grouping.check_types(self._plan, self._grouping.input_schema(batch.schema))
-            self._is_restored = False
-        return self._plan
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)

@@ -133,11 +133,28 @@ def check_event_time(time: EventTime, schema: Schema | None, *, at: Location | N
         return
     field = f"event time column {time.column!r}"
     if not types.is_integer(kind):
-        hint = f'make it one: .with_columns({time.column}=fn.to_timestamp(col("{time.column}")))'
+        hint = _time_hint(time.column, kind)
         raise PlanError([problem(field, None, f"is {kind}; event time is a timestamp")], at=at, hint=hint)
     if not time.unit:
         hint = f'say it: event_time({time.column!r}, unit="ms"), or time_unit="ms" where the source is made'
         raise PlanError([problem(field, None, f"is {kind}, and nothing says what it counts")], at=at, hint=hint)
+
+
+def _time_hint(name: str, kind: Any) -> str:
+    """What to write to get event time out of a column that holds none."""
+    column = f'col("{name}")'
+    if types.is_floating(kind) or types.is_decimal(kind):
+        micros = f'fn.round({column} * 1_000_000).cast("int64")'
+        return (
+            "if it counts seconds, make them whole microseconds and name event time behind that: "
+            f'.with_columns({{"{name}": {micros}}}).event_time("{name}", unit="us")'
+        )
+    if types.is_string(kind) or types.is_large_string(kind):
+        return (
+            "make it one and name event time behind that: "
+            f'.with_columns({{"{name}": fn.to_timestamp({column})}}).event_time("{name}")'
+        )
+    return "name a column of timestamps, or of whole numbers with the unit that they count"
 
 
 def time_columns(schema: Schema | None) -> list[str]:

@@ -6,7 +6,6 @@ that are declared.
 
 from __future__ import annotations
 
-import re
 from typing import Any, Protocol, runtime_checkable
 
 from shoal.core.errors import InvalidError, Problem, problem
@@ -14,10 +13,7 @@ from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.dataflow.connectors.brokers import is_kafka
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Location
-
-#: Kafka's own rule. It is said here too: who only looks at a plan need not have the client of Kafka.
-_KAFKA_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_KAFKA_RULE = "must be 1 to 249 letters, digits, dots, dashes or underscores, and neither . nor .."
+from shoal.topics.naming import KAFKA_RULE, is_kafka_name
 
 
 @runtime_checkable
@@ -62,8 +58,7 @@ def check_topic(name: object, broker: str, codec_name: str, *, at: Location | No
 
 def _topic_problems(name: object, broker: str) -> list[Problem]:
     if is_kafka(broker):
-        is_fine = isinstance(name, str) and _KAFKA_NAME.fullmatch(name) is not None and name not in {".", ".."}
-        return [] if is_fine else [problem("topic", name, _KAFKA_RULE)]
+        return [] if is_kafka_name(name) else [problem("topic", name, KAFKA_RULE)]
     return [] if isinstance(name, str) and is_identifier(name) else [problem("topic", name, IDENTIFIER_RULE)]
 
 

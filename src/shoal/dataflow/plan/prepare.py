@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from shoal.core.errors import ShoalError, problem
+from shoal.core.errors import PreconditionError, ShoalError, problem
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import describe
@@ -77,7 +78,23 @@ def prepare(
     sinks: Sequence[Node], *, find_schema: FindSchema = ask_connector, probe: Probe = try_function, rules: bool = True
 ) -> Prepared:
     """Check a plan and make it better. Raises `PlanError` with everything that is wrong, at the user's lines."""
-    return _prepare(sinks, _Asked(find_schema, probe), rules=rules)
+    prepared = _prepare(sinks, _Asked(find_schema, probe), rules=rules)
+    check_connectors(prepared.sinks, "check_place")
+    return prepared
+
+
+def check_connectors(sinks: Sequence[Node], question: str, **said: Any) -> None:
+    """Ask the connectors of sinks, where they know the question, whether they can be written. Raises `PlanError`."""
+    for node in sinks:
+        ask = getattr(node.connector, question, None) if isinstance(node, Sink) else None
+        if ask is None or not isinstance(node, Sink):
+            continue
+        try:
+            ask(**said)
+        except PreconditionError as error:
+            label = node.connector.label
+            found = problem(label, None, error.message.removeprefix(f"{label} "))
+            raise PlanError([found], at=node.at, hint=error.hint) from error
 
 
 def sketch(sinks: Sequence[Node], *, rules: bool = True) -> Prepared:

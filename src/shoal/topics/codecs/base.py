@@ -103,5 +103,5 @@ def one_batch(tables: list[Any], schema: Any) -> Any:
     """All rows of some tables as one batch; without copying where there is only one."""
     batches = [batch for table in tables for batch in table.to_batches() if batch.num_rows]
     if not batches:
-        return pa.RecordBatch.from_pylist([], schema=schema)
+        return pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in schema], schema=schema)
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,8 +1,8 @@
 """Records of JSON that a schema has no room for: the reader would cut them to fit, without a word.
 
-It cuts fractions off whole numbers, what is finer than the unit off times, the time of day off dates, and digits off
-decimals. A quick look at the bytes of all says whether there may be such a thing, a closer one in which records; only
-these are read with care. Called by `shoal.topics.codecs.objects`.
+It cuts fractions off whole numbers, what is finer than the unit off times, the time of day off dates, the zone off
+times of columns that have none, and digits off decimals. A quick look at the bytes of all says whether there may be
+such a thing, a closer one in which records; only these are read with care. Called by `shoal.topics.codecs.objects`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from shoal.topics.codecs.fractions import (
     may_have_fine_times,
     may_have_fractions,
     may_have_times_of_day,
+    may_have_zones,
 )
 
 _PLACES = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 _FRACTION = re.compile(r":[0-9]{2}\.([0-9]+)")
+_ZONE = re.compile(r"[0-9][Tt ][0-9][0-9:.]*[^0-9:.]")
 _TIME_OF_DAY = re.compile(r"[0-9][Tt ]([0-9:.]+)")
 _ANY = r"(?s:.)"
 #: The rest of a name from a letter that is written out: whose name it is cannot be seen.
@@ -112,9 +114,16 @@ def _has_times_of_day(text: Bytes, names: object) -> bool:
     return may_have_times_of_day(text) or has_escapes(text)
 
 
+def _has_zones(text: Bytes, names: object) -> bool:
+    return may_have_zones(text) or has_escapes(text)
+
+
 _NUMBER = _Shape(_has_fractions, r"-?(?:[0-9]*\.|[0-9]+[eE])", r"(?:[0-9][.eE]|-\.)")
 _DAY_TEXT = r"[0-9][Tt ][0-9:.]*[1-9]"
 _DAY = _Shape(_has_times_of_day, rf'"[^"]*(?:{_DAY_TEXT}|\\u)', rf"(?:{_DAY_TEXT}|\\u)")
+
+_ZONE_TEXT = r'(?:[0-9][Tt ][0-9][0-9:.]*[^0-9:."]|\\u)'
+_ZONED = _Shape(_has_zones, rf'"[^"]*{_ZONE_TEXT}', _ZONE_TEXT)
 
 
 @functools.cache
@@ -137,6 +146,8 @@ def _shapes(kind: Any) -> tuple[_Shape, ...]:
         return (_decimal(kind.scale),)
     if pa.types.is_date(kind):
         return (_NUMBER, _DAY)
+    if pa.types.is_timestamp(kind) and kind.tz is None:
+        return (_NUMBER, _time(_PLACES[kind.unit]), _ZONED)
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         return (_NUMBER, _time(_PLACES[kind.unit]))
     return (_NUMBER,) if pa.types.is_integer(kind) or pa.types.is_duration(kind) else ()
@@ -202,8 +213,10 @@ def _cut(value: Any, kind: Any) -> str:
         return f"{value!r} has a time of day, for which {kind} has no room" if found and found[1].strip("0:.") else ""
     if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
         found = _FRACTION.search(value)
-        is_cut = found and found[1][_PLACES[kind.unit] :].strip("0")
-        return f"{value!r} is finer than {kind} has room for" if is_cut else ""
+        if found and found[1][_PLACES[kind.unit] :].strip("0"):
+            return f"{value!r} is finer than {kind} has room for"
+    if pa.types.is_timestamp(kind) and kind.tz is None and _ZONE.search(value):
+        return f"{value!r} has a zone, and a column of {kind} has none"
     return ""
 
 

@@ -20,6 +20,8 @@ _ZERO, _DIGITS = ord("0"), 10
 _LOWER = 32  # what a letter has more when it is a small one
 #: From the colons before the minutes and the seconds to the point behind them.
 _MINUTES, _SECONDS = 6, 3
+#: From what is between a date and its time to what is behind the seconds.
+_TIME_OF_DAY = 9
 #: Digits behind the seconds that are looked at.
 _MOST_PLACES = 20
 _BLANK = np.zeros(256, bool)
@@ -78,6 +80,32 @@ def may_have_times_of_day(text: Bytes) -> bool:
     between = np.flatnonzero(((text | _LOWER) == ord("t")) | (text == ord(" ")))
     between = between[(between > 0) & (between < len(text) - 1)]
     return bool((((text[between - 1] - _ZERO) < _DIGITS) & ((text[between + 1] - _ZERO) < _DIGITS)).any())
+
+
+def may_have_zones(text: Bytes) -> bool:
+    """Whether something may follow the time of day behind a date. False is sure, but for letters that are written out.
+
+    Only times that are written with colons and a quote behind them are known to have no zone.
+    """
+    between = np.flatnonzero(((text | _LOWER) == ord("t")) | (text == ord(" ")))
+    between = between[(between > 0) & (between < len(text) - _TIME_OF_DAY)]
+    between = between[((text[between - 1] - _ZERO) < _DIGITS) & ((text[between + 1] - _ZERO) < _DIGITS)]
+    if not len(between):
+        return False
+    if (text[between + 3] != ord(":")).any() or (text[between + 6] != ord(":")).any():
+        return True
+    at = between + _TIME_OF_DAY
+    at = at[text[at] != ord('"')]
+    if (text[at] != ord(".")).any():
+        return True
+    for _ in range(_MOST_PLACES):
+        at = at[at < len(text) - 1] + 1
+        at = at[text[at] != ord('"')]
+        if not len(at):
+            return False
+        if ((text[at] - _ZERO) >= _DIGITS).any():
+            return True
+    return True
 
 
 def has_escapes(text: Bytes, kinds: bytes = b"u") -> bool:

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from shoal.topics.codecs.base import Decoded, Encoded, numbers, one_batch, poison, reason_of, unfit, without
 from shoal.topics.codecs.exact import inexact
+from shoal.topics.codecs.forms import NoDurationError, may_have_durations, readable, restored, with_texts, writable
 from shoal.topics.codecs.fractions import Bytes
 
 _SUSPICIOUS = np.zeros(256, bool)
@@ -25,10 +26,11 @@ _SHORTEST = 2
 class JsonCodec:
     """One JSON object in each record.
 
-    Nulls are left out when writing unless `nulls` is set; floats that are no number or infinite are written as null;
-    bytes are written in hexadecimal, times as RFC 3339. When reading, a whole number may be written as text; what a
-    column has no room for is poison and never cut: a fraction of a whole number, a time that is finer than the unit,
-    the time of day of a date. Objects in which a name stands twice count with the last.
+    Nulls are left out when writing unless `nulls` is set or a map has one; floats that are no number or infinite are
+    written as null; bytes are written in hexadecimal, times as RFC 3339, durations as ISO 8601. When reading, a whole
+    number may be written as text, and durations as whole numbers in the unit of their column, if all of a record are;
+    what a column has no room for is poison and never cut: a fraction of a whole number, a time that is finer than the
+    unit, the time of day of a date, a zone. Objects in which a name stands twice count with the last.
     """
 
     name = "json"
@@ -45,7 +47,7 @@ class JsonCodec:
         if text is None:
             bad, nested = _not_one_object(values)
             text = np.frombuffer(_joined(values.fill_null(b"") if values.null_count else values), np.uint8)
-        bad |= {at: reason for at, reason in inexact(values, text, schema).items() if at not in bad}
+        bad |= {at: reason for at, reason in inexact(values, text, readable(schema)).items() if at not in bad}
         if not bad and not nested:
             return _decode_groups(batch, [(numbers(len(values)), values, text)], schema, bad)
         # Those that have braces in their text are read by themselves: after half an object they could pass for several.
@@ -57,8 +59,9 @@ class JsonCodec:
         from arro3.io import write_ndjson
 
         sink = io.BytesIO()
+        rows, has_nulls = writable(rows)
         try:
-            write_ndjson(pa.Table.from_batches([rows]), sink, explicit_nulls=self._nulls)
+            write_ndjson(pa.Table.from_batches([rows]), sink, explicit_nulls=self._nulls or has_nulls)
         except Exception as error:
             raise unfit(rows.schema, f"must be of types that JSON can hold ({reason_of(error)})") from error
         return Encoded(_lines(sink.getvalue(), rows.num_rows), numbers(rows.num_rows))
@@ -109,8 +112,18 @@ def _read_objects(text: Any, count: int, schema: Any) -> Any:
     if (content == ord("\\")).any() and _NUL in (whole := content.tobytes()):
         # What is read with another character in its place is read with it, too.
         pa.table(read_json(io.BytesIO(whole.replace(_NUL, b"\\u0001")), schema, batch_size=count + 1))
-    table = pa.table(read_json(io.BytesIO(content.data), schema, batch_size=count + 1))
-    return table if table.schema.equals(schema) else table.cast(schema)
+    plain = readable(schema)
+    texts = with_texts(plain)
+    wrong: Exception | None = None
+    if texts is not None and may_have_durations(whole := content.tobytes()):
+        try:
+            return restored(pa.table(read_json(io.BytesIO(whole), texts, batch_size=count + 1)), schema)
+        except Exception as error:  # noqa: BLE001 - the library raises bare exceptions of its own
+            wrong = error  # a record that has them as numbers is found by halving, and read below
+    try:
+        return restored(pa.table(read_json(io.BytesIO(content.data), plain, batch_size=count + 1)), schema)
+    except Exception as error:
+        raise (wrong if isinstance(wrong, NoDurationError) else error) from error
 
 
 def _plain_text(values: Any) -> Bytes | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -23,6 +22,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.topics.kafka.secrecy import Redaction
+from shoal.topics.naming import KAFKA_RULE, is_kafka_name
 
 FENCED = frozenset(
     {
@@ -90,8 +90,6 @@ _REFUSED = frozenset(
 
 _Client = TypeVar("_Client")
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_TOPIC_RULE = "must be 1 to 249 letters, digits, dots, dashes or underscores, and neither . nor .."
 #: How the library writes down what it knows of a group, and where the generation is in it.
 _GROUP_MARK = b"CGMDv2:"
 _GROUP_GENERATION = struct.Struct("=i")
@@ -106,11 +104,7 @@ def check_topic(name: str, *, what: str) -> None:
 
 def topic_problems(names: Iterable[str]) -> list[Problem]:
     """What is wrong with the names of topics."""
-    return [
-        problem("topic", name, _TOPIC_RULE)
-        for name in names
-        if not isinstance(name, str) or not _TOPIC.fullmatch(name) or name in {".", ".."}
-    ]
+    return [problem("topic", name, KAFKA_RULE) for name in names if not is_kafka_name(name)]
 
 
 def generation_of(metadata: bytes) -> int:

@@ -78,6 +78,7 @@ class LocalReader:
                     return fetched
                 left = deadline - self._clock.since_boot()
                 if left <= 0 or self._watch.woken():
+                    self._require_open()  # closing wakes, too
                     return []
                 self._watch.wait(min(left, 1.0))
 

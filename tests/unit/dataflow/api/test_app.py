@@ -249,6 +249,26 @@ def test_a_table_is_the_right_side_of_a_join(app: App) -> None:
         app.table("others", orders)
 
 
+def test_a_table_may_stand_above_its_topic(app: App) -> None:
+    users = app.table("users", "users", key="id")
+    orders = Stream.from_dicts([{"user": 1, "amount": 5}])
+    app.topic("users", schema={"id": "int64", "name": "string"})
+    joined = orders.join(users, "user", how="left")
+    assert joined.schema is not None
+    assert joined.schema.names == ["user", "amount", "id", "name"]
+    # One source serves all joins with the table.
+    assert orders.join(users, "user").node.inputs[1] is joined.node.inputs[1]
+    with pytest.raises(PlanError, match="topic"):
+        app.table("others", "no name", key="id")
+
+
+def test_the_unit_of_a_topics_times_is_checked_where_it_is_said(app: App) -> None:
+    with pytest.raises(PlanError, match="time unit: must be s, ms, us or ns") as caught:
+        app.topic("users", schema={"id": "int64", "at": "int64"}, event_time="at", time_unit="sec")
+    assert caught.value.at is not None
+    assert caught.value.at.file.endswith("test_app.py")
+
+
 def test_a_table_without_a_source_is_a_mapping(app: App) -> None:
     counts = app.table("counts")
     counts["a"] = counts.get("a", 0) + 1

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from shoal.dataflow.api import fn
 from shoal.dataflow.api.app import App
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
@@ -45,6 +49,7 @@ REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: numbers().key_by("a").window(count(2), early_every=1), "early_every: .*fire once", ""),
     (lambda: numbers().window(tumbling(9), early_every="1s").distinct("a"), "early_every: says nothing", "leave it"),
     (lambda: numbers().window(session(9)).distinct("a"), "window: must be a tumbling one", ""),
+    (lambda: numbers().window(tumbling(9), time_column="a", time_unit="sec"), "time unit: must be s, ms", ""),
     (lambda: numbers().window(sliding(9, 3)).distinct("a"), "window: must be a tumbling one", ""),
 ]
 
@@ -102,3 +107,22 @@ def test_distinct_takes_late_rows_while_they_are_allowed() -> None:
     assert [(row["a"], row["at"]) for row in kept.side_output("late").to_pylist()] == [(3, 5)]
     everything = stream.window(tumbling(10), allowed_lateness="1h").group_by("a").distinct()
     assert [(row["a"], row["at"]) for row in everything.to_pylist()][-1] == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.float64(), 1_767_225_600.25),
+        (pa.decimal128(16, 3), Decimal("1767225600.250")),
+        (pa.utf8(), "2026-01-01T00:00:00.250000"),
+        (pa.large_utf8(), "2026-01-01T00:00:00.250000"),
+    ],
+)
+def test_what_a_hint_says_about_event_time_works(kind: Any, value: Any) -> None:
+    stream = Stream.from_table(pa.table({"a b": pa.array([value, None], kind).slice(0, 1)}))
+    with pytest.raises(PlanError, match="event time is a timestamp") as caught:
+        stream.event_time("a b")
+    line = caught.value.hint.partition(": ")[2]
+    timed: Stream = eval(f"stream{line}", {"stream": stream, "col": col, "fn": fn})
+    (row,) = timed.window(tumbling(seconds=10)).aggregate(n=("*", "count")).to_pylist()
+    assert (row["n"], row["window_start"]) == (1, datetime(2026, 1, 1))  # noqa: DTZ001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -172,7 +173,7 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path, name):
         kind = {".csv": rows.to_csv, ".parquet": rows.to_parquet}.get(path.suffix, rows.to_json)
         return kind(str(path), **options)
 
-    with pytest.raises(ShoalError, match=f"{name} is there already, and would be replaced") as caught:
+    with pytest.raises(PlanError, match=f"{name}: is there already, and would be replaced") as caught:
         write().run()
     assert "overwrite=True" in caught.value.hint
     assert path.read_text() == "precious"
@@ -195,12 +196,12 @@ def test_a_path_that_is_a_file_is_one_at_any_parallelism(tmp_path, parallelism):
 def test_what_cannot_be_one_file_is_refused(tmp_path):
     path = tmp_path / "x.csv"
     rows = Stream.from_dicts([{"a": 1}])
-    with pytest.raises(ShoalError, match=r"x\.csv is one file, and 2 tasks cannot write it together") as caught:
+    with pytest.raises(PlanError, match=r"x\.csv: is one file, and 2 tasks cannot write it together") as caught:
         rows.to_csv(str(path)).with_parallelism(2).run()
     assert f'"{tmp_path}/x/"' in caught.value.hint
     app = App("files", data_dir=tmp_path / "app", exactly_once=True)
     flow = app.dataflow("f")(lambda: rows.to_csv(str(path)))
-    with pytest.raises(ShoalError, match=r"x\.csv is one file, and a run with checkpoints") as caught:
+    with pytest.raises(PlanError, match=r"x\.csv: is one file, and a run with checkpoints") as caught:
         flow.run()
     assert f'"{tmp_path}/x/"' in caught.value.hint
     assert not path.exists()
@@ -214,7 +215,7 @@ def test_a_folder_that_is_called_like_a_file_stays_one(tmp_path):
     for _ in range(2):
         Stream.from_dicts([{"a": 1}]).to_csv(str(path)).run()
     assert len(list(path.glob("part-*.csv"))) == 2
-    with pytest.raises(ShoalError, match=r"x\.csv is a folder, and overwrite=True is for one file"):
+    with pytest.raises(PlanError, match=r"x\.csv: is a folder, and overwrite=True is for one file"):
         Stream.from_dicts([{"a": 1}]).to_csv(str(path), overwrite=True).run()
 
 
@@ -371,9 +372,54 @@ def test_what_a_killed_writer_left_unfinished_is_removed_at_the_next_start(tmp_p
 
 def test_a_sink_that_needs_a_folder_says_so(tmp_path):
     (tmp_path / "afile").write_text("mine")
-    with pytest.raises(ShoalError, match="afile is a file, and the sink needs a folder"):
+    with pytest.raises(PlanError, match="afile: is a file, and the sink needs a folder"):
         Stream.from_dicts([{"a": 1}]).to_csv(str(tmp_path / "afile")).run()
     assert (tmp_path / "afile").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(tmp_path):
+    (tmp_path / "afile").write_text("mine")
+    (tmp_path / "x.csv").write_text("mine")
+    seen = []
+
+    def see(batch):
+        seen.append(batch)
+        return batch
+
+    read = Stream.from_dicts([{"a": 1}]).map(see, schema={"a": "int64"})
+    for path, rule in {
+        "afile": "is a file, and the sink needs a folder",
+        "afile/below/": f"cannot be made: {tmp_path}/afile is a file",
+        "afile/x.csv": f"cannot be made: {tmp_path}/afile is a file",
+        "x.csv": "is there already, and would be replaced",
+    }.items():
+        written = read.to_csv(str(tmp_path / path))
+        written.explain()  # asks nobody
+        with pytest.raises(PlanError, match=re.escape(rule)) as caught:
+            written.run()
+        assert caught.value.at is not None
+        assert caught.value.at.file.endswith("test_files.py")
+        assert caught.value.hint
+    assert not seen
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["afile", "x.csv"]
+
+
+def test_one_bad_place_keeps_all_dataflows_of_an_app_from_starting(tmp_path):
+    (tmp_path / "afile").write_text("mine")
+    app = App("files", data_dir=tmp_path / "app")
+    rows_in = Stream.from_dicts([{"a": 1}])
+    app.dataflow("good")(lambda: rows_in.to_csv(str(tmp_path / "good/")))
+    app.dataflow("bad")(lambda: rows_in.to_csv(str(tmp_path / "afile")))
+    with pytest.raises(PlanError, match="afile: is a file"):
+        app.run()
+    assert not (tmp_path / "good").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_nothing_may_be_added_to(tmp_path):
+    (tmp_path / "closed").mkdir(mode=0o555)
+    with pytest.raises(PlanError, match="nothing may be added to the folder"):
+        Stream.from_dicts([{"a": 1}]).to_csv(str(tmp_path / "closed" / "out/")).run()
 
 
 # -- folders that are columns -----------------------------------------------------------------------------

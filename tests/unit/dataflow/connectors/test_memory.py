@@ -159,7 +159,7 @@ def test_a_generator_is_closed_when_it_was_not_read_to_its_end():
         reader = source.open_reader([SPLIT], source.find_schema(), clock=SystemClock())
         reader.fetch(max_rows=5, timeout=5.0)
         reader.close()
-        assert closed.wait(5)
+        assert closed.wait(60)
 
 
 @given(st.lists(st.one_of(st.integers(-5, 5), st.text(max_size=2)), max_size=40))

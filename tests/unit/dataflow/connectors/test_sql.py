@@ -25,14 +25,15 @@ from tests.unit.dataflow.execution.flows import Tap, rows, table_source, tap_sou
 
 
 def read(source: SqlSource, position=None) -> list[dict]:
-    reader = source.open_reader(source.find_splits(), source.find_schema(), clock=SystemClock())
-    if position is not None:
-        reader.seek(Split("0"), position)
     found = []
-    while (fetched := reader.fetch(max_rows=7, timeout=0)) is not None:
-        found += fetched.batch.to_pylist()
-    assert reader.ended()
-    reader.close()
+    with contextlib.closing(
+        source.open_reader(source.find_splits(), source.find_schema(), clock=SystemClock())
+    ) as reader:
+        if position is not None:
+            reader.seek(Split("0"), position)
+        while (fetched := reader.fetch(max_rows=7, timeout=0)) is not None:
+            found += fetched.batch.to_pylist()
+        assert reader.ended()
     return found
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal import tumbling
+from shoal import col, lit, tumbling
 from shoal.core.clock import SystemClock
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.connectors import text
@@ -269,7 +269,110 @@ def test_what_was_written_is_read_again(tmp_path):
     assert Stream.from_json(path, schema=schema).to_pylist() == [row]
 
 
+def test_every_type_that_is_written_is_read_again(tmp_path):
+    kinds = {
+        "time": pa.time32("ms"),
+        "fine": pa.time64("ns"),
+        "day": pa.date64(),
+        "for": pa.duration("us"),
+        "all": pa.list_(pa.duration("s")),
+        "raw": pa.binary(),
+        "two": pa.list_(pa.int64(), 2),
+        "map": pa.map_(pa.utf8(), pa.float64()),
+        "word": pa.dictionary(pa.int32(), pa.utf8()),
+        "at": pa.timestamp("s", "Europe/Paris"),
+        "n": pa.int64(),
+    }
+    first = {
+        "time": dt.time(1, 2, 3, 4000),
+        "fine": dt.time(23, 59, 59, 999_999),
+        "day": dt.date(1969, 11, 18),
+        "for": dt.timedelta(days=-2, microseconds=5),
+        "all": [dt.timedelta(seconds=1), None],
+        "raw": b"\x00ab",
+        "two": [1, 2],
+        "map": [("a", 0.5), ("b", None)],
+        "word": "x",
+        "at": dt.datetime(1653, 2, 10, 6, 13, 20, tzinfo=dt.UTC),
+        "n": 1,
+    }
+    table = pa.Table.from_pylist([first, dict.fromkeys(first), {**first, "n": 3}], schema=pa.schema(kinds))
+    path = str(tmp_path / "x.jsonl")
+    Stream.from_table(table).to_json(path).run()
+    assert Stream.from_json(path, schema=table.schema).collect().to_pylist() == table.to_pylist()
+
+
+def test_a_bad_line_among_types_that_arrow_does_not_read(tmp_path):
+    lines = ['{"id": 1, "for": "PT1S"}', '{"id": 2, "for": "soon"}', '{"id": "x"}', '{"id": 4, "for": 2}']
+    path = write(tmp_path, ".jsonl", "\n".join(lines))
+    schema = {"id": "int64", "for": "duration[s]"}
+    assert [row["id"] for row in Stream.from_json(path, schema=schema, on_error="skip").to_pylist()] == [1, 4]
+    errors = Stream.from_json(path, schema=schema, on_error="side").side_output("errors").to_pylist()
+    assert [row["offset"] for row in errors] == [2, 3]
+    assert "'for'" in errors[0]["error"]
+
+
+def test_a_time_that_has_no_form_in_json_is_refused(tmp_path):
+    table = pa.table({"at": pa.array([10**12], pa.int64()).cast(pa.timestamp("s"))})
+    with pytest.raises(OperatorFailedError, match="years 0 to 9999"):
+        Stream.from_table(table).to_json(str(tmp_path / "x.jsonl")).run()
+
+
 def test_event_times_with_a_zone_are_guessed_and_used(tmp_path):
     path = write(tmp_path, ".jsonl", json_lines(["2024-01-02T03:04:05Z", None, "2024-01-02T03:04:06Z"]))
     stream = Stream.from_json(path, event_time="at", on_error="skip")
     assert sum(row["count"] for row in stream.window(tumbling(seconds=10)).count().to_pylist()) == 2
+
+
+# -- event times ------------------------------------------------------------------------------------------
+
+TIMED = {"id": "int64", "at": "timestamp[s]"}
+TIMED_CSV = 'id,at\n1,2026-01-01T10:00:00\n\n2,NA\n"3",2026-01-01T10:00:01\nx,NA\n5,\n'
+TIMED_LINES = (
+    '{"id": 1, "at": "2026-01-01T10:00:00"}\n\n\n{"id": 2}\n{"id": 3, "at": "2026-01-01T10:00:01"}\n'
+    '{"id": "x"}\n{"id": 5, "at": null}\n'
+)
+
+
+@pytest.mark.parametrize("block", [1, 40, 1024 * 1024])
+@pytest.mark.parametrize(("suffix", "content"), [(".csv", TIMED_CSV), (".jsonl", TIMED_LINES)])
+def test_a_line_without_event_time_goes_aside_as_other_bad_lines_do(tmp_path, monkeypatch, suffix, content, block):
+    monkeypatch.setattr(text, "_BLOCK", block)
+    path = write(tmp_path, suffix, content)
+    read = READ[suffix](path, schema=TIMED, event_time="at", on_error="side", batch_size=2)
+    counts = read.window(tumbling(seconds=10)).count()
+    counted = counts.select(split=lit(""), offset=col("count"), value=lit(b""), error=lit(""))
+    found = counted.union(read.side_output("errors").select("split", "offset", "value", "error")).to_pylist()
+    assert [row["offset"] for row in found if not row["split"]] == [2]
+    errors = sorted((row for row in found if row["split"]), key=lambda row: row["offset"])
+    lines = [line.encode() for line in content.split("\n")]
+    assert [row["offset"] for row in errors] == [4, 6, 7]
+    for row in errors:
+        assert row["split"] == path
+        assert row["value"] == lines[row["offset"] - 1]
+        assert row["error"].startswith(f"line {row['offset']}: ")
+    assert errors[0]["error"] == "line 4: no event time"
+
+
+@pytest.mark.parametrize(("suffix", "content"), [(".csv", TIMED_CSV), (".jsonl", TIMED_LINES)])
+def test_a_line_without_event_time_fails_with_its_number(tmp_path, suffix, content):
+    path = write(tmp_path, suffix, content)
+    counted = READ[suffix](path, schema=TIMED, event_time="at").window(tumbling(seconds=10)).count()
+    with pytest.raises(OperatorFailedError, match="line 4: "):
+        counted.to_pylist()
+
+
+# -- what is not paid for ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_lines_are_not_counted_where_none_is_bad(tmp_path, monkeypatch, suffix):
+    def refuse(_content: bytes) -> int:
+        raise AssertionError("lines are counted for those that are bad")
+
+    monkeypatch.setattr(text, "_count_lines", refuse)
+    monkeypatch.setattr(text, "_BLOCK", 64)
+    rows = [{"id": number, "name": "a"} for number in range(100)]
+    lines = [f"{row['id']},a" for row in rows] if suffix == ".csv" else [json.dumps(row) for row in rows]
+    content = "\n".join(["id,name", *lines] if suffix == ".csv" else lines)
+    assert READ[suffix](write(tmp_path, suffix, content), schema=SCHEMA).to_pylist() == rows

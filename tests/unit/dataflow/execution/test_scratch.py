@@ -63,6 +63,7 @@ def test_a_lock_without_a_directory_is_removed_too(tmp_path: Path) -> None:
 
 def test_one_that_is_swept_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
+    others: list[int] = []
     real = tempfile.mkstemp
 
     def swept(**options: Any) -> tuple[int, str]:
@@ -71,8 +72,8 @@ def test_one_that_is_swept_before_it_is_locked_is_made_anew(tmp_path: Path, monk
         if len(made) == 1:
             Path(name).unlink()
         elif len(made) == 2:  # another one is about to remove it
-            other = os.open(name, os.O_RDWR)
-            fcntl.flock(other, fcntl.LOCK_EX)
+            others.append(os.open(name, os.O_RDWR))
+            fcntl.flock(others[0], fcntl.LOCK_EX)
         return descriptor, name
 
     monkeypatch.setattr("shoal.dataflow.execution.scratch.tempfile.mkstemp", swept)
@@ -80,6 +81,8 @@ def test_one_that_is_swept_before_it_is_locked_is_made_anew(tmp_path: Path, monk
     assert len(made) == 3
     assert scratch.path == made[2].removesuffix(".lock")
     scratch.remove()
+    for other in others:
+        os.close(other)
 
 
 def test_without_a_place_it_is_this_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.errors import PreconditionError
-from shoal.topics.base import Reset, TopicPartition, records
+from shoal.topics.base import Fetched, Reset, TopicPartition, records
 from shoal.topics.errors import FencedError, OffsetOutOfRangeError, RebalancedError
 from shoal.topics.local import LocalTopics
 from shoal.topics.local.entries import (
@@ -179,6 +179,24 @@ def test_closing_ends_those_who_wait(topics: LocalTopics) -> None:
             with pytest.raises(PreconditionError):
                 each.result()
     reader.wake()
+
+
+def test_a_read_that_is_closed_while_it_looks_does_not_find_nothing(
+    topics: LocalTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = topics.reader()
+    reader.assign({WHERE: 0})
+    fetch = reader._fetch
+
+    def close_meanwhile(*limits: int) -> list[Fetched]:
+        found = fetch(*limits)
+        reader._closed = True  # as `close` does in another thread, which then waits for this read
+        reader.wake()
+        return found
+
+    monkeypatch.setattr(reader, "_fetch", close_meanwhile)
+    with pytest.raises(PreconditionError):
+        reader.read(timeout=60.0)
 
 
 def test_a_fork_cannot_write_with_its_parents_log(topics: LocalTopics, monkeypatch: pytest.MonkeyPatch) -> None:

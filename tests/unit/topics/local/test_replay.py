@@ -36,11 +36,17 @@ groups = st.sampled_from(["g1", "g2"])
 names = st.sampled_from(["t1", "t2"])
 small = st.integers(0, 4)
 
+
+def draft(topic: int, author: str, **rest: int) -> ChunkDraft:
+    """A writer has a segment for each topic."""
+    return ChunkDraft(topic=topic, segment=f"x-{author}-{topic}", **rest)
+
+
 drafts = st.builds(
-    ChunkDraft,
+    draft,
     topic=st.integers(1, 4),
+    author=st.sampled_from(["s1", "s2", "s3"]),
     partition=st.integers(0, 2),
-    segment=st.sampled_from(["x-s1-1", "x-s2-1", "x-s3-2"]),
     position=st.integers(0, 1000),
     length=st.integers(1, 100),
     rows=st.integers(1, 5),

@@ -21,7 +21,8 @@ from shoal.dataflow.language.windows import Firing, SlidingWindow
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, distinct_rounds
 from shoal.dataflow.operators.aggregates.store import Rows, combine
-from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.dataflow.operators.aggregating import Aggregating
+from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, processing_time
 from shoal.dataflow.operators.given import GivenResults, Results
 from shoal.dataflow.operators.grouping import Grouping
@@ -40,19 +41,17 @@ _PANE = "__pane"
 _MOST_AT_ONCE = 256
 
 
-class WindowAggregate(Operator):
+class WindowAggregate(Aggregating):
     """Results by key and window."""
 
     def __init__(self, *, grouping: Grouping, window: SlidingWindow, firing: Firing | None = None) -> None:
-        self._grouping = grouping
+        super().__init__(grouping)
         self._kept = said_kept(grouping.keys, grouping.description, window)
         self._window = window
         self._firing = firing or Firing()
         self._given = None if self._firing == Firing() else GivenResults()
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
-        self._plan: AggregatePlan | None = None
-        self._is_restored = False
         self._combination: Combination | None = None
         self._matrix: WindowMatrix | None = None
         self._panes: dict[int, Pane] = {}
@@ -142,14 +141,6 @@ class WindowAggregate(Operator):
         self._is_restored = self._plan is not None
 
     # -- rows in ----------------------------------------------------------------------------------------------
-
-    def _bound(self, batch: Batch) -> AggregatePlan:
-        if self._plan is None:
-            return self._bind(self._grouping.input_schema(batch.schema))
-        if self._is_restored:
-            self._grouping.check_types(self._plan, self._grouping.input_schema(batch.schema))
-            self._is_restored = False
-        return self._plan
 
     def _plan_there(self) -> AggregatePlan:
         if self._plan is None:
