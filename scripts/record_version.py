@@ -273,6 +273,10 @@ class RecordingTransport:
         self._messages = messages
         self.identity = self._transport.identity
 
+    def credentials_version(self) -> int:
+        """As it is without certificates."""
+        return self._transport.credentials_version()
+
     def connect(self, address: str, **options: Any) -> Channel:
         """A channel that is listened to."""
         return _RecordingChannel(self._transport.connect(address, **options), self._messages)

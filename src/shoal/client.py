@@ -52,6 +52,7 @@ from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacem
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.access import Access
+from shoal.wire.addresses import Address, parse_address
 from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
@@ -131,6 +132,8 @@ class NewJoinToken:
     view: JoinTokenView
     #: Of the control plane that made it.
     join_port: int
+    #: Where nodes may join: at the control plane that made it, and at those that could lead next.
+    join_addresses: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,11 +383,32 @@ class ControlPlane:
     # -----------------------------------------------------------------------------------------------------
     # Trust
 
-    async def create_join_token(self, *, ttl: float = 0.0, node_id: str = "", uses: int = 1) -> NewJoinToken:
-        """Make a token by which agents get their certificates. Its text is not shown again."""
-        request = enrollment.CreateJoinTokenRequest(ttl_ms=round(ttl * 1000), node_id=node_id, uses=uses)
+    async def create_join_token(self, *, ttl: float | None = None, node_id: str = "", uses: int = 1) -> NewJoinToken:
+        """Make a token by which agents get their certificates, good for `ttl` seconds. Its text is not shown again."""
+        ttl_ms = None if ttl is None else round(ttl * 1000)
+        request = enrollment.CreateJoinTokenRequest(ttl_ms=ttl_ms, node_id=node_id, uses=uses)
         answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True, look="shoal token list")
-        return NewJoinToken(answer.token, convert.join_token_from_proto(answer.view), answer.join_port)
+        maker = self._current
+        others = [address for address in self.addresses if address != maker]
+        ports = await asyncio.gather(*(self._join_port(address) for address in others))
+        # One that is away now may lead by the time somebody joins; most likely its port is the same.
+        known = [
+            (maker, answer.join_port),
+            *zip(others, (answer.join_port if p is None else p for p in ports), strict=True),
+        ]
+        where = tuple(str(Address(parse_address(each).host, port)) for each, port in known if port)
+        return NewJoinToken(
+            answer.token, convert.join_token_from_proto(answer.view), answer.join_port, tuple(dict.fromkeys(where))
+        )
+
+    async def _join_port(self, address: str) -> int | None:
+        """Where one control plane lets nodes join: 0 for nowhere, None when it does not answer."""
+        try:
+            request = enrollment.ListJoinTokensRequest()
+            timeout = min(LIVE_WITHIN, self._timeout)
+            return (await self._channel(address).call(Credentials.LIST_JOIN_TOKENS, request, timeout=timeout)).join_port
+        except ShoalError:
+            return None
 
     async def list_join_tokens(self) -> tuple[JoinTokenView, ...]:
         """The tokens that have not expired."""

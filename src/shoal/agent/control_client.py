@@ -4,8 +4,9 @@ One address is in use at a time. A control plane that does not lead names the on
 whether it is in the list or not; whoever finds an address silent moves on to the next of the list (`use_next`).
 
 Registrations and beats go through a stream, which the control plane uses to call this agent, and where a control plane
-has no such streams, as unary calls. Called by `shoal.agent.registration`; applying, deleting and retrying are for
-workloads that an agent is asked to start from its own side, as the published contract allows.
+has no such streams, as unary calls. A stream is good for as long as the certificate that it was opened with, so once
+that was replaced the next word goes through a new stream. Called by `shoal.agent.registration`; applying, deleting and
+retrying are for workloads that an agent is asked to start from its own side, as the published contract allows.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class ControlClient:
         self._elsewhere = ""
         self._channel: Channel | None = None
         self._stream: ControlStream | None = None
+        #: Of the credentials that it was opened with.
+        self._stream_version = 0
         #: Whether the control plane at this address has no streams.
         self._unary = service is None
         #: Called when the stream broke while nothing was being said.
@@ -178,17 +181,16 @@ class ControlClient:
     ) -> T:
         """Say something through the stream, opened if need be; where there are no streams, by a call."""
         if not self._unary and self._service is not None:
-            if self._stream is None or self._stream.is_over:
-                stream = self._stream = ControlStream(
-                    self._connected(), self._service, on_end=self.on_stream_broken, observer=self._observer
-                )
-            else:
-                stream = self._stream
+            stream, former = self._opened(self._service)
             try:
                 return await through_stream(stream)
             except UnsupportedError:
                 if not stream.is_unknown:
                     raise
+            finally:
+                # Not before the control plane has heard of the new one: a node without a stream is under suspicion.
+                if former is not None:
+                    await former.close()
             log.info("the control plane at %s has no streams: it is called instead", self.address)
             self._unary = True
         if self._stream_only:
@@ -197,6 +199,19 @@ class ControlClient:
                 hint="upgrade the control plane, or start the agent without --no-listen",
             )
         return await by_call()
+
+    def _opened(self, service: Service) -> tuple[ControlStream, ControlStream | None]:
+        """The stream to speak through, and the one whose place it takes, if that is still open."""
+        version = self._transport.credentials_version()
+        stream = self._stream
+        if stream is not None and not stream.is_over and self._stream_version == version:
+            return stream, None
+        former = stream if stream is not None and not stream.is_over else None
+        if former is not None:
+            former.retire()
+        self._stream_version = version
+        self._stream = ControlStream(self._connected(), service, on_end=self.on_stream_broken, observer=self._observer)
+        return self._stream, former
 
     def _connected(self) -> Channel:
         if self._channel is None:

@@ -217,15 +217,16 @@ def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment
 def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
     step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
     if not _still_asked_for(step.state):
+        # Seldom: it was told to stop, ended by itself, and the agent died before it was told of the end.
+        if _reached_its_end(state, event.exit, event.ended_by):
+            step = _complete(step, event.exit)
         return _converge(step, moment)
     return _after_own_end(step, event.exit, event.ended_by, moment)
 
 
 def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step:
     step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
-    same = state.progress.run_sha256 == state.intent.spec_sha256 and state.progress.born == state.intent.born
-    if same and event.ended_by == "" and event.exit is not None and _completes(state, event.exit):
-        # It reached its end in the moment before it was told to stop.
+    if event.exit is not None and _reached_its_end(state, event.exit, event.ended_by):
         return _converge(_complete(step, event.exit), moment)
     if state.failing and _still_asked_for(step.state):
         return _fail(step, FailureReason.RUNTIME_ERROR, state.failing)
@@ -489,6 +490,12 @@ def _reason_to_stop(state: WorkloadState) -> str:
     if intent.desired is not DesiredState.RUNNING:
         return "stopping"
     return "stopping, to be replaced" if progress.run_sha256 != intent.spec_sha256 else ""
+
+
+def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:
+    """Whether what is wished for completed by itself, in the moment before it was told to stop."""
+    same = state.progress.run_sha256 == state.intent.spec_sha256 and state.progress.born == state.intent.born
+    return same and ended_by == "" and _completes(state, exit_)
 
 
 def _completes(state: WorkloadState, exit_: Exit) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +15,7 @@ from shoal.cli.output import Cell
 from shoal.cli.specs import LocatedDocument, read_specs
 from shoal.cli.tables import Column
 from shoal.cli.waiting import Goal, Waited
-from shoal.core.errors import ShoalError
+from shoal.core.errors import NotFoundError, ShoalError
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.views import PlannedPlacement
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
 NO_ROOM = 3
+UNCHANGED = "unchanged"
 
 _APPLIED = (
     Column("WORKLOAD"),
@@ -97,6 +98,7 @@ async def apply(
             output.words(f"applied before the error: {', '.join(each.workload_id for each in applied)}")
         raise
     if not wait:
+        applied = [await _as_stored(control, each) for each in applied]
         _report(applied, None, as_json=as_json)
         return 0
     try:
@@ -125,6 +127,17 @@ async def _apply_one(control: ControlPlane, located: LocatedDocument) -> list[Ap
         Applied(view.workload_id, document.id, group.outcome, view.revision_id, view.generation)
         for view in group.members
     ]
+
+
+async def _as_stored(control: ControlPlane, each: Applied) -> Applied:
+    """What was not changed is in some state already, which says more than that the wish was taken."""
+    if each.outcome != UNCHANGED:
+        return each
+    try:
+        view = await control.get_workload(each.workload_id)
+    except NotFoundError:
+        return each  # somebody has deleted it in this very moment
+    return replace(each, status=view.status, node_id=view.assigned_node_id)
 
 
 def _report(applied: Sequence[Applied], waited: Waited | None, *, as_json: bool) -> None:
@@ -208,7 +221,7 @@ def _why(planned: PlannedPlacement) -> str:
             if planned.rejections
             else "no nodes"
         )
-    if planned.change == "unchanged":
+    if planned.change == UNCHANGED:
         return "it is there already"
     scores = ", ".join(f"{each.node_id} {each.score:.2f}" for each in planned.scores[:3])
     refused = f"; {len(planned.rejections)} refused" if planned.rejections else ""

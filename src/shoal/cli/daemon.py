@@ -23,6 +23,7 @@ from typing import NoReturn, TypeVar
 from shoal.cli import session
 from shoal.core.errors import InvalidError, Problem
 from shoal.core.files import write_atomic
+from shoal.wire.access import FILES
 from shoal.wire.addresses import Address, parse_address
 
 log = logging.getLogger(__name__)
@@ -99,8 +100,14 @@ def load(
             settings, flags=flags, env=os.environ, env_names=env_names, file=config, flag_names=flag_names
         )
     except InvalidError as error:
-        problems.extend(error.problems)
-        hint = error.hint
+        given = {
+            name: (flags.get(name), names)
+            for name, names in env_names.items()
+            if name in FILES and (flags.get(name) is not None or any(os.environ.get(each) for each in names))
+        }
+        named, where = session.naming_certificates(error.problems, given)
+        problems.extend(named)
+        hint = where or error.hint
     try:
         level = (log_level(loaded) if loaded is not None else None) if callable(log_level) else log_level
         setup_logging(level=level, style=log_format)

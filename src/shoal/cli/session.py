@@ -6,15 +6,16 @@ Called by `shoal.cli.options.client_command` and `shoal.cli.completion`; calls `
 from __future__ import annotations
 
 import contextvars
+import os
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.cli.profile import FILE, FOLDER, find_profile
 from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, problem
-from shoal.wire.access import FILES, Access
+from shoal.wire.access import FILES, TOGETHER, Access, together
 from shoal.wire.addresses import parse_address
 
 if TYPE_CHECKING:
@@ -109,8 +110,50 @@ class Connection:
             hint = (
                 "" if access.is_given else f"in the folder of `shoal up` they are found by themselves: {FOLDER}/{FILE}"
             )
-            raise InvalidError(problems, hint=hint)
+            problems, where = naming_certificates(problems, _inherited(access))
+            raise InvalidError(problems, hint=where or hint)
         return found, access
+
+
+def _inherited(access: Access) -> dict[str, tuple[object | None, Sequence[str]]]:
+    """The certificates that were given, and the variables they may be from: the command line was read with both."""
+    found: dict[str, tuple[object | None, Sequence[str]]] = {}
+    for name in FILES:
+        path, variable = getattr(access, name), f"SHOAL_{name.upper()}"
+        if path:
+            found[name] = (None if os.environ.get(variable) == path else path, (variable,))
+    return found
+
+
+def naming_certificates(
+    problems: Sequence[Problem], given: Mapping[str, tuple[object | None, Sequence[str]]]
+) -> tuple[list[Problem], str]:
+    """The same, where `insecure` and certificates contradict each other with what was typed or is in the environment.
+
+    Args:
+        problems: what is wrong.
+        given: by setting, what was typed if that is known, and the variables that may have set it.
+
+    Returns:
+        the problems, and a hint: nobody sees the environment by looking at a command.
+    """
+    typed, inherited = [], []
+    for name, (flag, variables) in given.items():
+        variable = next((each for each in variables if os.environ.get(each)), None)
+        if flag is None and variable is not None:
+            inherited.append(variable)
+        else:
+            typed.append(f"--{name}")
+    if not typed and not inherited:
+        return list(problems), ""
+    words = [*typed, *([f"from the environment {', '.join(inherited)}"] if inherited else [])]
+    contradicts = [each.rule.startswith(TOGETHER) for each in problems]
+    named = [
+        replace(each, rule=together(words)) if found else each
+        for each, found in zip(problems, contradicts, strict=True)
+    ]
+    hint = f"`unset {' '.join(inherited)}`, or leave --insecure out" if any(contradicts) and inherited else ""
+    return named, hint
 
 
 def read_addresses(text: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from shoal.cli import hints, output, session
 from shoal.cli.options import Json, client_command, duration
 from shoal.cli.tables import Column
 from shoal.core.errors import InvalidError
+from shoal.model.trust import LONGEST_TTL, SHORTEST_TTL, TTL_RULE
 from shoal.wire.addresses import Address, parse_address
 
 if TYPE_CHECKING:
@@ -32,12 +33,19 @@ _COLUMNS = (
 )
 
 
+def _ttl(text: str | timedelta) -> timedelta:
+    found = duration(text)
+    if not SHORTEST_TTL <= found <= LONGEST_TTL:
+        raise typer.BadParameter(f"{TTL_RULE} (got {text!r})")
+    return found
+
+
 @client_command(app, "create")
 async def create(
     control: ControlPlane,
     *,
     ttl: Annotated[
-        timedelta, typer.Option("--ttl", parser=duration, metavar="DURATION", help="How long it is good")
+        timedelta, typer.Option("--ttl", parser=_ttl, metavar="DURATION", help="How long it is good, from 1s to 7d")
     ] = timedelta(minutes=10),
     node_id: Annotated[
         str, typer.Option("--node-id", metavar="ID", help="The only node it is good for; else any new one")
@@ -54,13 +62,15 @@ async def create(
         made = await control.create_join_token(ttl=ttl.total_seconds(), node_id=node_id, uses=uses)
     except InvalidError as error:
         raise hints.renamed(error, _FLAGS) from None
-    where = str(Address(parse_address(control.addresses[0]).host, made.join_port))
     if as_json:
-        output.json_document({"token": made.text, "join_address": where, **_document(made.view)})
+        where = made.join_addresses
+        document = {"token": made.text, "join_address": where[0] if where else "", "join_addresses": where}
+        output.json_document({**document, **_document(made.view)})
         return
     output.data(made.text)
-    usual = made.join_port == DEFAULT_JOIN_PORT
-    flags = "" if usual else f" --join-address {where}"
+    usual = {str(Address(parse_address(each).host, DEFAULT_JOIN_PORT)) for each in control.addresses}
+    # An agent finds these by itself, and tries each until it is at the one that leads by then.
+    flags = "" if set(made.join_addresses) <= usual else f" --join-address {','.join(made.join_addresses)}"
     whom = f"node {node_id}" if node_id else f"{uses} new node{'s' if uses > 1 else ''}"
     output.words(f"good for {whom} during the next {output.span(ttl.total_seconds())}; on the machine that is to join:")
     output.words(f"    shoal agent --control {','.join(control.addresses)}{flags} --data-dir PATH --join TOKEN")

@@ -54,10 +54,11 @@ class Adoption:
                 hint=f"apply the same spec as {workload_id!r} with the constraint node_id in [{node_id}]",
                 node_id=node_id,
             ) from error
-        record = self._record_of(node_id, workload_id, found)
 
         def decide() -> Batch | None:
+            self._fleet.node(node_id)  # it may have been removed meanwhile
             self._check_unknown(workload_id)
+            record = self._record_of(node_id, workload_id, found)
             self._check_room(record, node_id)
             owned = placed_on(record, node_id, at=self._clock.wall())
             event = workload_event(

@@ -13,6 +13,7 @@ from shoal.control import changes
 from shoal.control.agents import Agents
 from shoal.control.fleet import Fleet, Ledger
 from shoal.control.reports import is_superseded
+from shoal.control.store.base import Batch
 from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import BeatMark
@@ -33,6 +34,19 @@ class Copies:
         #: With the first beat that it made after that.
         self._fenced: defaultdict[WorkloadId, dict[NodeId, BeatMark | None]] = defaultdict(dict)
         self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
+        ledger.on_batch(self._stored)
+        ledger.on_reload(lambda: self._drop_old_fences(list(self._fenced)))
+
+    def _stored(self, batch: Batch) -> None:
+        self._drop_old_fences([each.workload_id for each in batch.workloads if each.workload_id in self._fenced])
+
+    def _drop_old_fences(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """What a node agreed to is over once it owns the workload again, or is gone: the next copy is another one."""
+        for workload_id in workload_ids:
+            record, fenced = self._fleet.workloads.get(workload_id), self._fenced[workload_id]
+            for node_id in list(fenced):
+                if node_id not in self._fleet.nodes or (record is not None and record.node_id == node_id):
+                    del fenced[node_id]
 
     def note(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
         """A node holds a copy that lost its ownership: it goes with the next `remove`."""

@@ -12,6 +12,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 from shoal.control import changes, moves, retries
@@ -36,6 +37,7 @@ from shoal.control.reconciler import (
     Retry,
     SendApply,
     SendDelete,
+    Settled,
     Step,
     TakeMoveBack,
     Wait,
@@ -70,6 +72,8 @@ GIVE_UP_FAILURES = 6
 MAX_OVERTAKE = 1_000_000
 #: An unplaceable workload is tried again after this long even if nothing was seen to change.
 PENDING_RETRY_SECONDS = 15.0
+#: What is to keep placements out waits this long for those that are being stored. Well below what clients wait.
+NO_PLACEMENTS_WITHIN = 5.0
 #: However much changes, everything that waits for room is tried at most this often.
 CAPACITY_SETTLE_SECONDS = 0.05
 
@@ -139,7 +143,8 @@ class Dispatch:
         self._capacity_timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
         self.trouble: dict[WorkloadId, str] = {}
-        ledger.on_reload(lambda: self.enqueue_all(list(self._fleet.workloads)))
+        ledger.on_reload(self._reloaded)
+        ledger.on_batch(self._stored)
         self.liveness: Liveness
         self.groups: GroupUndo
         self.secrets: SecretBook
@@ -198,6 +203,24 @@ class Dispatch:
         told = order is not None and order.accepted and order.generation == record.generation
         return told or is_current(self._facts(record))
 
+    def no_placements(self) -> AbstractAsyncContextManager[None]:
+        """For a change that ends new work on a node: what was decided before it is stored before it."""
+        return self._placer.exclusive(within=NO_PLACEMENTS_WITHIN)
+
+    def _stored(self, batch: Batch) -> None:
+        """What is stored is carried out, whether or not whoever wished it is still there to ask for it."""
+        self.enqueue_all([record.workload_id for record in batch.workloads])
+        ended = [node.node_id for node in batch.nodes if node.dead]
+        for node_id in (*ended, *batch.removed_nodes):
+            self.node_declared_dead(node_id)
+        if any(node.state is NodeState.READY for node in batch.nodes):
+            self.capacity_changed()
+
+    def _reloaded(self) -> None:
+        """Anything may have changed."""
+        self.enqueue_all(list(self._fleet.workloads))
+        self.capacity_changed()
+
     def _on_news(self, workload_ids: list[WorkloadId]) -> None:
         self.enqueue_all(workload_ids)
         self.capacity_changed()
@@ -231,9 +254,12 @@ class Dispatch:
                 return
             self._queue.begin_look(workload_id)
             step = reconcile(self._facts(record))
-            if isinstance(step, Wait):
-                self._queue.look_again_in(workload_id, step.seconds)
-                return
+            if isinstance(step, Wait | Settled):
+                if isinstance(step, Wait):
+                    self._queue.look_again_in(workload_id, step.seconds)
+                await self._note_arrival(record)
+                if isinstance(step, Wait):
+                    return  # what has changed meanwhile has asked for another look
             if not await self._carry_out(record, step):
                 return
 
@@ -257,6 +283,14 @@ class Dispatch:
                 return False
             case _:
                 return self._queue.has_news(record.workload_id)
+
+    async def _note_arrival(self, record: WorkloadRecord) -> None:
+        """Its group may be complete. Asked whenever it rests: the one call after the answer may have been in vain."""
+        group = self._fleet.groups.get(record.group_id) if record.group_id is not None else None
+        if group is None or not group.before:
+            return
+        if record.desired is not DesiredState.RUNNING or self.has_accepted(record):
+            await self.groups.member_accepted(record)
 
     def _facts(self, record: WorkloadRecord) -> Facts:
         owner = None
@@ -372,8 +406,7 @@ class Dispatch:
         self.trouble.pop(record.workload_id, None)
         if status is not None:
             await self.observe(node.node_id, [status])
-        if record.group_id is not None:
-            await self.groups.member_accepted(record)
+        await self._note_arrival(record)
         return True
 
     def _gives_up_on(self, record: WorkloadRecord, order: Order) -> bool:

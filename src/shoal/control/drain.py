@@ -25,7 +25,7 @@ from shoal.core.errors import ConflictError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
-from shoal.model.nodes import NodeRecord, NodeState, NodeWish
+from shoal.model.nodes import NodeState, NodeWish
 from shoal.model.workloads import DesiredState, MoveKind, WorkloadRecord
 
 log = logging.getLogger(__name__)
@@ -62,26 +62,38 @@ class Drains:
         self._tries: dict[WorkloadId, tuple[int, float]] = {}
         #: Why a workload has not left yet, for people.
         self.stuck: dict[WorkloadId, str] = {}
-        wishes.on_drain = self._wake.set
+        # By what is stored, not by who asked for it: the answer to a wish may be lost, and whoever wished it be gone.
+        ledger.on_batch(self._stored)
+        ledger.on_reload(self._wake.set)
+
+    def _stored(self, batch: Batch) -> None:
+        if any(node.wish is NodeWish.DRAINING for node in batch.nodes):
+            self._wake.set()
+
+    def _is_wished(self, node_id: NodeId) -> bool:
+        node = self._fleet.nodes.get(node_id)
+        return node is not None and node.wish is NodeWish.DRAINING
 
     async def run(self) -> None:
         """Empty what is to be empty, for ever. Owned by the control plane's task scope."""
         while True:
-            draining = [node for node in self._fleet.nodes.values() if node.wish is NodeWish.DRAINING]
-            for node in draining:
+            draining = [node_id for node_id in self._fleet.nodes if self._is_wished(node_id)]
+            for node_id in draining:
                 try:
-                    await self._look_at(node)
+                    await self._look_at(node_id)
                 except (UnavailableError, ConflictError) as error:
-                    log.debug("drain of node %s: %s", node.node_id, error)
+                    log.debug("drain of node %s: %s", node_id, error)
                 except ShoalError as error:
-                    log.warning("drain of node %s: %s", node.node_id, error)
+                    log.warning("drain of node %s: %s", node_id, error)
             if not draining:
                 self._tries.clear()
                 self.stuck.clear()
             await self._wake.wait(timeout=LOOK_SECONDS if draining else None)
 
-    async def _look_at(self, node: NodeRecord) -> None:
-        node_id = node.node_id
+    async def _look_at(self, node_id: NodeId) -> None:
+        node = self._fleet.nodes.get(node_id)
+        if node is None:
+            return
         if not self._fleet.leaving(node_id):  # what has left and found no place yet goes on looking for one
             if node.state is NodeState.DRAINING:  # it is heard of, so that nothing is left there is its own word
                 await self._wishes.drained(node_id)
@@ -97,9 +109,11 @@ class Drains:
             now=self._clock.monotonic(),
         )
         for leaver in step.begin:
-            await self._begin(leaver, node_id)
+            if self._is_wished(node_id):  # else it was taken back while others were looked at
+                await self._begin(leaver, node_id)
         for leaver in step.force:
-            await self._force(leaver, node_id)
+            if self._is_wished(node_id):
+                await self._force(leaver, node_id)
 
     def _on_the_way(self, node_id: NodeId) -> int:
         moving = (self._fleet.workloads[each] for each in self._fleet.moving_from(node_id))

@@ -2,20 +2,22 @@
 
 The signing key stays in its file and is read when it is needed. A token is good for a number of keys until it expires;
 the same key may ask again, because an answer can be lost. A token that names no node is good for an id that nobody has:
-whoever holds it cannot become a node of the fleet that exists. Made for each reign; served by
-`shoal.control.enrolment_service`.
+whoever holds it cannot become a node of the fleet that exists, nor one that another agent has a certificate for and is
+about to be. So an id that was given stays with its key, also when the token is over, until the node has registered or
+the certificate has run out. Made for each reign; served by `shoal.control.enrolment_service`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.control.fleet import Ledger
-from shoal.control.store.base import Batch
+from shoal.control.store.base import Batch, EventQuery
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import (
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from shoal.wire.authority import Authority, PublicKey
 
 DEFAULT_TTL = timedelta(minutes=10)
-LONGEST_TTL = timedelta(days=7)
 MOST_USES = 100
 MOST_TOKENS = 1000
 LARGEST_CSR = 16 * 1024
@@ -48,6 +49,9 @@ LARGEST_CSR = 16 * 1024
 JOINED_LIFETIME = timedelta(days=30)
 
 _TRIES = 5
+
+# More than one node makes in a moment, and it is the end of its history that counts.
+_LATEST_EVENTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Enrolment:
         self._cluster = cluster_id
         self._clock = clock
         self._entropy = entropy
+        # Two tokens are two records, and the store would let both be used for one id at once.
+        self._joining = asyncio.Lock()
 
     # -----------------------------------------------------------------------------------------------------
     # Tokens
@@ -102,7 +108,7 @@ class Enrolment:
         authority, _ = self._authority()
         now = self._clock.wall()
         stored = await self._ledger.store.tokens()
-        expired = {token.token_id: token.version for token in stored if token.expires_at <= now}
+        expired = [token for token in stored if token.expires_at <= now]
         if len(stored) - len(expired) >= MOST_TOKENS:
             raise ExhaustedError(
                 f"there are {MOST_TOKENS} join tokens already",
@@ -133,7 +139,10 @@ class Enrolment:
             source="api",
             cause=f"CreateJoinToken by {by}",
         )
-        await self._ledger.commit(Batch(tokens=(token,), removed_tokens=expired, events=(event,)))
+        kept = [(each, self._pending(each, now)) for each in expired]
+        shortened = [replace(each, used=pending) for each, pending in kept if pending and pending != each.used]
+        over = {each.token_id: each.version for each, pending in kept if not pending}
+        await self._ledger.commit(Batch(tokens=(token, *shortened), removed_tokens=over, events=(event,)))
         return text, token
 
     async def tokens(self) -> tuple[JoinToken, ...]:
@@ -142,16 +151,22 @@ class Enrolment:
         return tuple(token for token in await self._ledger.store.tokens() if token.expires_at > now)
 
     async def revoke_token(self, token_id: str, *, by: str) -> None:
-        """Make a token worthless. Certificates that were issued for it stay good."""
+        """Make a token worthless. Certificates that were issued for it stay good, and their ids stay given."""
         for _ in range(_TRIES):
-            found = {token.token_id: token for token in await self._ledger.store.tokens()}.get(token_id)
-            if found is None:
+            now = self._clock.wall()
+            found = next((token for token in await self._ledger.store.tokens() if token.token_id == token_id), None)
+            if found is None or found.expires_at <= now:
                 raise NotFoundError("join token", token_id, hint="`shoal token list` shows those there are")
             event = self._event(
                 "control", token_id, "JoinTokenRevoked", f"by {by}", source="api", cause=f"RevokeJoinToken by {by}"
             )
+            pending = self._pending(found, now)
+            if pending:
+                batch = Batch(tokens=(replace(found, expires_at=now, used=pending),), events=(event,))
+            else:
+                batch = Batch(removed_tokens={token_id: found.version}, events=(event,))
             try:
-                await self._ledger.commit(Batch(removed_tokens={token_id: found.version}, events=(event,)))
+                await self._ledger.commit(batch)
             except ConflictError:
                 continue  # somebody joined with it in this very moment
             return
@@ -170,13 +185,19 @@ class Enrolment:
 
         authority, bundle = self._authority()
         key, wanted = self._read_request(csr)
-        fingerprint = key_sha256(key)
+        async with self._joining:
+            now = await self._use(given, wanted, key_sha256(key))
+        return self._issue(authority, bundle, key, wanted, now=now, lifetime=JOINED_LIFETIME)
+
+    async def _use(self, given: TokenText, wanted: Identity, fingerprint: bytes) -> datetime:
+        """Use a token for a key, unless it has been already. Returns from when its certificate is good."""
         for _ in range(_TRIES):
-            token = await self._find_token(given)
-            self._check_wanted(wanted, token)
             now = self._clock.wall()
+            stored = await self._ledger.store.tokens()
+            token = self._find_token(given, stored, now)
+            self._check_wanted(wanted, token)
             if not any(use.key_sha256 == fingerprint and use.node_id == wanted.name for use in token.used):
-                self._check_free(wanted, token)
+                await self._check_free(wanted, fingerprint, token, stored, now)
                 used = (*token.used, TokenUse(wanted.name, fingerprint, now))
                 why = f"a certificate was issued for join token {token.token_id}"
                 event = self._event(
@@ -190,8 +211,8 @@ class Enrolment:
                 try:
                     await self._ledger.commit(Batch(tokens=(replace(token, used=used),), events=(event,)))
                 except ConflictError:
-                    continue  # somebody else joined with it in this very moment
-            return self._issue(authority, bundle, key, wanted, now=now, lifetime=JOINED_LIFETIME)
+                    continue  # it was revoked in this very moment
+            return now
         raise ConflictError(f"join token {given.token_id!r} is used again and again", id=given.token_id)
 
     async def renew(self, identity: Identity, csr: bytes) -> Issued:
@@ -249,10 +270,8 @@ class Enrolment:
             raise InvalidError([problem("csr", wanted.uri if wanted is not None else None, rule)])
         return key, wanted
 
-    async def _find_token(self, given: TokenText) -> JoinToken:
+    def _find_token(self, given: TokenText, stored: Sequence[JoinToken], now: datetime) -> JoinToken:
         # All are read, and one reason is given for every failure: a guess learns nothing.
-        stored = await self._ledger.store.tokens()
-        now = self._clock.wall()
         for token in stored:
             if token.token_id == given.token_id and token.is_for(given) and token.expires_at > now:
                 return token
@@ -267,19 +286,46 @@ class Enrolment:
         if token.node_id and wanted.name != token.node_id:
             raise DeniedError(f"the join token is for node {token.node_id!r}, not for {wanted.name!r}")
 
-    def _check_free(self, wanted: Identity, token: JoinToken) -> None:
+    async def _check_free(
+        self, wanted: Identity, fingerprint: bytes, token: JoinToken, stored: Sequence[JoinToken], now: datetime
+    ) -> None:
         if len(token.used) >= token.uses:
             raise DeniedError(
                 "the join token has been used up",
                 hint="make a new one with `shoal token create`, with --uses for several nodes",
             )
-        taken = NodeId(wanted.name) in self._ledger.fleet.nodes or any(u.node_id == wanted.name for u in token.used)
-        if taken and not token.node_id:
+        if token.node_id:
+            return  # an operator has said that it is for this one, whoever had it
+        hint = f"choose another --node-id, or make a token with --node-id {wanted.name}"
+        if NodeId(wanted.name) in self._ledger.fleet.nodes:
             raise DeniedError(
                 f"there is a node {wanted.name!r} already, and this join token is for new ones",
-                hint=f"choose another --node-id, or make a token with --node-id {wanted.name}",
+                hint=hint,
                 node_id=wanted.name,
             )
+        given = [
+            use.at
+            for each in stored
+            for use in self._pending(each, now)
+            if use.node_id == wanted.name and use.key_sha256 != fingerprint
+        ]
+        if given and not await self._was_removed_since(max(given), wanted.name):
+            raise DeniedError(
+                f"another agent has a certificate for node {wanted.name!r} already; this join token is for new ones",
+                hint=hint,
+                node_id=wanted.name,
+            )
+
+    def _pending(self, token: JoinToken, now: datetime) -> tuple[TokenUse, ...]:
+        """Whom a token has given certificates that are still good, and who has not registered with them."""
+        nodes = self._ledger.fleet.nodes
+        return tuple(u for u in token.used if u.at + JOINED_LIFETIME > now and NodeId(u.node_id) not in nodes)
+
+    async def _was_removed_since(self, moment: datetime, node_id: str) -> bool:
+        """Whether a node has registered and was removed since then. Then its id is anybody's again."""
+        query = EventQuery(subject_kind="node", subject_id=node_id, newest=True, limit=_LATEST_EVENTS)
+        page = await self._ledger.store.events(query)
+        return any(event.kind == "NodeRemoved" and event.time >= moment for event in page.events)
 
     def _issue(
         self,

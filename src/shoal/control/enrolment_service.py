@@ -5,17 +5,14 @@ from __future__ import annotations
 from datetime import timedelta
 
 from shoal.control.causes import caller_of
-from shoal.control.enrolment import DEFAULT_TTL, LONGEST_TTL, MOST_USES, Enrolment, JoinDoor
-from shoal.core.durations import format_duration
+from shoal.control.enrolment import DEFAULT_TTL, MOST_USES, Enrolment, JoinDoor
 from shoal.core.errors import InvalidError, Problem, UnauthenticatedError, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
 from shoal.model.identity import Identity, Role
-from shoal.model.trust import parse_token
+from shoal.model.trust import LONGEST_TTL, SHORTEST_TTL, TTL_RULE, parse_token
 from shoal.wire import convert
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
 from shoal.wire.transport import Call
-
-_SHORTEST_TTL = timedelta(seconds=1)
 
 
 class EnrollmentService:
@@ -50,7 +47,7 @@ class CredentialService:
         if problems:
             raise InvalidError(problems)
         text, token = await self._enrolment.create_token(
-            ttl=timedelta(milliseconds=request.ttl_ms) if request.ttl_ms else DEFAULT_TTL,
+            ttl=timedelta(milliseconds=request.ttl_ms) if request.HasField("ttl_ms") else DEFAULT_TTL,
             role=Role.AGENT,
             node_id=request.node_id,
             uses=request.uses or 1,
@@ -61,9 +58,10 @@ class CredentialService:
         )
 
     async def list_join_tokens(self, _request: pb.ListJoinTokensRequest, _call: Call) -> pb.ListJoinTokensResponse:
-        """The tokens there are, without their secrets."""
+        """The tokens there are, without their secrets, and where this control plane lets nodes join."""
         return pb.ListJoinTokensResponse(
-            tokens=[convert.join_token_to_proto(token) for token in await self._enrolment.tokens()]
+            tokens=[convert.join_token_to_proto(token) for token in await self._enrolment.tokens()],
+            join_port=self._door.port,
         )
 
     async def revoke_join_token(self, request: pb.RevokeJoinTokenRequest, call: Call) -> pb.RevokeJoinTokenResponse:
@@ -88,10 +86,9 @@ class CredentialService:
 
 def _token_problems(request: pb.CreateJoinTokenRequest) -> list[Problem]:
     problems = []
-    least, most = (limit // timedelta(milliseconds=1) for limit in (_SHORTEST_TTL, LONGEST_TTL))
-    if request.ttl_ms and not least <= request.ttl_ms <= most:
-        rule = f"must be between {format_duration(_SHORTEST_TTL)} and {format_duration(LONGEST_TTL)}"
-        problems.append(problem("ttl_ms", f"{request.ttl_ms} ms", rule))
+    least, most = (limit // timedelta(milliseconds=1) for limit in (SHORTEST_TTL, LONGEST_TTL))
+    if request.HasField("ttl_ms") and not least <= request.ttl_ms <= most:
+        problems.append(problem("ttl_ms", f"{request.ttl_ms} ms", TTL_RULE))
     if request.role not in ("", Role.AGENT):
         problems.append(problem("role", request.role, "must be agent: others get their certificates from people"))
     if request.node_id and not is_identifier(request.node_id):

@@ -256,9 +256,11 @@ class Fleet:
     def _put_observation(self, observation: Observation) -> None:
         workload_id = observation.status.workload_id
         before, record = self.observations.get(workload_id), self.workloads.get(workload_id)
+        if record is None:
+            return  # forgotten while the report was being stored, and so it is there
         self.observations[workload_id] = observation
         # Most news change nothing about the room on a node, and to count it again takes a while.
-        if record is not None and holds_reservation(record, before) != holds_reservation(record, observation):
+        if holds_reservation(record, before) != holds_reservation(record, observation):
             self._facts.pop(record.node_id or observation.node_id, None)
 
     def _drop_observation(self, workload_id: WorkloadId) -> None:
@@ -293,12 +295,18 @@ EventListener = Callable[[tuple[Event, ...]], None]
 class Ledger:
     """Commits batches to the store and, once they are durable, to the working set."""
 
-    def __init__(self, store: Store, fleet: Fleet, *, on_commit: Callable[[Batch], None] | None = None) -> None:
+    def __init__(
+        self, store: Store, fleet: Fleet, *, term: int = 0, on_commit: Callable[[Batch], None] | None = None
+    ) -> None:
         self.store = store
         self.fleet = fleet
+        self._term = term
         self._on_commit = on_commit or (lambda _batch: None)
         self._listeners: list[EventListener] = []
         self._reload_listeners: list[Callable[[], None]] = []
+        self._batch_listeners: list[Callable[[Batch], None]] = []
+        #: Counts how often memory was read: a decision is good for the picture that it was made on.
+        self.picture = 0
         #: Whether a commit may have happened that memory does not know of.
         self._doubtful = False
         self._settling: asyncio.Task[None] | None = None
@@ -309,24 +317,35 @@ class Ledger:
         """Call `listener` with the events of each committed batch."""
         self._listeners.append(listener)
 
+    def on_batch(self, listener: Callable[[Batch], None]) -> None:
+        """Call `listener` with each committed batch, also when whoever committed it has gone away meanwhile."""
+        self._batch_listeners.append(listener)
+
     def on_reload(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever memory was read anew, because it could not be trusted any more."""
         self._reload_listeners.append(listener)
 
-    async def load(self) -> None:
+    async def load(self, *, again: bool = False) -> None:
         """Fill the working set from the store."""
-        self.fleet.load(await self.store.load())
+        self.fleet.load(await self.store.load(again=again))
+        self.picture += 1
 
-    async def commit(self, batch: Batch) -> None:
-        """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store."""
+    async def commit(self, batch: Batch, *, picture: int | None = None) -> None:
+        """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store.
+
+        `picture`: the one that it was decided on. Versions only guard the records of a batch, not what else it was
+        decided by; so ConflictError when memory was read anew since then.
+        """
         if batch.is_empty():
             return
         await self.settle()
+        if picture is not None and picture != self.picture:
+            raise ConflictError("memory was read anew after this was decided", decided_on=picture, now=self.picture)
         answered = asyncio.get_running_loop().create_future()
         self._under_way.add(answered)
         answered.add_done_callback(self._under_way.discard)
         try:
-            await self.store.commit(batch, settled=partial(self._settled, batch, answered))
+            await self.store.commit(batch, term=self._term, settled=partial(self._settled, batch, answered))
         except Exception as error:
             _finish(answered)  # one that was refused at the door was never told of
             if isinstance(error, UnavailableError):
@@ -342,11 +361,11 @@ class Ledger:
             if attempt == CONFLICTS_UNTIL_RELOAD:
                 self.doubt()  # more often than chance would have it
             await self.settle()
-            batch = decide()
+            picture, batch = self.picture, decide()
             if batch is None:
                 return None
             try:
-                await self.commit(batch)
+                await self.commit(batch, picture=picture)
             except ConflictError:
                 await asyncio.sleep(0)
                 continue
@@ -359,17 +378,24 @@ class Ledger:
 
     async def settle(self) -> None:
         """After a commit whose outcome is not known, read what is stored before anything else is decided."""
-        if not self._doubtful:
-            return
-        # One reading for all who wait for it, which goes on when they do not: a store that hangs is not asked again
-        # by each of them.
-        if self._settling is None or self._settling.done():
-            self._settling = asyncio.ensure_future(self._settle())
-            self._settling.add_done_callback(_retrieve)
-        await asyncio.wait({self._settling}, timeout=SETTLE_SECONDS)
-        if not self._settling.done():
-            raise UnavailableError("the store does not answer; nothing was changed", hint=_LATER, outcome="none")
-        self._settling.result()
+        while self._doubtful:  # also when a new doubt came up before this caller had its turn
+            # One reading for all who wait for it, which goes on when they do not: a store that hangs is not asked again
+            # by each of them.
+            if self._settling is None or self._settling.done():
+                self._settling = asyncio.ensure_future(self._settle())
+                self._settling.add_done_callback(_retrieve)
+            settling = self._settling
+            await asyncio.wait({settling}, timeout=SETTLE_SECONDS)
+            if not settling.done():
+                raise UnavailableError("the store does not answer; nothing was changed", hint=_LATER, outcome="none")
+            settling.result()
+
+    async def answered(self) -> None:
+        """Wait until every commit that is under way now has its answer. One that never gets it leaves a doubt."""
+        waiting = {each for each in self._under_way if not each.done()}
+        if waiting:
+            _, unanswered = await asyncio.wait(waiting, timeout=ANSWER_SECONDS)
+            self._doubtful = self._doubtful or bool(unanswered)
 
     async def _settle(self) -> None:
         # Those that wait for their answer now may be stored after the reading began, and would be forgotten by it.
@@ -390,6 +416,8 @@ class Ledger:
             return
         self.fleet.take(batch)
         self._on_commit(batch)
+        for told in self._batch_listeners:
+            told(batch)
         for listener in self._listeners:
             listener(outcome)
 

@@ -9,6 +9,7 @@ members were; if one is refused everywhere, the change is undone. Called by `sho
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,6 +74,8 @@ class Groups:
         self._placer = placer
         self._clock = clock
         self._decode_spec = decode_spec
+        #: Where in a change a member was last found that has not arrived.
+        self._missing: dict[GroupId, int] = {}
 
     async def apply(
         self,
@@ -129,9 +132,12 @@ class Groups:
 
     async def delete(self, group_id: GroupId, *, cause: str, expected_generation: int | None = None) -> int:
         """Record the wish to have a group and its members gone. Returns the group's generation."""
+        generation = 0
 
         def decide() -> Batch | None:
+            nonlocal generation
             record = self._fleet.group(group_id)
+            generation = record.generation + 1
             _check_generation(group_id, record, expected_generation)
             if record.desired is DesiredState.DELETED:
                 return None
@@ -157,11 +163,10 @@ class Groups:
                 events=(event, *(each for batch in removals for each in batch.events)),
             )
 
-        record = self._fleet.group(group_id)
         await self._ledger.change(decide)
-        self._dispatch.enqueue_all(record.members)
+        self._missing.pop(group_id, None)
         current = self._fleet.groups.get(group_id)
-        return current.generation if current is not None else record.generation + 1
+        return current.generation if current is not None else generation
 
     def _members(self, group: GroupRecord | None) -> list[WorkloadRecord]:
         members = group.members if group is not None else ()
@@ -254,7 +259,7 @@ class Groups:
 
         def decide() -> Batch | None:
             group = self._fleet.groups.get(group_id) if group_id is not None else None
-            if group is None or not group.before or not all(self._has_arrived(each) for each in group.before):
+            if group is None or not group.before or self._is_missing_one(group):
                 return None
             settled = dataclasses.replace(group, before=(), before_members=(), message="")
             event = group_event(
@@ -268,6 +273,15 @@ class Groups:
             return Batch(groups=(settled,), events=(event,))
 
         await self._ledger.change(decide)
+
+    def _is_missing_one(self, group: GroupRecord) -> bool:
+        """Whether a member has not arrived. The one that was missing last is asked first: this is asked for each."""
+        first, count = self._missing.pop(group.group_id, 0), len(group.before)
+        for index in itertools.chain(range(first, count), range(min(first, count))):
+            if not self._has_arrived(group.before[index]):
+                self._missing[group.group_id] = index
+                return True
+        return False
 
     def _has_arrived(self, before: GroupMemberBefore) -> bool:
         record = self._fleet.workloads.get(before.workload_id)

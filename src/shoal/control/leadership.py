@@ -13,6 +13,7 @@ Called by `shoal.control.server`, which begins and ends reigns by what is told h
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -48,6 +49,7 @@ class Campaign:
         self._clock = clock
         self._on_change = on_change
         self._lease_seconds = lease_seconds
+        self._renew_seconds = min(RENEW_SECONDS, lease_seconds / 4)
         self.leader = Leader(0, "", "", 0.0)
         self._confirmed_until = -math.inf
 
@@ -63,23 +65,55 @@ class Campaign:
 
     async def once(self) -> None:
         """Campaign once, and tell of a change. Raises what the store raises."""
-        asked_at = self._clock.monotonic()
-        leader = await self._store.campaign(self._holder, self._address(), seconds=self._lease_seconds)
-        leads = leader.holder == self._holder
-        self._confirmed_until = asked_at + leader.expires_in * (1.0 - LEASE_MARGIN) if leads else -math.inf
-        if (leader.holder, leader.term) != (self.leader.holder, self.leader.term):
+        while True:
+            leader = await self._ask()
             # First done, then believed: what fails half-way is done again after the next campaign.
-            await self._on_change(leader, leads)
-        self.leader = leader
+            if _is_same(leader, self.leader) or await self._adopt(leader):
+                self.leader = leader
+                return
 
     async def run(self) -> None:
         """Campaign for ever. A store that is away changes nothing about who leads: nobody can write meanwhile."""
         while True:
-            await self._clock.sleep(min(RENEW_SECONDS, self._lease_seconds / 4))
+            await self._clock.sleep(self._renew_seconds)
             try:
                 await self.once()
             except ShoalError as error:
                 log.debug("campaign: %s", error)
+
+    async def _ask(self) -> Leader:
+        asked_at = self._clock.monotonic()
+        leader = await self._store.campaign(self._holder, self._address(), seconds=self._lease_seconds)
+        leads = leader.holder == self._holder
+        self._confirmed_until = asked_at + leader.expires_in * (1.0 - LEASE_MARGIN) if leads else -math.inf
+        return leader
+
+    async def _adopt(self, leader: Leader) -> bool:
+        """Tell of a new leader. False when it leads no more by then.
+
+        To begin means to read everything, which takes its time in a large fleet: the lease is renewed meanwhile.
+        """
+        leads = leader.holder == self._holder
+        if leads:
+            self.leader = Leader(leader.term, "", "", 0.0)  # nobody leads until it has begun
+        changing = asyncio.ensure_future(self._on_change(leader, leads))
+        try:
+            while not (await asyncio.wait({changing}, timeout=self._renew_seconds))[0]:
+                if leads and not await self._keeps(leader):
+                    return False
+            changing.result()
+        finally:
+            if not changing.done():
+                changing.cancel()
+                await asyncio.wait({changing})
+        return True
+
+    async def _keeps(self, leader: Leader) -> bool:
+        try:
+            return _is_same(await self._ask(), leader)
+        except ShoalError as error:  # whoever begins hears of it, too
+            log.debug("campaign: %s", error)
+            return True
 
     async def resign(self) -> None:
         """Let the others lead at once, in good order."""
@@ -89,3 +123,7 @@ class Campaign:
             await self._store.resign(self._holder)
         except ShoalError as error:
             log.debug("resigning: %s", error)
+
+
+def _is_same(one: Leader, other: Leader) -> bool:
+    return (one.holder, one.term) == (other.holder, other.term)

@@ -2,12 +2,14 @@
 
 Whoever has the name that leads need not wait for the lease of its earlier life. So no two processes may have one at the
 same time: else the second would begin to lead while the first, which hangs, still counts on its lease. The kernel keeps
-that, by a lock that ends with its process. Called by `shoal.control.server`.
+that, by a lock that ends with its process. A copy of the directory, as of a machine that was cloned, has another name:
+the name is bound to the machine, its boot and the directory itself. Called by `shoal.control.server`.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.core.files import write_atomic
 from shoal.core.private_files import make_data_directory
 
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
 
 class HeldName:
     """One control plane's name."""
@@ -23,7 +27,7 @@ class HeldName:
     def __init__(self, data_dir: Path, entropy: Entropy) -> None:
         self._data_dir = data_dir
         self._lock = -1
-        self.text = _remembered(data_dir / "name", entropy)
+        self.text = f"{_remembered(data_dir / 'name', entropy)}-{_place_of(data_dir)}"
 
     def hold(self) -> None:
         """Keep every other process from using it. Raises `PreconditionError` when one does."""
@@ -65,3 +69,13 @@ def _remembered(path: Path, entropy: Entropy) -> str:
         make_data_directory(path.parent)
         write_atomic(str(path), name.encode())
     return name
+
+
+def _place_of(data_dir: Path) -> str:
+    """What tells this directory from every copy of it, until the machine starts anew."""
+    try:
+        boot = _BOOT_ID.read_text().strip()
+    except OSError:
+        boot = ""
+    found = data_dir.stat()
+    return hashlib.sha256(f"{boot} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:8]

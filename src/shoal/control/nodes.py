@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shoal.control import leases
+from shoal.control import changes, leases
 from shoal.control.dispatch import Dispatch
 from shoal.control.failover import (
     Brake,
@@ -149,6 +149,7 @@ class Nodes:
         self.brake = ""
         self._wake = Signal()
         self.reports_ignored = 0
+        ledger.on_reload(self._meet_all)
 
     async def store_promise(self) -> None:
         """Write down a lease that is longer than what nodes were promised before, before the first beat is answered.
@@ -169,14 +170,26 @@ class Nodes:
     def start(self) -> None:
         """Give every known node a full lease from now."""
         self.hears = True
+        self._meet_all()
+
+    def _meet_all(self) -> None:
+        """Keep contact with what is stored, however it came there: whoever registered may have gone before the answer.
+
+        A node that is not known here gets a full lease from now; one that is dead or was removed is not waited for.
+        """
+        if not self.hears:
+            return
         now = self._clock.monotonic()
-        for node in self._fleet.nodes.values():
+        for node_id in self._fleet.nodes.keys() - self._contacts.keys():
+            node = self._fleet.nodes[node_id]
             if node.dead:
                 continue
             lease = leases.first_deadline_after_restart(
                 started=now, promised=node.lease_seconds, settings=self.settings
             )
-            self._contacts[node.node_id] = Contact(lease, last_beat=node.last_beat, beat_stored=node.last_beat)
+            self._contacts[node_id] = Contact(lease, last_beat=node.last_beat, beat_stored=node.last_beat)
+        for node_id in self._contacts.keys() - self._fleet.nodes.keys():
+            self.forget_contact(node_id)
 
     def contact(self, node_id: NodeId) -> Contact | None:
         """What is known about contact with a node."""
@@ -233,8 +246,14 @@ class Nodes:
         if refusal:
             return Registered(accepted=False, reason=refusal)
         node_id = NodeId(spec.node_id)
-        before = self._fleet.nodes.get(node_id)
-        await self._ledger.change(lambda: self._registration(spec, instance))
+        before: NodeRecord | None = None
+
+        def decide() -> Batch:
+            nonlocal before
+            before = self._fleet.nodes.get(node_id)
+            return self._registration(spec, instance)
+
+        await self._ledger.change(decide)
         faults.reach("control.register.committed")
         session = self._fleet.node(node_id).session
         known = self._contacts.get(node_id)
@@ -430,6 +449,7 @@ class Nodes:
                 self._forgive_own_absence(now - last_look)
             last_look = now
             try:
+                self._meet_all()
                 wait = min(self._tick, await self._judge_all(now))
                 await self._store_beats()
             except UnavailableError as error:
@@ -455,7 +475,10 @@ class Nodes:
             node = self._fleet.nodes.get(node_id)
             if node is None:
                 continue
-            left = self._seconds_left(contact, node, now)
+            if node.dead:
+                self.forget_contact(node_id)
+                continue
+            left, heard = self._seconds_left(contact, node, now), contact.lease.last_receipt
             if left > _SOON:
                 soonest, alive = min(soonest, left), alive + 1
                 continue
@@ -472,7 +495,10 @@ class Nodes:
                 self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
             state = leases.next_state(node.state, verdict, wish=node.wish.state)
             if state is not node.state and state in (NodeState.SUSPECT, NodeState.NOT_READY):
-                await self._set_state(node_id, state, verdict.reason, by="lease")
+                await self._set_state(node_id, state, verdict.reason, by="lease", heard=heard)
+                if await self._has_beaten_since(node_id, heard):
+                    alive += 1
+                    continue
                 if state is NodeState.NOT_READY:
                     self._lost_at[node_id] = now
                     self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
@@ -555,17 +581,29 @@ class Nodes:
         if contact is None or node is None or node.state is not NodeState.READY:
             return
         heard = contact.lease.last_receipt
-        await self._set_state(node_id, NodeState.SUSPECT, "its stream broke", by="stream")
-        now_heard = self._contacts.get(node_id)
-        if now_heard is not None and now_heard.lease.last_receipt != heard:
-            await self._returned(node_id)  # it has beaten while this was being stored
+        await self._set_state(node_id, NodeState.SUSPECT, "its stream broke", by="stream", heard=heard)
+        await self._has_beaten_since(node_id, heard)
 
-    async def _set_state(self, node_id: NodeId, state: NodeState, reason: str, *, by: str) -> None:
+    async def _has_beaten_since(self, node_id: NodeId, heard: float) -> bool:
+        """Whether a node has beaten while it was being stored that it is not heard of. It is back then."""
+        if not self._is_newer(node_id, heard):
+            return False
+        await self._returned(node_id)
+        return True
+
+    def _is_newer(self, node_id: NodeId, heard: float) -> bool:
+        contact = self._contacts.get(node_id)
+        return contact is not None and contact.lease.last_receipt != heard
+
+    async def _set_state(
+        self, node_id: NodeId, state: NodeState, reason: str, *, by: str, heard: float | None = None
+    ) -> None:
+        """Store a node's state. `heard`: not if it has beaten since then."""
         kinds = {NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}
 
         def decide() -> Batch | None:
             node = self._fleet.nodes.get(node_id)
-            if node is None or node.state is state:
+            if node is None or node.state is state or (heard is not None and self._is_newer(node_id, heard)):
                 return None
             at = self._clock.wall()
             changed = dataclasses.replace(
@@ -586,16 +624,17 @@ class Nodes:
 
     async def _store_beats(self) -> None:
         """Write down now and then when nodes were last heard of, all at once."""
-        due: dict[NodeId, int] = {}
+        due: dict[NodeId, tuple[Contact, datetime]] = {}
         for node_id, contact in self._contacts.items():
             if contact.last_beat is None or node_id not in self._fleet.nodes:
                 continue
             stored = contact.beat_stored
             if stored is None or (contact.last_beat - stored).total_seconds() >= 2 * self._lease_seconds:
-                due[node_id] = epoch_ms(contact.last_beat)
-                contact.beat_stored = contact.last_beat
+                due[node_id] = (contact, contact.last_beat)
         if due:
-            await self._ledger.commit(Batch(beats=due))
+            await self._ledger.commit(Batch(beats={each: epoch_ms(at) for each, (_, at) in due.items()}))
+        for contact, at in due.values():
+            contact.beat_stored = at
 
     # -----------------------------------------------------------------------------------------------------
     # Removal
@@ -620,13 +659,13 @@ class Nodes:
             event = node_event(
                 node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api", cause=cause
             )
-            return Batch(removed_nodes={node_id: node.version}, events=(event,))
+            # With it in one: nobody is left later who could say that its copies are gone.
+            gone = changes.copies_gone(self._fleet, node_id, self._fleet.left_on(node_id))
+            without = gone.workloads if gone is not None else ()
+            return Batch(workloads=without, removed_nodes={node_id: node.version}, events=(event,))
 
-        owned = self._fleet.owned_by(node_id)
         await self._ledger.change(decide)
-        await self._dispatch.copies.gone(node_id, self._fleet.left_on(node_id))
         self.forget_contact(node_id)
-        self._dispatch.enqueue_all(owned)
 
     def _may_still_run_what_stops_by_itself(self, node_id: NodeId) -> bool:
         if self._fleet.node(node_id).dead:

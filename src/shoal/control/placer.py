@@ -31,7 +31,7 @@ from shoal.control.scheduler import place
 from shoal.control.store.base import Batch
 from shoal.core import faults, tracing
 from shoal.core.clock import Clock
-from shoal.core.errors import ConflictError, ShoalError
+from shoal.core.errors import ConflictError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.events import Event
@@ -145,6 +145,8 @@ class Placer:
         self._serial = asyncio.Lock()
         self._busy_until = 0.0
         self._conflicts = 0  # batches in a row
+        #: Waits for the answer in place of a caller who went away.
+        self._leaving: asyncio.Future[None] | None = None
 
     async def place(
         self,
@@ -170,10 +172,32 @@ class Placer:
         return len(self._waiting) >= BUSY_BATCH or self._clock.monotonic() < self._busy_until
 
     @contextlib.asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Nothing else is placed for the length of the block: for changes that place many workloads at once."""
-        async with self._serial:
+    async def exclusive(self, *, within: float | None = None) -> AsyncIterator[None]:
+        """Nothing else is placed for the length of the block: for changes that no placement under way may overlook.
+
+        `within`: UnavailableError when it cannot begin in so many seconds, because the store does not answer.
+        """
+        try:
+            async with asyncio.timeout(within):
+                await self._serial.acquire()
+        except TimeoutError as error:
+            raise UnavailableError(
+                f"placements that were decided before are not stored after {within:g} s; nothing was changed",
+                hint="the store is slow or hangs; ask again later",
+                outcome="none",
+            ) from error
+        try:
             yield
+        except asyncio.CancelledError:
+            # The caller goes away, and what it commits does not: the next is decided when the store has answered.
+            self._leaving = asyncio.ensure_future(self._ledger.answered())
+            self._leaving.add_done_callback(lambda _answered: self._serial.release())
+            raise
+        except BaseException:
+            self._serial.release()
+            raise
+        else:
+            self._serial.release()
 
     async def run(self) -> None:
         """Place what waits, for ever. Owned by the control plane's task scope."""
@@ -207,11 +231,25 @@ class Placer:
                     entry.done.set_exception(error)
 
     async def _decide_and_commit(self, entries: list[_Waiting]) -> None:
-        fleet, at = self._ledger.fleet, self._clock.wall()
         asked = {entry.workload_id: entry for entry in entries}
+        # What an earlier batch has taken is known before this one is decided, also if its answer was lost.
+        await self._ledger.settle()
+        picture = self._ledger.picture
+        batch, unplaced = self._decide(asked)
+        await self._ledger.commit(batch, picture=picture)
+        if batch.workloads:
+            faults.reach("control.place.committed")
+        for entry in entries:
+            if not entry.done.done():
+                entry.done.set_result(unplaced.get(entry.workload_id))
+
+    def _decide(self, asked: Mapping[WorkloadId, _Waiting]) -> tuple[Batch, dict[WorkloadId, Unplaced]]:
+        """What to store for those that have a place, and why the others have none."""
+        fleet, at = self._ledger.fleet, self._clock.wall()
         requests = [request for entry in asked.values() if (request := self._request(entry)) is not None]
         plan = place(requests, fleet.facts(), strategy=self.strategy)
-        records, events, unplaced = [], [], {}
+        records, events = [], []
+        unplaced: dict[WorkloadId, Unplaced] = {}
         for decision in plan.decisions:
             if decision.node_id is None:
                 unplaced[decision.workload_id] = Unplaced(decision.rejections)
@@ -226,14 +264,7 @@ class Placer:
             if event is not None:
                 events.append(event)
         forgotten = tuple(each.workload_id for each in records if fleet.has_nameless_end(each.workload_id))
-        await self._ledger.commit(
-            Batch(workloads=tuple(records), forgotten_observations=forgotten, events=tuple(events))
-        )
-        if records:
-            faults.reach("control.place.committed")
-        for entry in entries:
-            if not entry.done.done():
-                entry.done.set_result(unplaced.get(entry.workload_id))
+        return Batch(workloads=tuple(records), forgotten_observations=forgotten, events=tuple(events)), unplaced
 
     def _request(self, entry: _Waiting) -> PlacementRequest | None:
         """None when it no longer needs a place: deleted, stopped, or placed by somebody else meanwhile."""

@@ -6,6 +6,7 @@ that `refresh` brings up to date: that is what a control plane does that does no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,6 +37,11 @@ from shoal.core.tasks import TaskScope
 from shoal.wire import convert
 from shoal.wire.transport import Transport
 
+#: A follower reads everything at least this often.
+QUIET_SECONDS = 10.0
+#: And spends at most a part of its time on it: after a reading it rests for so many times as long.
+REST = 4.0
+
 
 class Reign:
     """The parts of a control plane, joined."""
@@ -57,7 +63,7 @@ class Reign:
         self._store = store
         self.scope = TaskScope("reign")
         self.fleet = Fleet()
-        self.ledger = Ledger(store, self.fleet, on_commit=metrics.stored)
+        self.ledger = Ledger(store, self.fleet, term=term, on_commit=metrics.stored)
         self.streams = Streams(self.fleet, scope=self.scope, observer=metrics)
         self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
@@ -141,7 +147,9 @@ class Reign:
         self.enrollment = EnrollmentService(enrolment, join)
         self.credentials = CredentialService(enrolment, join)
         self._decides = False
+        self._clock = clock
         self._cursor = -1
+        self._read_at, self._took = -math.inf, 0.0
 
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
@@ -156,13 +164,21 @@ class Reign:
         self.dispatch.enqueue_all(list(self.fleet.workloads))
 
     async def refresh(self) -> None:
-        """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then."""
+        """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then.
+
+        What makes no event, such as the usage of a workload, is read now and then. A reading that takes long is not
+        made often.
+        """
         if self._decides:
             return
         newest = (await self._store.events(EventQuery(limit=1, newest=True))).next
-        if newest != self._cursor:
-            await self.ledger.load()
-            self._cursor = newest
+        began = self._clock.monotonic()
+        due = self._read_at + (self._took * REST if newest != self._cursor else QUIET_SECONDS)
+        if began < due:
+            return
+        await self.ledger.load(again=True)
+        self._read_at = self._clock.monotonic()
+        self._took, self._cursor = self._read_at - began, newest
 
     async def end(self) -> None:
         """Stop deciding. Workloads are not touched."""

@@ -213,19 +213,26 @@ class ControlPlane:
 
     async def _leader_changed(self, leader: Leader, leads: bool) -> None:
         """Begin a reign, or end it. A reign that was over before this process noticed has written nothing since."""
-        before = self.reign
         log.info("term %d: %s leads", leader.term, "this control plane" if leads else leader.address or "nobody")
+        # First the old one ends: what it decides on is not what the new one is about to read. Reads are answered from
+        # it until then.
+        self._open_gates(self.reign, leads=False, leader="" if leads else leader.address)
+        await self.reign.end()
         fresh = self._new_reign(leader.term)
+        try:
+            await (fresh.begin() if leads else fresh.refresh())
+        except BaseException:
+            await fresh.end()
+            raise
         if leads:
-            await fresh.begin()
             self._scope.start(self._report_failure(fresh), name=f"term-{leader.term}")
-        else:
-            await fresh.refresh()
         self.reign = fresh
-        for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
-            gate.open_to(fresh, leads=leads, leader=leader.address)
+        self._open_gates(fresh, leads=leads, leader=leader.address)
         await self._check_key()
-        await before.end()
+
+    def _open_gates(self, reign: Reign, *, leads: bool, leader: str) -> None:
+        for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
+            gate.open_to(reign, leads=leads, leader=leader)
 
     async def _report_failure(self, reign: Reign) -> None:
         try:

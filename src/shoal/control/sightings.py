@@ -37,6 +37,20 @@ class Sightings:
 
     async def take_in(self, node_id: NodeId, statuses: Iterable[RunStatus]) -> Mapping[WorkloadId, ReportVerdict]:
         """Take in reports of a node: store what is news, and look at what it concerns."""
+        statuses, picture = tuple(statuses), self._ledger.picture
+        verdicts, news = self._judge(node_id, statuses)
+        if news:
+            await self._ledger.settle()
+            if picture != self._ledger.picture:  # others may own by now what it reports
+                verdicts, news = self._judge(node_id, statuses)
+        if news:
+            await self._store(news)
+            self._on_news([each.status.workload_id for each in news])
+        return verdicts
+
+    def _judge(
+        self, node_id: NodeId, statuses: Iterable[RunStatus]
+    ) -> tuple[dict[WorkloadId, ReportVerdict], list[Observation]]:
         verdicts: dict[WorkloadId, ReportVerdict] = {}
         news: list[Observation] = []
         at = self._clock.wall()
@@ -50,10 +64,7 @@ class Sightings:
                 self._fleet.measured(status.workload_id, status.usage)
             elif verdict is ReportVerdict.SUPERSEDED:
                 self._on_superseded(status.workload_id, node_id, status.generation)
-        if news:
-            await self._store(news)
-            self._on_news([each.status.workload_id for each in news])
-        return verdicts
+        return verdicts, news
 
     def _last_known(self, workload_id: WorkloadId) -> Observation | None:
         """What is on its way into the store is known too: an answer and a beat may bring the same news at once."""

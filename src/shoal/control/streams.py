@@ -279,6 +279,8 @@ def _authorise(method: Method[Any, Any], call: Call, request: Any) -> None:
     """As the unary call would be. Without identities there is nobody to refuse."""
     if call.identity is None:
         return
+    if call.standing is not None:
+        call.standing()  # it may have waited for those before it
     policy = Policy(call.identity.cluster)
     policy.admit(method, call.identity)
     policy.check_request(method, call.identity, request)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from datetime import timedelta
 
 from shoal.control.dispatch import Dispatch
@@ -30,8 +31,6 @@ class NodeWishes:
         self._nodes = nodes
         self._dispatch = dispatch
         self._clock = clock
-        #: Told when a node is to be emptied.
-        self.on_drain: Callable[[], None] = lambda: None
 
     async def cordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
         """Let no new work go to a node. One that is being drained, or was, stays so."""
@@ -39,7 +38,8 @@ class NodeWishes:
         def change(node: NodeRecord) -> NodeRecord | None:
             return None if node.wish is not NodeWish.NONE else self._wished(node, NodeWish.CORDONED)
 
-        return await self._change(node_id, change, "NodeCordoned", "it gets no new work", cause=cause)
+        message = "it gets no new work"
+        return await self._change(node_id, change, "NodeCordoned", message, cause=cause, ends_work=True)
 
     async def uncordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
         """Take a cordon or a drain back. What has left already does not come back by itself."""
@@ -65,9 +65,8 @@ class NodeWishes:
             return dataclasses.replace(self._wished(node, NodeWish.DRAINING), drain_deadline=ends_at)
 
         when = f"until {ends_at:%Y-%m-%d %H:%M:%S}, then by force" if ends_at is not None else "without a deadline"
-        record = await self._change(node_id, change, "NodeDrainWished", f"it is to be emptied {when}", cause=cause)
-        self.on_drain()
-        return record
+        message = f"it is to be emptied {when}"
+        return await self._change(node_id, change, "NodeDrainWished", message, cause=cause, ends_work=True)
 
     async def drained(self, node_id: NodeId) -> None:
         """A node that was to be emptied is empty."""
@@ -77,9 +76,8 @@ class NodeWishes:
                 return None
             return self._wished(node, NodeWish.DRAINED)
 
-        await self._change(
-            node_id, change, "NodeDrained", "it is empty", source="drain", cause="its last workload left"
-        )
+        cause = "its last workload left"
+        await self._change(node_id, change, "NodeDrained", "it is empty", source="drain", cause=cause, ends_work=True)
 
     async def mark_dead(self, node_id: NodeId, *, force: bool, cause: str) -> NodeRecord:
         """An operator knows that nothing runs on a node any more: everything that it owned moves now."""
@@ -107,7 +105,6 @@ class NodeWishes:
         said = "an operator says that nothing runs there"
         record = await self._change(node_id, change, "NodeDeclaredDead", said, cause=cause)
         self._nodes.forget_contact(node_id)
-        self._dispatch.node_declared_dead(node_id)
         return record
 
     def _wished(self, node: NodeRecord, wish: NodeWish) -> NodeRecord:
@@ -132,7 +129,10 @@ class NodeWishes:
         *,
         cause: str,
         source: str = "operator",
+        ends_work: bool = False,
     ) -> NodeRecord:
+        """Store what `change` makes of a node. `ends_work`: no placement that was decided before comes after it."""
+
         def decide() -> Batch | None:
             changed = change(self._fleet.node(node_id))
             if changed is None:
@@ -140,5 +140,6 @@ class NodeWishes:
             event = node_event(node_id, kind, message, at=self._clock.wall(), source=source, cause=cause)
             return Batch(nodes=(changed,), events=(event,))
 
-        await self._ledger.change(decide)
+        async with self._dispatch.no_placements() if ends_work else nullcontext():
+            await self._ledger.change(decide)
         return self._fleet.node(node_id)

@@ -1,4 +1,4 @@
-"""Durations as people write them: `500ms`, `0.5s`, `10s`, `5m`, `1h`."""
+"""Durations as people write them: `500ms`, `0.5s`, `10s`, `5m`, `1h`, `7d`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from datetime import timedelta
 from decimal import Decimal
 
-RULE = "must be a duration such as 500ms, 0.5s, 10s, 5m or 1h"
-PATTERN = r"[0-9]+(\.[0-9]+)?(ms|s|m|h)"
+RULE = "must be a duration such as 500ms, 0.5s, 10s, 5m, 1h or 7d, between 0s and 36500d"
+PATTERN = r"[0-9]+(\.[0-9]+)?(ms|s|m|h|d)"
 
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h)")
-_MICROSECONDS = {"h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1000}
+_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|d)")
+_MICROSECONDS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1000}
 _LONGEST = timedelta(days=36500)
 _LONGEST_TEXT = 32
 
@@ -30,7 +30,8 @@ def parse_duration(text: str) -> timedelta:
 def format_duration(value: timedelta | float) -> str:
     """Write a duration the way `parse_duration` reads it: exact, and in the largest unit that needs no fraction.
 
-    From a second on a fraction is one of seconds; below, one of milliseconds.
+    From a second on a fraction is one of seconds; below, one of milliseconds. Days are written as hours: what is
+    written is stored and sent, also to programs that do not know days yet.
     """
     exact = value if isinstance(value, timedelta) else timedelta(seconds=value)
     microseconds = exact // timedelta(microseconds=1)

@@ -14,10 +14,14 @@ import hashlib
 import hmac
 import re
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from shoal.core.errors import InvalidError, problem
 from shoal.model.identity import Role
+
+SHORTEST_TTL = timedelta(seconds=1)
+LONGEST_TTL = timedelta(days=7)
+TTL_RULE = "must be between 1s and 7d"
 
 TOKEN_ID_LENGTH = 10
 SECRET_LENGTH = 40

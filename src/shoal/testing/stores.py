@@ -38,19 +38,19 @@ class KeptStore:
             await self._inner.open()
             self._opened = True
 
-    async def load(self) -> Snapshot:
+    async def load(self, *, again: bool = False) -> Snapshot:
         """Everything that is stored."""
         self._check()
-        return await self._inner.load()
+        return await self._inner.load(again=again)
 
-    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
+    async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch."""
         await self.answers.wait()
         self._check()
         if not self.lose_next_answer:
-            return await self._inner.commit(batch, settled=settled)
+            return await self._inner.commit(batch, term=term, settled=settled)
         self.lose_next_answer = False
-        await self._inner.commit(batch)
+        await self._inner.commit(batch, term=term)
         lost = UnavailableError("the connection broke during the commit", outcome="unknown")
         if settled is not None:
             settled(lost)
@@ -122,9 +122,11 @@ class SharedStore(KeptStore):
         self._clock = clock
         self._reign: tuple[str, int] | None = None
 
-    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
-        """Apply a batch, unless the term that was won here is over."""
+    async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
+        """Apply a batch, unless the term that was won here, or that it was decided under, is over."""
         await self.ping()
+        if term and self._reign is not None and term != self._reign[1]:
+            raise NotLeaderError("")
         return await super().commit(batch, settled=settled)
 
     async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:

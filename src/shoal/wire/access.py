@@ -7,7 +7,7 @@ of the control plane and the agent, by their servers, and by `shoal.cli.session`
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.wire.security import Security
 
 FILES = ("ca", "cert", "key")
+TOGETHER = "must not be given together with certificates"
 LOOPBACK = "127.0.0.1"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - whoever serves here knows its callers by their certificates
 
@@ -46,7 +47,7 @@ class Access:
         """
         missing = [name for name in FILES if not getattr(self, name)]
         if self.insecure and len(missing) < len(FILES):
-            yield problem(f"{at}insecure", True, "must not be given together with certificates: one or the other")
+            yield problem(f"{at}insecure", None, together([name for name in FILES if name not in missing]))
         elif not self.insecure and len(missing) == len(FILES):
             yield problem(
                 f"{at}ca", None, f"is required, with cert and key: {otherwise}, or give --insecure where no one listens"
@@ -72,6 +73,11 @@ class Access:
         if given is not None:
             return given
         return LOOPBACK if self.insecure else EVERYWHERE
+
+
+def together(given: Sequence[str]) -> str:
+    """Why `insecure` contradicts what else was given, by the names of that."""
+    return f"{TOGETHER} ({', '.join(given)}): one or the other"
 
 
 def check_own_identity(

@@ -91,6 +91,10 @@ class GrpcTransport:
         """Who we are by our certificate; None without one."""
         return self._protection.identity
 
+    def credentials_version(self) -> int:
+        """Grows when the files of our certificate were replaced."""
+        return self._protection.version()
+
     def connect(self, address: str, *, peer: Peer | None = None) -> GrpcChannel:
         """A channel to host:port. Does not connect yet. Raises `InvalidError` when that is no address."""
         return GrpcChannel(address, self._protection, peer)

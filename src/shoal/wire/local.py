@@ -90,6 +90,10 @@ class LocalTransport:
         self._observer = observer
         self._rules = rules
 
+    def credentials_version(self) -> int:
+        """Always the same: there are no files here."""
+        return 0
+
     def connect(self, address: str, *, peer: Peer | None = None) -> LocalChannel:
         """A channel to host:port. Raises `InvalidError` when that is no address."""
         parse_address(address)

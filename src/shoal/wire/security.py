@@ -14,6 +14,10 @@ proves who it is and knows nobody. They serve to get one (`shoal.v1.Enrollment`)
 
 `Insecure` protects nothing and knows nobody, and every program must be told to use it.
 
+TLS looks at dates when a connection is made, and connections can last longer than certificates. So a server looks at
+them again with each call, and with each message of a stream: at its caller's, and at its own. A client cannot see the
+server's date; it is the server that ends what it has no right to any more.
+
 Called by `channel.py` and `server.py`; calls `credentials.py`.
 """
 
@@ -22,13 +26,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.core.clock import Clock
-from shoal.core.errors import InternalError, UnauthenticatedError
+from shoal.core.errors import InternalError, UnauthenticatedError, UnavailableError
 from shoal.model.identity import Identity, Peer
 from shoal.wire.grpcio import aio, grpc
+from shoal.wire.transport import Standing
 
 if TYPE_CHECKING:
     from shoal.wire.credentials import Credentials
@@ -108,7 +114,11 @@ class Protection(Protocol):
         ...
 
     def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
-        """Who calls. Raises `UnauthenticatedError` when that cannot be told."""
+        """Who calls. Raises `UnauthenticatedError` when that cannot be told, or was true once."""
+        ...
+
+    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
+        """To ask again while a call lasts; None where nobody is known."""
         ...
 
 
@@ -144,6 +154,9 @@ class _Unprotected:
         return server.add_insecure_port(target)
 
     def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+        return None
+
+    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
         return None
 
 
@@ -202,18 +215,37 @@ class _Protected:
         return server.add_secure_port(target, credentials)
 
     def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
+        identity, not_after = self._shown(context)
+        self._time_left(identity, not_after)
+        return identity
+
+    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
+        identity, not_after = self._shown(context)
+        return lambda: self._time_left(identity, not_after)
+
+    def _shown(self, context: aio.ServicerContext[bytes, bytes]) -> tuple[Identity, datetime]:
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             raise UnauthenticatedError("the caller has shown no certificate")
-        identity, not_after = self._read_peer(bytes(next(iter(shown))))
-        # TLS looks at the date when a connection is made. Connections can last longer than certificates.
-        if self._clock.wall() >= not_after:
+        return self._read_peer(bytes(next(iter(shown))))
+
+    def _time_left(self, identity: Identity, not_after: datetime) -> float:
+        now = self._clock.wall()
+        if now >= not_after:
             raise UnauthenticatedError(
                 f"the caller's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC",
                 hint="a new one is picked up without a restart",
                 name=identity.name,
             )
-        return identity
+        own = self._files.current.not_after
+        if now >= own:
+            own = self._files.look().not_after
+        if now >= own:
+            raise UnavailableError(
+                f"this server's own certificate expired on {own:%Y-%m-%d %H:%M} UTC",
+                hint="replace the server's files: a new certificate is picked up without a restart",
+            )
+        return (min(own, not_after) - now).total_seconds()
 
 
 class _ServerOnly(_Protected):
@@ -235,6 +267,9 @@ class _ServerOnly(_Protected):
         raise InternalError("a server for callers without certificates does not call anyone")
 
     def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+        return None
+
+    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
         return None
 
 

@@ -144,7 +144,7 @@ def _handler(
     async def handle(given: Any, context: aio.ServicerContext[bytes, bytes]) -> Any:
         try:
             call = _call(endpoint, protection, context)
-        except UnauthenticatedError as error:
+        except (UnauthenticatedError, UnavailableError) as error:
             await _abort(context, refuse(endpoint, error, observer))
             return None
         return await behaviour(endpoint, observer, call, given, context)
@@ -230,4 +230,6 @@ def _call(endpoint: Endpoint, protection: Protection, context: aio.ServicerConte
         metadata,
         None if left is None else float(left),
         protection.identify(context),
+        # One call is over before anything changes; a stream may last.
+        None if endpoint.method.cardinality is Cardinality.UNARY else protection.standing(context),
     )

@@ -5,6 +5,9 @@ the rules are enforced (`authorization.py`): by role before a request is even pa
 handler raises becomes a `Status`: its own errors as themselves, everything else as INTERNAL, logged once with its
 traceback. Each call is reported to an `RpcObserver` with the code it ended with.
 
+A stream that lasts longer than the certificates that it began with is ended then, with what a new call would be refused
+with: nothing is taken from it and nothing is sent through it any more, and its handler is cancelled.
+
 Called by `server.py` and `local.py`; calls the handlers of a `Service`.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,11 +27,16 @@ from shoal.core import tracing
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
 from shoal.wire.authorization import Policy
 from shoal.wire.status import OK, Code, Status, status_of
-from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service
+from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service, Standing
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[bytes], Awaitable[None]]
+
+CHECK_EVERY = 60.0
+"""Seconds after which a stream is looked at again in which nothing is said: the date may have been set meanwhile."""
+
+_MOMENT = 0.01
 
 
 class RpcObserver(Protocol):
@@ -85,23 +94,65 @@ async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObser
 async def converse(
     endpoint: Endpoint, requests: AsyncIterator[bytes], send: Send, call: Call, observer: RpcObserver | None
 ) -> Status:
-    """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`."""
+    """Serve a call that streams its answer, and perhaps its requests. Raises only `CancelledError`.
+
+    It ends when the call is good no more, also while nothing is said.
+    """
     method = endpoint.method
+    check = call.standing or _always
     with _traced(endpoint, call) as trace, _watched(endpoint.method, observer, trace) as outcome:
         _admit(endpoint, call)
         function = _function(endpoint)
         if method.cardinality is Cardinality.BOTH_STREAM:
-            given: Any = _Requests(requests, method)
+            given: Any = _Requests(requests, method, check)
         else:
             given = unpack(method.request, await _only(requests, method), method)
             _check_request(endpoint, call, given)
         responses = function(given, call)
-        try:
-            async for response in responses:
-                await send(pack(response, method))
-        finally:
-            await close_stream(responses)
+        async with _while_good(call.standing):
+            try:
+                async for response in responses:
+                    check()
+                    await send(pack(response, method))
+            finally:
+                await close_stream(responses)
     return outcome.status
+
+
+def _always() -> float:
+    return math.inf
+
+
+@contextlib.asynccontextmanager
+async def _while_good(standing: Standing | None) -> AsyncIterator[None]:
+    """Cancel the block when a call is good no more, and raise why."""
+    if standing is None:
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    over: ShoalError | None = None
+    timer: asyncio.Handle | None = None
+
+    def look() -> None:
+        nonlocal over, timer
+        try:
+            # No sooner than in a moment: a date and a timer do not agree to the microsecond.
+            timer = loop.call_later(max(_MOMENT, min(standing(), CHECK_EVERY)), look)
+        except ShoalError as error:
+            over = error
+            deadline.reschedule(loop.time())
+
+    timer = loop.call_soon(look)
+    try:
+        async with asyncio.timeout(None) as deadline:
+            try:
+                yield
+            finally:
+                timer.cancel()
+    except TimeoutError:
+        if over is None:
+            raise
+        raise over from None
 
 
 @contextlib.contextmanager
@@ -199,15 +250,18 @@ class _Requests:
     to the next one.
     """
 
-    def __init__(self, requests: AsyncIterator[bytes], method: Method[Any, Any]) -> None:
+    def __init__(self, requests: AsyncIterator[bytes], method: Method[Any, Any], check: Standing) -> None:
         self._requests = requests
         self._method = method
+        self._check = check
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
-        return unpack(self._method.request, await anext(self._requests), self._method)
+        data = await anext(self._requests)
+        self._check()
+        return unpack(self._method.request, data, self._method)
 
 
 async def close_stream(stream: AsyncIterator[Any]) -> None:

@@ -11,7 +11,7 @@ Errors are the same on both sides: a handler raises a `ShoalError`, the caller c
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,6 +24,9 @@ Response = TypeVar("Response", bound=Message)
 
 DEFAULT_TIMEOUT = 10.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+
+Standing = Callable[[], float]
+"""For how many seconds a call is still good. Raises what a new call would be refused with, once it is not."""
 
 
 class Cardinality(enum.Enum):
@@ -66,6 +69,8 @@ class Call:
     time_left: float | None = None
     #: Who calls, proven by its certificate. None on an insecure transport, where nobody is known.
     identity: Identity | None = None
+    #: Of a stream, whether it is still good: by the certificates at both ends. None where nobody is known.
+    standing: Standing | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +158,10 @@ class Transport(Protocol):
     @property
     def identity(self) -> Identity | None:
         """Who we are by our certificate; None without one."""
+        ...
+
+    def credentials_version(self) -> int:
+        """Grows when our certificate was replaced: what lasts should then be begun anew, with the new one."""
         ...
 
     def connect(self, address: str, *, peer: Peer | None = None) -> Channel:

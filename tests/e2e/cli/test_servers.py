@@ -341,7 +341,7 @@ def test_a_real_control_plane_s_refusals_are_one_error_and_one_hint(start, tmp_p
     assert shoal("apply", "--detach", "-f", str(tmp_path / "group.yaml"), *connection).returncode == 0
     for words, error, hint in (
         ("workload delete m1", "workload 'm1' is a member of group 'g1'", "change the group as a whole"),
-        ("token create --ttl 1ms", "--ttl: must be between 1s and 168h (got '1 ms')", "`shoal token create --help`"),
+        ("token create --ttl 1ms", "'--ttl': must be between 1s and 7d (got '1ms')", "`shoal token create --help`"),
         ("workload list --status Flying", "--status: must be one of Pending, Scheduled", "--help`"),
         ("node list --status Flying", "--status: must be one of Ready, Suspect", "--help`"),
         ("node get nope", "node 'nope' not found", "`shoal node list`"),

@@ -107,6 +107,40 @@ async def test_a_clock_that_was_set_back_does_not_bring_a_term_back(stores, post
     assert (await one.campaign("a", "host-a:1", seconds=30)).term == far_ahead + 1
 
 
+async def test_a_dead_leader_is_followed_although_the_clock_was_set_back(stores, postgres_url):
+    one, two = stores
+    await one.campaign("a", "host-a:1", seconds=0.5)
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("UPDATE shoal.leadership SET expires_at = expires_at + 3600000")
+    assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "a"
+    await asyncio.sleep(0.7)
+    assert (await two.campaign("b", "host-b:1", seconds=30)).holder == "a", "its own patience is longer"
+    assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "b"
+
+
+async def test_a_leader_that_renews_is_left_alone_however_far_its_time_reaches(stores):
+    one, two = stores
+    for _ in range(4):
+        await one.campaign("a", "host-a:1", seconds=30)
+        assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "a"
+        await asyncio.sleep(0.3)
+
+
+async def test_what_was_decided_in_an_earlier_term_is_not_written_after_winning_again(stores):
+    one, two = stores
+    first = await one.campaign("a", "host-a:1", seconds=0.2)
+    await one.commit(Batch(nodes=(node("n1"),)), term=first.term)
+    await asyncio.sleep(0.4)
+    await two.campaign("b", "host-b:1", seconds=0.2)
+    await asyncio.sleep(0.4)
+    again = await one.campaign("a", "host-a:1", seconds=30)
+    assert again.term > first.term
+    with pytest.raises(NotLeaderError):
+        await one.commit(Batch(nodes=(node("n2"),)), term=first.term)
+    await one.commit(Batch(nodes=(node("n3"),)), term=again.term)
+    assert sorted(each.node_id for each in (await two.load()).nodes) == ["n1", "n3"]
+
+
 def in_the_middle_of_rows(connection):
     """Send a statement of many, and no end of them: for the server such a session is at work, not idle."""
     raw = connection.connection.driver_connection

@@ -2,31 +2,39 @@
 
 What a message may do follows from the table of the unary calls, `tests.integration.wire.roles`: a member stands for one
 of them, or is good for nobody. A member that is in no list fails these tests, and so does a method of an agent that its
-control plane may not call.
+control plane may not call. A stream is good for no longer than the certificates at its two ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from shoal.agent.control_client import ControlClient
 from shoal.agent.stream import ControlStream
 from shoal.control.fleet import Fleet
 from shoal.control.streams import Streams
-from shoal.core.errors import DeniedError, UnavailableError
+from shoal.core.clock import SystemClock
+from shoal.core.errors import DeniedError, UnauthenticatedError, UnavailableError
 from shoal.core.tasks import TaskScope
 from shoal.model.identity import CONTROL_PLANE, Role
+from shoal.model.nodes import Feature
 from shoal.testing.certificates import Certificates
+from shoal.testing.suites.store_records import node
 from shoal.wire import methods as table
+from shoal.wire import security, serving
 from shoal.wire.authorization import RULES
 from shoal.wire.calls import status_from_proto
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl, AgentService, methods_of
+from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.status import Code
-from shoal.wire.transport import Method, Service
+from shoal.wire.transport import Cardinality, Method, Service
 from tests.integration.wire.roles import (
     AGENT,
     ALLOWED,
@@ -34,6 +42,7 @@ from tests.integration.wire.roles import (
     FIELDS,
     FOR_OTHERS,
     OK,
+    OPERATOR,
     Everything,
     expected_for,
     identity_of,
@@ -81,21 +90,28 @@ class Plane(Everything):
     def __init__(self) -> None:
         super().__init__([method for method in methods_of(AgentControl) if method is not AgentControl.CONTROL_STREAM])
         self._scope = TaskScope("streams")
-        self._streams = Streams(Fleet(), scope=self._scope)
+        self.fleet = Fleet()
+        self.streams = Streams(self.fleet, scope=self._scope)
+        self.streams.loss = self
+        #: Nodes whose streams broke: the control plane makes them Suspect.
+        self.lost: asyncio.Queue[str] = asyncio.Queue()
 
     def control_stream(self, requests, call):
-        return self._streams.serve(requests, call, self)
+        return self.streams.serve(requests, call, self)
+
+    async def stream_broke(self, node_id) -> None:
+        self.lost.put_nowait(node_id)
 
     async def close(self) -> None:
-        self._streams.close()
+        self.streams.close()
         await self._scope.close()
 
 
 @asynccontextmanager
-async def planes(files, role):
+async def planes(files, role, clock=None):
     """A control plane and a channel of a caller of this role."""
     plane = Plane()
-    transport = GrpcTransport(security=files[CONTROL])
+    transport = GrpcTransport(security=files[CONTROL], clock=clock)
     server = await transport.serve("127.0.0.1:0", [Service(methods_of(AgentControl), plane)])
     channel = GrpcTransport(security=files[role]).connect(server.address)
     try:
@@ -264,3 +280,226 @@ async def test_only_a_control_plane_calls_an_agent_through_the_agents_stream(fil
     expected = {name: OK if name in allowed else UNSUPPORTED for name in NAMES}
     assert caller.found == (expected if role is CONTROL else {})
     assert [name for name, _identity in handlers.served] == (allowed if role is CONTROL else [])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Dates: TLS looks at them once, and a stream may last for months
+
+HOUR = timedelta(hours=1)
+
+
+class LaterClock(SystemClock):
+    """The system's, some time from now."""
+
+    ahead = timedelta(0)
+
+    def wall(self):
+        return super().wall() + self.ahead
+
+
+@pytest.fixture
+def short(tmp_path):
+    """Certificates that are good for an hour, but for the control plane's; and who makes them."""
+    ours = Certificates(tmp_path, cluster="blue")
+    files = {role: ours.issue(identity_of(role), lifetime=HOUR) for role in Role if role is not CONTROL}
+    return {**files, CONTROL: ours.issue(identity_of(CONTROL))}, ours
+
+
+class Talk:
+    """One stream, message by message."""
+
+    def __init__(self, channel) -> None:
+        self._up = asyncio.Queue()
+        self._replies = channel.converse(AgentControl.CONTROL_STREAM, self._messages())
+
+    async def _messages(self):
+        while True:
+            yield await self._up.get()
+
+    def say(self, message) -> None:
+        self._up.put_nowait(message)
+
+    async def hear(self):
+        async with asyncio.timeout(60):
+            return await anext(self._replies)
+
+    async def close(self) -> None:
+        await self._replies.aclose()
+
+
+def beat():
+    return pb.ControlMessage(heartbeat=pb.HeartbeatRequest(node_id="n1", session="s1", sequence=1))
+
+
+def has_stream(plane):
+    """The plane knows a node n1 whose agent opens streams."""
+    record = node("n1")
+    plane.fleet.nodes[record.node_id] = replace(record, spec=replace(record.spec, features=(Feature.STREAM,)))
+    return plane.fleet.nodes[record.node_id]
+
+
+ALLOWED_IN = [(role, kind) for role in (AGENT, OPERATOR) for kind in STANDS_FOR if expected_of(kind, role) == OK]
+
+
+@pytest.mark.parametrize(("role", "kind"), ALLOWED_IN)
+async def test_a_message_is_refused_as_the_call_is_once_the_certificate_is_over(short, role, kind):
+    files, clock = short[0], LaterClock()
+    async with planes(files, role, clock) as (plane, channel):
+        talk = Talk(channel)
+        talk.say(filled(kind))
+        assert (await talk.hear()).WhichOneof("message") == f"{kind}_reply"
+        clock.ahead = 2 * HOUR
+        talk.say(filled(kind))
+        with pytest.raises(UnauthenticatedError) as in_stream:
+            await talk.hear()
+        with pytest.raises(UnauthenticatedError) as unary:
+            await channel.call(STANDS_FOR[kind], filled_request(kind), timeout=60)
+        await talk.close()
+    assert "expired on" in in_stream.value.message
+    assert in_stream.value.message == unary.value.message
+    assert plane.served == [(STANDS_FOR[kind].name, identity_of(role))], "the second one was not served"
+
+
+def filled_request(kind):
+    return getattr(filled(kind), kind)
+
+
+async def test_nothing_is_sent_to_an_agent_whose_certificate_is_over_and_its_node_is_lost_at_once(short):
+    files, clock = short[0], LaterClock()
+    async with planes(files, AGENT, clock) as (plane, channel):
+        record = has_stream(plane)
+        talk = Talk(channel)
+        talk.say(beat())
+        assert (await talk.hear()).HasField("heartbeat_reply")
+        way = plane.streams.channel(record)
+        clock.ahead = 2 * HOUR
+        order = agent_pb2.ApplyWorkloadRequest(id="holds-a-secret")
+        with pytest.raises(UnavailableError):
+            await way.call(AgentService.APPLY_WORKLOAD, order, timeout=60)
+        with pytest.raises(UnauthenticatedError):
+            await talk.hear()  # and no order before that
+        assert await asyncio.wait_for(plane.lost.get(), 60) == "n1"
+        assert plane.streams.channel(record) is None
+        await talk.close()
+
+
+async def test_a_silent_stream_ends_with_its_certificate(short, monkeypatch):
+    monkeypatch.setattr(serving, "CHECK_EVERY", 0.05)
+    files, clock = short[0], LaterClock()
+    async with planes(files, AGENT, clock) as (plane, channel):
+        has_stream(plane)
+        talk = Talk(channel)
+        talk.say(beat())
+        await talk.hear()
+        clock.ahead = 2 * HOUR
+        with pytest.raises(UnauthenticatedError):
+            await talk.hear()
+        assert await asyncio.wait_for(plane.lost.get(), 60) == "n1"
+        await talk.close()
+
+
+async def test_a_stream_ends_when_its_certificate_does_without_anybody_looking(tmp_path):
+    ours = Certificates(tmp_path, cluster="blue")
+    # Long enough for a slow machine to connect; the stream itself waits for no other clock than the date.
+    files = {CONTROL: ours.issue(identity_of(CONTROL)), AGENT: ours.issue(identity_of(AGENT), lifetime=HOUR)}
+    clock = LaterClock()
+    clock.ahead = HOUR - timedelta(seconds=2)
+    async with planes(files, AGENT, clock) as (_plane, channel):
+        talk = Talk(channel)
+        with pytest.raises(UnauthenticatedError, match="expired on"):
+            await talk.hear()
+        await talk.close()
+
+
+class Endless:
+    """Serves every stream of answers by one answer and silence."""
+
+    def __init__(self, methods):
+        self.ended = asyncio.Queue()
+        for method in methods:
+            setattr(self, method.attribute, self._make(method))
+
+    def _make(self, method):
+        async def stream(_request, _call):
+            try:
+                yield method.response()
+                await asyncio.Event().wait()
+            finally:
+                self.ended.put_nowait(method.path)
+
+        return stream
+
+
+WATCHED = [(each, OPERATOR) for each in METHODS if each.cardinality is Cardinality.SERVER_STREAM]
+
+
+@pytest.mark.parametrize(("method", "role"), WATCHED, ids=lambda value: getattr(value, "path", str(value)))
+async def test_whoever_watches_sees_no_more_once_the_certificate_is_over(short, monkeypatch, method, role):
+    monkeypatch.setattr(serving, "CHECK_EVERY", 0.05)
+    files, clock = short[0], LaterClock()
+    handlers = Endless([method])
+    server = await GrpcTransport(security=files[CONTROL], clock=clock).serve(
+        "127.0.0.1:0", [Service([method], handlers)]
+    )
+    channel = GrpcTransport(security=files[role]).connect(server.address)
+    try:
+        async with asyncio.timeout(60), aclosing(channel.stream(method, method.request())) as answers:
+            await anext(answers)
+            clock.ahead = 2 * HOUR
+            with pytest.raises(UnauthenticatedError, match="expired on"):
+                await anext(answers)
+            assert await handlers.ended.get() == method.path
+    finally:
+        await channel.close()
+        await server.stop(grace=0)
+
+
+def test_logs_and_events_are_among_what_is_watched():
+    assert {AgentControl.WATCH_EVENTS, AgentControl.READ_LOGS, AgentService.READ_LOGS} <= {each for each, _ in WATCHED}
+
+
+async def test_a_control_plane_whose_own_certificate_is_over_says_nothing_more_to_its_agents(tmp_path, monkeypatch):
+    monkeypatch.setattr(serving, "CHECK_EVERY", 0.05)
+    ours, clock = Certificates(tmp_path, cluster="blue"), LaterClock()
+    files = {CONTROL: ours.issue(identity_of(CONTROL), lifetime=HOUR), AGENT: ours.issue(identity_of(AGENT))}
+    async with planes(files, AGENT, clock) as (plane, channel):
+        has_stream(plane)
+        talk = Talk(channel)
+        talk.say(beat())
+        await talk.hear()
+        clock.ahead = 2 * HOUR
+        with pytest.raises(UnavailableError, match="own certificate expired on"):
+            await talk.hear()
+        assert await asyncio.wait_for(plane.lost.get(), 60) == "n1"
+        with pytest.raises(UnavailableError, match="own certificate expired on"):
+            await channel.call(AgentControl.HEARTBEAT, beat().heartbeat, timeout=60)
+        await talk.close()
+        ours.issue(identity_of(CONTROL), lifetime=9 * HOUR)
+        await channel.call(AgentControl.HEARTBEAT, beat().heartbeat, timeout=60)
+
+
+async def test_an_agent_with_a_new_certificate_goes_on_in_a_new_stream_and_is_never_lost(short, monkeypatch):
+    monkeypatch.setattr(security, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(serving, "CHECK_EVERY", 0.05)
+    (files, ours), clock = short, LaterClock()
+    broken = []
+    async with planes(files, AGENT, clock) as (plane, channel):
+        record = has_stream(plane)
+        service = Service(methods_of(AgentService), Everything(methods_of(AgentService)))
+        client = ControlClient(GrpcTransport(security=files[AGENT]), [channel.address], service=service)
+        client.on_stream_broken = lambda: broken.append(1)
+        await client.heartbeat(pb.HeartbeatRequest(node_id="n1", session="s1", sequence=1), timeout=60)
+        before = plane.streams.channel(record)
+        ours.issue(identity_of(AGENT), lifetime=9 * HOUR)
+        await client.heartbeat(pb.HeartbeatRequest(node_id="n1", session="s1", sequence=2), timeout=60)
+        clock.ahead = 2 * HOUR  # the first certificate is over by now
+        await client.heartbeat(pb.HeartbeatRequest(node_id="n1", session="s1", sequence=3), timeout=60)
+        after = plane.streams.channel(record)
+        assert after is not None
+        assert after is not before
+        async with asyncio.timeout(60):
+            while len(plane.streams) > 1:
+                await asyncio.sleep(0.01)
+        assert plane.lost.empty()
+        await client.close()
+    assert not broken

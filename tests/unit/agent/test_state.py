@@ -269,6 +269,15 @@ def test_one_that_ends_by_itself_while_it_is_stopped_has_completed():
     assert status_of(step.state).completed
 
 
+def test_one_that_ended_by_itself_before_the_agent_died_while_stopping_it_has_completed():
+    how = rules("no")
+    stopping = handle(started(how).state, IntentChanged(intent(generation=2, desired=DesiredState.STOPPED), how), at())
+    step = again(stopping.state, FoundRun("w.1", START, exit=Exit(0, ended_at=START)))
+    assert status_of(step.state).completed
+    step = handle(step.state, IntentChanged(intent(generation=3), how), at(2, run="w.2"))
+    assert not only(step, StartRun)
+
+
 def test_starts_that_fail_for_a_passing_reason_are_tried_again():
     state = begin_life(intent(), rules(delay=timedelta(seconds=2)), at()).state
     step = handle(state, StartFailed("w.1", FailureReason.NETWORK_ERROR, "port busy", transient=True), at())

@@ -314,7 +314,7 @@ def test_wrong_usage_is_one_line_and_exit_code_2(control, capsys, arguments, wor
 def test_certificates_and_insecure_contradict_each_other(control, capsys, tmp_path):
     outcome = run_cli(control, ["status", "--ca", spec(tmp_path, "x")], capsys)
     assert outcome.code == 2
-    assert outcome.stderr.startswith("error: --insecure: must not be given together with certificates")
+    assert outcome.stderr.startswith("error: --insecure: must not be given together with certificates (--ca)")
 
 
 def test_a_bug_is_one_line_too(control, capsys, monkeypatch):
@@ -361,6 +361,16 @@ def test_apply_detached_does_not_wait(control, capsys, tmp_path):
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB), "--detach"], capsys)
     assert (outcome.code, outcome.seconds) == (0, 0)
     assert "Accepted" in outcome.stdout
+
+
+def test_apply_detached_of_what_is_unchanged_says_how_it_is_and_where(control, capsys, tmp_path):
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB), "--detach"], capsys)
+    assert outcome.code == 0
+    [_, row] = outcome.stdout.splitlines()
+    assert row.split()[:4] == ["web", "unchanged", "Running", "node-1"]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB), "--detach", "--json"], capsys)
+    [applied] = json.loads(outcome.stdout)["applied"]
+    assert (applied["outcome"], applied["status"], applied["node_id"]) == ("unchanged", "Running", "node-1")
 
 
 def test_apply_of_a_stopped_workload_waits_for_that(control, capsys, tmp_path):

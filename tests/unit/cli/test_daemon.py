@@ -11,7 +11,12 @@ import sys
 
 import pytest
 
+from shoal.agent.settings import ENV_NAMES as AGENT_ENV_NAMES
+from shoal.agent.settings import AgentSettings
 from shoal.cli import daemon
+from shoal.cli.control import ENV_NAMES
+from shoal.control.settings import ControlSettings
+from shoal.core.errors import InvalidError
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -61,3 +66,30 @@ def test_the_options_of_the_interpreter_are_kept(monkeypatch):
         monkeypatch.setattr(sys, "orig_argv", whole)
         monkeypatch.setattr(sys, "argv", words)
         assert daemon._interpreter_options() == kept
+
+
+@pytest.mark.parametrize(
+    ("settings", "env_names"),
+    [(ControlSettings, ENV_NAMES), (AgentSettings, AGENT_ENV_NAMES)],
+    ids=["control", "agent"],
+)
+def test_certificates_of_the_environment_are_named_when_they_contradict_what_was_typed(
+    monkeypatch, settings, env_names
+):
+    for name in ("CA", "CERT", "KEY"):
+        monkeypatch.setenv(f"SHOAL_{name}", f"/certs/{name}")
+    with pytest.raises(InvalidError) as caught:
+        daemon.load(
+            settings,
+            flags={"data_dir": "d", "insecure": True},
+            env_names=env_names,
+            config=None,
+            log_level=None,
+            log_format=None,
+        )
+    told = [str(each) for each in caught.value.problems if each.field == "--insecure"]
+    assert told == [
+        "--insecure: must not be given together with certificates "
+        "(from the environment SHOAL_CA, SHOAL_CERT, SHOAL_KEY): one or the other"
+    ]
+    assert caught.value.hint == "`unset SHOAL_CA SHOAL_CERT SHOAL_KEY`, or leave --insecure out"

@@ -69,6 +69,19 @@ def test_what_is_said_must_make_sense(tmp_path, files):
         Connection(insecure=True, **files).resolved()
 
 
+def test_certificates_that_contradict_are_named_with_where_they_come_from(monkeypatch, files):
+    monkeypatch.setenv("SHOAL_CERT", files["cert"])
+    monkeypatch.setenv("SHOAL_KEY", files["key"])
+    with pytest.raises(InvalidError) as caught:
+        Connection(insecure=True, **files).resolved()
+    [found] = caught.value.problems
+    assert str(found) == (
+        "--insecure: must not be given together with certificates (--ca, from the environment SHOAL_CERT, SHOAL_KEY): "
+        "one or the other"
+    )
+    assert caught.value.hint == "`unset SHOAL_CERT SHOAL_KEY`, or leave --insecure out"
+
+
 def test_the_profile_of_a_local_fleet_says_what_was_not_said(elsewhere, files):
     folder = elsewhere / ".shoal"
     folder.mkdir()

@@ -9,13 +9,15 @@ from datetime import timedelta
 import pytest
 
 from shoal.control import enrolment
-from shoal.control.enrolment import Enrolment, RateLimit, Signer
+from shoal.control.enrolment import Enrolment, JoinDoor, RateLimit, Signer
+from shoal.control.enrolment_service import CredentialService
 from shoal.control.fleet import Fleet, Ledger
 from shoal.control.store.base import Batch, EventQuery
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import DeniedError, ExhaustedError, InvalidError, NotFoundError, PreconditionError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.events import Event
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.trust import TokenText, parse_token
 from shoal.testing.clock import LoopClock
@@ -24,6 +26,8 @@ from shoal.testing.suites.store_records import decode_spec, node, workload
 from shoal.wire.authority import make_authority, make_signing_request
 from shoal.wire.certificates import describe, identity_of, matches, read_certificates
 from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
+from shoal.wire.transport import Call
 
 pytestmark = pytest.mark.looptime
 
@@ -41,6 +45,8 @@ class Desk:
         self.authority = make_authority("blue", now=START)
         write_authority(folder, self.authority)
         self.enrolment = self.make(Signer(folder / CA_FILE, folder / CA_KEY_FILE))
+        limit = RateLimit(per_second=1.0, burst=1, monotonic=self.clock.monotonic)
+        self.door = JoinDoor(limit, port=9876)
 
     def make(self, signer):
         return Enrolment(self.ledger, signer=signer, cluster_id="blue", clock=self.clock, entropy=SeededEntropy(3))
@@ -146,8 +152,80 @@ async def test_a_node_that_there_is_cannot_be_taken_over_by_a_token_for_new_ones
     double = await desk.token(uses=5)
     n5 = replace(N1, name="n5")
     await desk.enrolment.join(double, make_signing_request(n5).csr)
-    with pytest.raises(DeniedError, match="there is a node 'n5' already"):
+    with pytest.raises(DeniedError, match="another agent has a certificate for node 'n5' already"):
         await desk.enrolment.join(double, make_signing_request(n5).csr)
+
+
+async def test_two_tokens_do_not_give_one_id_to_two_agents(desk):
+    first, second = await desk.token(), await desk.token()
+    own = make_signing_request(N1)
+    await desk.enrolment.join(first, own.csr)
+    with pytest.raises(DeniedError, match="another agent has a certificate for node 'n1' already") as caught:
+        await desk.enrolment.join(second, make_signing_request(N1).csr)
+    assert "--node-id n1" in caught.value.hint
+    again = await desk.enrolment.join(first, make_signing_request(N1, own_key=own.key).csr)
+    assert identity_of(read_certificates(again.certificate)[0]) == N1
+    # The same agent, which lost its answer and was given another token because the first ran out.
+    again = await desk.enrolment.join(second, make_signing_request(N1, own_key=own.key).csr)
+    assert identity_of(read_certificates(again.certificate)[0]) == N1
+
+
+async def test_two_tokens_at_once_do_not_either(desk):
+    tokens = [await desk.token() for _ in range(4)]
+    requests = [make_signing_request(N1).csr for _ in tokens]
+    outcomes = await asyncio.gather(
+        *(desk.enrolment.join(token, csr) for token, csr in zip(tokens, requests, strict=True)), return_exceptions=True
+    )
+    assert [type(each) for each in outcomes if isinstance(each, BaseException)] == [DeniedError] * 3
+
+
+@pytest.mark.parametrize("end", ["late", "revoked"])
+async def test_an_id_stays_given_when_its_token_is_over(desk, end):
+    first = await desk.token()
+    await desk.enrolment.join(first, make_signing_request(N1).csr)
+    if end == "late":
+        await asyncio.sleep(601)
+    else:
+        await desk.enrolment.revoke_token(first.token_id, by="operator ada")
+        with pytest.raises(NotFoundError):
+            await desk.enrolment.revoke_token(first.token_id, by="operator ada")
+    assert await desk.enrolment.tokens() == ()
+    with pytest.raises(DeniedError, match="not known, or it has expired"):
+        await desk.enrolment.join(first, make_signing_request(N1).csr)
+    with pytest.raises(DeniedError, match="another agent has a certificate"):
+        await desk.enrolment.join(await desk.token(), make_signing_request(N1).csr)
+    assert (await desk.enrolment.join(await desk.token(node_id="n1"), make_signing_request(N1).csr)).certificate
+
+
+async def test_an_id_is_free_again_when_its_certificate_is_over_and_nothing_is_kept_of_it(desk):
+    await desk.enrolment.join(await desk.token(), make_signing_request(N1).csr)
+    await asyncio.sleep(timedelta(days=30).total_seconds())
+    fresh = await desk.token()
+    assert (await desk.enrolment.join(fresh, make_signing_request(N1).csr)).certificate
+    assert [token.token_id for token in await desk.store.tokens()] == [fresh.token_id]
+
+
+async def test_of_a_token_that_is_over_only_ids_that_have_not_registered_are_kept(desk):
+    token = await desk.token(uses=2)
+    for name in ("n1", "n2"):
+        await desk.enrolment.join(token, make_signing_request(replace(N1, name=name)).csr)
+    await desk.ledger.commit(Batch(nodes=(node("n1"),)))
+    await asyncio.sleep(601)
+    await desk.token()
+    kept = {each.token_id: each for each in await desk.store.tokens()}[token.token_id]
+    assert [use.node_id for use in kept.used] == ["n2"]
+    await desk.ledger.commit(Batch(nodes=(node("n2"),)))
+    await desk.token()
+    assert token.token_id not in {each.token_id for each in await desk.store.tokens()}
+
+
+async def test_the_id_of_a_node_that_was_removed_is_free_again(desk):
+    await desk.enrolment.join(await desk.token(), make_signing_request(N1).csr)
+    await desk.ledger.commit(Batch(nodes=(node("n1"),)))
+    await asyncio.sleep(1)
+    removed = Event(desk.clock.wall(), "node", "n1", "NodeRemoved", "removed by an operator", "api", "RemoveNode")
+    await desk.ledger.commit(Batch(removed_nodes={NodeId("n1"): 1}, events=(removed,)))
+    assert (await desk.enrolment.join(await desk.token(), make_signing_request(N1).csr)).certificate
 
 
 @pytest.mark.parametrize(
@@ -182,6 +260,32 @@ async def test_there_is_an_end_to_tokens_and_expired_ones_make_room(desk, monkey
     assert len(await desk.store.tokens()) == 1
     with pytest.raises(NotFoundError):
         await desk.enrolment.revoke_token("a" * 10, by="x")
+
+
+@pytest.mark.parametrize("ttl_ms", [0, 1, 999, -1, -600_000, 7 * 86_400_000 + 1])
+async def test_a_length_of_time_that_no_token_can_have_is_refused(desk, ttl_ms):
+    service = CredentialService(desk.enrolment, desk.door)
+    with pytest.raises(InvalidError) as caught:
+        await service.create_join_token(pb.CreateJoinTokenRequest(ttl_ms=ttl_ms), Call("x", "y"))
+    assert str(caught.value) == f"ttl_ms: must be between 1s and 7d (got '{ttl_ms} ms')"
+    assert await desk.store.tokens() == ()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, timedelta(minutes=10)),
+        ({"ttl_ms": 1000}, timedelta(seconds=1)),
+        ({"ttl_ms": 604_800_000}, timedelta(days=7)),
+    ],
+)
+async def test_a_token_is_good_for_as_long_as_was_asked_for_or_ten_minutes(desk, given, expected):
+    service = CredentialService(desk.enrolment, desk.door)
+    await service.create_join_token(pb.CreateJoinTokenRequest(**given), Call("x", "y"))
+    [stored] = await desk.store.tokens()
+    assert stored.expires_at - stored.created_at == expected
+    listed = await service.list_join_tokens(pb.ListJoinTokensRequest(), Call("x", "y"))
+    assert listed.join_port == desk.door.port == 9876
 
 
 async def test_without_a_signing_key_it_says_so(desk):

@@ -62,11 +62,11 @@ async def test_what_comes_after_it_does_not_wait_for_ever_for_what_is_stored(kit
     answers, asked = asyncio.Event(), 0
     load = kit.store.load
 
-    async def slow_load():
+    async def slow_load(**settings):
         nonlocal asked
         asked += 1
         await answers.wait()
-        return await load()
+        return await load(**settings)
 
     kit.store.lose_next_answer = True
     with pytest.raises(UnavailableError):

@@ -1,6 +1,7 @@
 """A leader that is cut off from the store and not from its agents, while another begins to lead: in virtual time."""
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from shoal.control.leadership import LEASE_SECONDS, Campaign
 from shoal.control.server import ControlPlane
 from shoal.control.store.base import Leader
 from shoal.core.entropy import SeededEntropy
-from shoal.core.errors import NotLeaderError, UnavailableError
+from shoal.core.errors import NotLeaderError, ShoalError, UnavailableError
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import START
 from shoal.testing.stores import Seat, SharedStore
@@ -158,7 +159,7 @@ async def test_a_follower_that_begins_to_lead_stops_following_at_once(tmp_path, 
         await it.join("n1")
         before = it.plane.reign.fleet.nodes["n1"]
 
-        async def load():
+        async def load(*, again=False):
             raise AssertionError("the leader's memory was read anew")
 
         monkeypatch.setattr(it.store, "load", load)
@@ -235,6 +236,89 @@ async def test_whoever_does_not_lead_confirms_nothing():
     store.holder = "another"
     await campaign.once()
     assert not campaign.is_confirmed
+
+
+class SlowReign:
+    """Begins to lead, and takes its time."""
+
+    def __init__(self, clock, seconds):
+        self.clock = clock
+        self.seconds = seconds
+        self.told = []
+        self.given_up = 0
+
+    async def on_change(self, leader, leads):
+        try:
+            await self.clock.sleep(self.seconds if leads else 0.0)
+        except asyncio.CancelledError:
+            self.given_up += 1
+            raise
+        self.told.append((leader.holder, leader.term, leads))
+
+
+async def test_a_lease_is_renewed_while_a_reign_begins():
+    clock = LoopClock(START)
+    store, reign = ScriptedStore(clock), SlowReign(clock, 20.0)
+    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
+    beginning = asyncio.ensure_future(campaign.once())
+    for _ in range(19):
+        await asyncio.sleep(1.0)
+        assert campaign.is_confirmed
+        assert (campaign.leads, campaign.leader.address) == (False, "")
+    await beginning
+    assert campaign.leads
+    assert reign.told == [("me", 7, True)]
+
+
+async def test_a_lease_that_is_lost_while_a_reign_begins_ends_that():
+    clock = LoopClock(START)
+    store, reign = ScriptedStore(clock), SlowReign(clock, 20.0)
+    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
+    beginning = asyncio.ensure_future(campaign.once())
+    await asyncio.sleep(3.5)
+    store.holder = "another"
+    await beginning
+    assert (reign.given_up, reign.told) == (1, [("another", 7, False)])
+    assert not campaign.leads
+    assert not campaign.is_confirmed
+
+
+async def test_a_store_that_is_away_while_a_reign_begins_ends_nothing_by_itself():
+    clock = LoopClock(START)
+    store, reign = ScriptedStore(clock), SlowReign(clock, 10.0)
+    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
+    beginning = asyncio.ensure_future(campaign.once())
+    await asyncio.sleep(0.5)
+    store.error = UnavailableError("away")
+    await beginning
+    assert (campaign.leads, campaign.is_confirmed) == (True, False)
+
+
+async def test_nothing_that_was_acknowledged_is_lost_when_it_leads_again_after_another(tmp_path, monkeypatch):
+    """In a large fleet it takes seconds to begin. What an earlier reign accepts meanwhile, nobody would know of."""
+    async with company(tmp_path) as it:
+        await it.join("n1")
+        await it.apply("first", cpu=1, memory=1)
+        load = it.store.load
+
+        async def load_slowly(*, again=False):
+            snapshot = await load(again=again)
+            await it.clock.sleep(3.0)
+            return snapshot
+
+        monkeypatch.setattr(it.store, "load", load_slowly)
+        before = it.seat.term
+        it.seat.term, it.seat.holder, it.seat.until = before + 1, "another", 0.0
+        accepted = []
+        for number in range(40):
+            with contextlib.suppress(ShoalError):
+                await it.apply(f"w{number}", cpu=1, memory=1)
+                accepted.append(f"w{number}")
+            await it.clock.sleep(0.25)
+        assert it.plane.reign.term == it.seat.term > before + 1
+        assert accepted
+        assert set(accepted) <= set(it.plane.reign.fleet.workloads)
+        assert set(it.plane.reign.fleet.workloads) == {record.workload_id for record in (await load()).workloads}
 
 
 async def test_where_nobody_else_can_lead_there_is_nothing_to_confirm(tmp_path):

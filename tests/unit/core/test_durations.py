@@ -17,6 +17,9 @@ from shoal.core.durations import RULE, format_duration, parse_duration
         (" 10s ", timedelta(seconds=10)),
         ("5m", timedelta(minutes=5)),
         ("1.5h", timedelta(minutes=90)),
+        ("8d", timedelta(days=8)),
+        ("0.5d", timedelta(hours=12)),
+        ("36500d", timedelta(days=36500)),
         ("0s", timedelta(0)),
         ("0.001ms", timedelta(microseconds=1)),
     ],
@@ -27,12 +30,30 @@ def test_durations_are_read(text: str, expected: timedelta) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "10", "s", "-1s", "1 s", "1d", "1e3s", ".5s", "1.s", "infs", "nans", "١s", "99999999h", "9" * 400 + "s"],
+    [
+        "",
+        "10",
+        "s",
+        "-1s",
+        "1 s",
+        "1w",
+        "36501d",
+        "1e3s",
+        ".5s",
+        "1.s",
+        "infs",
+        "nans",
+        "١s",
+        "99999999h",
+        "9" * 400 + "s",
+    ],
 )
 def test_other_texts_are_refused_with_the_rule(text: str) -> None:
     with pytest.raises(ValueError, match="must be a duration") as raised:
         parse_duration(text)
     assert str(raised.value) == RULE
+    assert "7d" in RULE
+    assert "between 0s and 36500d" in RULE
 
 
 @pytest.mark.parametrize(
@@ -40,6 +61,8 @@ def test_other_texts_are_refused_with_the_rule(text: str) -> None:
     [
         (timedelta(0), "0ms"),
         (timedelta(hours=3), "3h"),
+        # Stored and sent, also to programs of the version before, which cannot read days.
+        (timedelta(days=7), "168h"),
         (timedelta(seconds=90), "90s"),
         (timedelta(minutes=2), "2m"),
         (timedelta(milliseconds=1234567), "1234.567s"),

@@ -272,7 +272,7 @@ ENROLLMENT = {
     "CreateJoinTokenRequest": "1 ttl_ms int64, 2 role string, 3 node_id string, 4 uses int32",
     "CreateJoinTokenResponse": "1 token string, 2 view JoinTokenView, 3 join_port int32",
     "ListJoinTokensRequest": "",
-    "ListJoinTokensResponse": "1 tokens JoinTokenView*",
+    "ListJoinTokensResponse": "1 tokens JoinTokenView*, 2 join_port int32",
     "RevokeJoinTokenRequest": "1 token_id string",
     "RevokeJoinTokenResponse": "",
     "JoinTokenView": """

@@ -119,12 +119,15 @@ class Store(Protocol):
         """Connect and bring the schema up to date. Raises `UnavailableError` when it cannot be reached."""
         ...
 
-    async def load(self) -> Snapshot:
-        """Read everything."""
+    async def load(self, *, again: bool = False) -> Snapshot:
+        """Read everything. `again`: it will be read once more, soon; what has not changed by then is not made anew."""
         ...
 
-    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
+    async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors.
+
+        `term` is the one under which it was decided. Whoever loses and wins again has another: what was decided before
+        knows nothing of what somebody else has written meanwhile, and raises `NotLeaderError`. 0 is any.
 
         A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
         before the caller goes on and also when there is none any more. What was never begun is not settled.

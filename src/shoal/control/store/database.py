@@ -24,9 +24,9 @@ from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Settl
 from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
 from shoal.control.store.leadership import Candidate, Leadership
 from shoal.control.store.migrate import find_migrations, migrate
-from shoal.control.store.rows import Changes, Row, SpecDecoder, prepare
+from shoal.control.store.rows import Changes, Records, Row, SpecDecoder, prepare
 from shoal.core import tracing
-from shoal.core.errors import ExhaustedError, InternalError, ShoalError, UnavailableError
+from shoal.core.errors import ExhaustedError, InternalError, NotLeaderError, ShoalError, UnavailableError
 from shoal.core.faults import reach
 from shoal.model.events import Event
 from shoal.model.trust import JoinToken, SecretRecord
@@ -43,7 +43,7 @@ SLOW_PATIENCE = 300.0
 TransactionGuard = Callable[[Connection], None]
 """Runs first in every transaction that writes. What it raises undoes the transaction and reaches every caller in it."""
 
-_Lane = Lane[Batch, tuple[Event, ...]]
+_Lane = Lane[tuple[Batch, int], tuple[Event, ...]]
 
 
 class Database(Protocol):
@@ -205,6 +205,8 @@ class SqlStore:
         self._read_line = self._write_line if database.inline else _Line(database, writing=False)
         self._writing: _Lane | None = None
         self._reading: _Lane | None = None
+        # Of the reading lane: what the last reading made, if there will be another.
+        self._records = Records()
         # Of the writing lane: events up to this cursor are trimmed, and whether the last write found no room.
         self._trimmed = 0
         self._was_full = False
@@ -235,21 +237,25 @@ class SqlStore:
             await self.close()
             raise
 
-    async def load(self) -> Snapshot:
+    async def load(self, *, again: bool = False) -> Snapshot:
         """Read everything, as it is at one moment."""
-        return await self._read(
-            lambda connection: sql.load_snapshot(connection, self._statements, self._decode_spec),
-            patience=SLOW_PATIENCE,
-        )
 
-    async def commit(self, batch: Batch, *, settled: Settled | None = None) -> tuple[Event, ...]:
+        def work(connection: Connection) -> Snapshot:
+            try:
+                return sql.load_snapshot(connection, self._statements, self._decode_spec, self._records)
+            finally:
+                self._records.end_reading(keep=again)
+
+        return await self._read(work, patience=SLOW_PATIENCE)
+
+    async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors."""
         if self._writing is None:
             raise _not_open()
         if batch.is_empty():
             return ()
         with tracing.span("store.commit", workloads=len(batch.workloads), events=len(batch.events)):
-            return await self._writing.submit(batch, settled=settled)
+            return await self._writing.submit((batch, term), settled=settled)
 
     async def events(self, query: EventQuery) -> EventPage:
         """Read events."""
@@ -377,11 +383,14 @@ class SqlStore:
             _commit(transaction)
         return leader
 
-    def _write(self, batches: Sequence[Batch]) -> Sequence[tuple[Event, ...] | Exception]:
+    def _write(self, orders: Sequence[tuple[Batch, int]]) -> Sequence[tuple[Event, ...] | Exception]:
         """Apply batches in one transaction; an answer for each."""
-        answers: list[tuple[Event, ...] | Exception] = [()] * len(batches)
+        answers: list[tuple[Event, ...] | Exception] = [()] * len(orders)
         ready: dict[int, Changes] = {}
-        for index, batch in enumerate(batches):
+        for index, (batch, term) in enumerate(orders):
+            if term and self._reign is not None and term != self._reign[1]:
+                answers[index] = NotLeaderError("")
+                continue
             try:
                 ready[index] = prepare(batch)
             except Exception as error:  # noqa: BLE001 a batch that cannot be written down fails alone

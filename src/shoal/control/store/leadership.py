@@ -1,6 +1,8 @@
 """Who leads: the row that several control planes on one database share, and the check of it in every transaction.
 
-The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. A new
+The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. Should
+it be set back, a leader that died would lead for as long again: whoever sees that it was not renewed for longer than a
+lease, by a steady clock of its own, takes over all the same. A new
 term is above the one before it, and never below the seconds since 1970: when an older copy of the database is restored,
 or an empty one taken, terms still go up for the agents, which remember the highest that they have heard of. Called by
 `shoal.control.store.database`, on its writing connection.
@@ -10,13 +12,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import Connection, bindparam, select, text, update
 from sqlalchemy.sql.elements import TextClause
 
 from shoal.control.store.base import Leader
 from shoal.control.store.sql import Statements
+from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import NotLeaderError
+
+#: A holder renews many times within one lease.
+_SILENT_LEASES = 1.2
 
 #: How long a campaign waits for the row of the leader.
 LOCK_SECONDS = 1
@@ -45,8 +52,11 @@ class Candidate:
 class Leadership:
     """The statements on the row of the leader."""
 
-    def __init__(self, dialect: str, statements: Statements) -> None:
+    def __init__(self, dialect: str, statements: Statements, *, clock: Clock | None = None) -> None:
         table = statements.leadership
+        self._monotonic = (clock or SystemClock()).monotonic
+        #: The row as it was last seen in a campaign, and when it was first seen so.
+        self._seen: tuple[tuple[int, str, int], float] | None = None
         self._now: TextClause = text(_NOW[dialect])
         self._wait_briefly = text(_WAIT_BRIEFLY[dialect]) if dialect in _WAIT_BRIEFLY else None
         mine = table.c.name == "control"
@@ -80,11 +90,19 @@ class Leadership:
         row = connection.execute(self._lock).one()
         now = self._time(connection)
         mine = row.holder == candidate.holder
-        if not (mine or candidate.certain or not row.holder or row.expires_at <= now):
+        over = not row.holder or row.expires_at <= now or self._is_silent(row, seconds)
+        if not (mine or candidate.certain or over):
             return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
         term = row.term if mine and row.term == candidate.term else max(row.term + 1, now // 1000)
         self._put(connection, term, candidate.holder, candidate.address, now + round(seconds * 1000))
         return Leader(term, candidate.holder, candidate.address, math.inf if candidate.certain else seconds)
+
+    def _is_silent(self, row: Any, seconds: float) -> bool:
+        """Whether nobody has renewed it for longer than a lease: its holder has stopped to count on it by then."""
+        now, found = self._monotonic(), (row.term, row.holder, row.expires_at)
+        if self._seen is None or self._seen[0] != found:
+            self._seen = (found, now)
+        return now - self._seen[1] > seconds * _SILENT_LEASES
 
     def resign(self, connection: Connection, holder: str) -> None:
         """Give the leadership up, if it is one's own. The term stays: the next one is above it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.control.store.base import Batch
 from shoal.control.store.codec import FORMAT, DocumentCodec
@@ -20,6 +20,8 @@ from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord, NodeState
 from shoal.model.trust import JoinToken, SecretRecord
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
+
+T = TypeVar("T")
 
 SpecDecoder = Callable[[bytes], WorkloadSpec]
 """Reads the exact bytes of an accepted spec. The store keeps the bytes alone; the control plane knows their form."""
@@ -186,6 +188,25 @@ def searchable(text: str) -> str:
     if text.isascii() and "\x00" not in text:
         return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "?")
+
+
+class Records:
+    """What the rows of one reading were made into. A row that is the same in the next one is the same record."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], tuple[tuple[Any, ...], Any]] = {}
+        self._read: dict[tuple[str, str], tuple[tuple[Any, ...], Any]] = {}
+
+    def of(self, table: str, key: str, row: Any, make: Callable[[Any], T]) -> T:
+        """The record of a row."""
+        raw, found = tuple(row), self._known.get((table, key))
+        record: T = found[1] if found is not None and found[0] == raw else make(row)
+        self._read[table, key] = raw, record
+        return record
+
+    def end_reading(self, *, keep: bool) -> None:
+        """Everything was read. What is gone is forgotten; without `keep` all of it."""
+        self._known, self._read = self._read if keep else {}, {}
 
 
 def node_from_row(row: Any) -> NodeRecord:

@@ -10,9 +10,9 @@ Called by `shoal.control.store.database` with a connection inside a transaction;
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -37,6 +37,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from shoal.control.store.base import EventPage, EventQuery, Snapshot
 from shoal.control.store.rows import (
     Changes,
+    Records,
     Row,
     SpecDecoder,
     event_from_row,
@@ -51,6 +52,8 @@ from shoal.control.store.rows import (
 )
 from shoal.core.errors import ConflictError, InternalError, ShoalError
 from shoal.model.trust import JoinToken, SecretRecord
+
+T = TypeVar("T")
 
 MAX_PAGE = 10_000
 """The most events that one query returns."""
@@ -357,17 +360,21 @@ def read_events(connection: Connection, statements: Statements, query: EventQuer
 # Loading
 
 
-def load_snapshot(connection: Connection, statements: Statements, decode_spec: SpecDecoder) -> Snapshot:
+def load_snapshot(
+    connection: Connection, statements: Statements, decode_spec: SpecDecoder, records: Records
+) -> Snapshot:
     """Everything, sorted by id."""
 
-    def rows_of(table: Table, key: str = "id") -> list[Any]:
-        return _sorted_rows(connection, table, key)
+    def read(table: Table, make: Callable[[Any], T], key: str = "id") -> tuple[T, ...]:
+        return tuple(
+            records.of(table.name, getattr(row, key), row, make) for row in _sorted_rows(connection, table, key)
+        )
 
     return Snapshot(
-        nodes=tuple(node_from_row(row) for row in rows_of(statements.nodes)),
-        workloads=tuple(workload_from_row(row, decode_spec) for row in rows_of(statements.workloads)),
-        groups=tuple(group_from_row(row) for row in rows_of(statements.groups)),
-        observations=tuple(observation_from_row(row) for row in rows_of(statements.observations, "workload_id")),
+        nodes=read(statements.nodes, node_from_row),
+        workloads=read(statements.workloads, lambda row: workload_from_row(row, decode_spec)),
+        groups=read(statements.groups, group_from_row),
+        observations=read(statements.observations, observation_from_row, "workload_id"),
         generation_floor=connection.execute(statements.generation_floor).scalar_one(),
     )
 

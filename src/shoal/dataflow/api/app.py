@@ -22,19 +22,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
 from shoal.dataflow.api import context, legacy
 from shoal.dataflow.api.agents import Agent, agent_policy, deprecation_text
 from shoal.dataflow.api.context import Broker, Definition, TopicSpec, launched_broker, name_broker
-from shoal.dataflow.api.lifetime import Told, in_own_thread, run_all, see_off, start_all, stop_all, warn_user
+from shoal.dataflow.api.lifetime import (
+    Told,
+    in_own_thread,
+    run_all,
+    say_plainly,
+    see_off,
+    start_all,
+    stop_all,
+    warn_user,
+)
 from shoal.dataflow.api.output import Output
 from shoal.dataflow.api.reading import check_unit, make_schema
+from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.tables import Table
 from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.functions import find_location
+from shoal.dataflow.language.functions import find_location, short_path
 from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
@@ -287,7 +297,8 @@ class App:
     def run(self, parallelism: int = 1, *, only: Sequence[str] = (), told: Told | None = None) -> None:
         """Run every dataflow (or only these) until it ends, or until Ctrl-C or SIGTERM. Raises what stops one of them.
 
-        Does nothing in a program that `shoal run` loads: that runs the app itself.
+        Does nothing in a program that `shoal run` loads: that runs the app itself. An error of the program that nobody
+        catches is told as `shoal run` tells it, and the program ends with 1.
         """
         if context.launch() is not None:
             return
@@ -295,7 +306,12 @@ class App:
             raise PreconditionError(
                 "app.run() has an event loop of its own, and one runs here already", hint="await app.start()"
             )
-        asyncio.run(run_all(self.choose(only), parallelism=parallelism, told=told))
+        try:
+            check_parallelism(parallelism, find_location(), self._settings.key_groups)
+            asyncio.run(run_all(self.choose(only), parallelism=parallelism, told=told))
+        except ShoalError as error:
+            say_plainly(error)
+            raise
 
     def choose(self, names: Sequence[str] = ()) -> list[Dataflow]:
         """The dataflows of these names; all without any. Raises `PlanError` with what there is."""
@@ -364,7 +380,7 @@ class Dataflow:
         code = getattr(self._function, "__code__", None)
         at = returned.node.at if isinstance(returned, Stream) else None
         if at is None and code is not None:
-            at = Location(code.co_filename, code.co_firstlineno, self.name)
+            at = Location(short_path(code.co_filename), code.co_firstlineno, self.name)
         if isinstance(returned, Stream):
             rule = "returns a stream without a sink: its results would go nowhere"
             return PlanError([problem(field, None, rule)], at=at, hint='end it with one: .to_kafka("results")')

@@ -16,7 +16,7 @@ from shoal.dataflow.api.transforms import column_names, one_of, refuse_others
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.logical import AssignTime, EventTime, Join, JoinKind, JoinMode, Location
-from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.spans import Span, bounded, micros
 from shoal.dataflow.language.windows import Window
 
 Keys: TypeAlias = str | Sequence[str]
@@ -212,5 +212,5 @@ def _interval(within: tuple[Span, Span] | Span | None, at: Location | None) -> t
 
 def _bound(value: Span, field: str, at: Location | None) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
-        return value * 1000
+        return bounded(value * 1000, value, field, at=at)
     return micros(value, field, at=at, least=None)

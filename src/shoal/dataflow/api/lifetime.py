@@ -20,7 +20,11 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
+import pyarrow as pa
+
 from shoal.core.clock import SystemClock
+from shoal.core.errors import ShoalError
+from shoal.dataflow.operators.policies import FunctionError
 
 T = TypeVar("T")
 
@@ -186,6 +190,45 @@ def warn_user(text: str) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, RuntimeWarning, stacklevel=level)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Errors that end a program
+
+_plain: weakref.WeakSet[ShoalError] = weakref.WeakSet()
+
+
+def say_plainly(error: ShoalError) -> None:
+    """When nobody catches this error, the program says what it says and no more: no line of our own code helps.
+
+    Whoever catches it gets it as it is. Where code of the user's raised, the traceback stays; so it does with
+    `SHOAL_DEBUG=1`.
+    """
+    if os.environ.get("SHOAL_DEBUG") or _is_of_users_code(error):
+        return
+    _plain.add(error)
+    before = sys.excepthook
+    if getattr(before, "is_plain", False):
+        return
+
+    def hook(kind: Any, value: Any, trace: Any) -> None:
+        if not isinstance(value, ShoalError) or value not in _plain:
+            before(kind, value, trace)
+            return
+        sys.stderr.write(f"error: {value.message}\n" + (f"hint: {value.hint}\n" if value.hint else ""))
+
+    hook.is_plain = True  # type: ignore[attr-defined]
+    sys.excepthook = hook
+
+
+def _is_of_users_code(error: BaseException) -> bool:
+    """Whether a function of the user's raised what led to this. Arrow and the system raise in ours."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, FunctionError) or not isinstance(cause, ShoalError | pa.ArrowException | OSError):
+            return True
+        cause = cause.__cause__
+    return False
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -105,7 +105,10 @@ class Steps(Generic[S_co]):
         return made
 
 
-def check_parallelism(tasks: Any, at: Location | None) -> None:
+def check_parallelism(tasks: Any, at: Location | None, most: int | None = None) -> None:
     """Refuse what is no number of tasks. How many there may be at most depends on the settings of the run."""
     if not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1:
         raise PlanError([problem("parallelism", tasks, "must be a whole number from 1 on")], at=at)
+    if most is not None and tasks > most:
+        rule = f"must be a whole number from 1 to {most}, the number of key groups"
+        raise PlanError([problem("parallelism", tasks, rule)], at=at)

@@ -15,6 +15,7 @@ from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.logical import Location, Sink, Source, walk
+from shoal.dataflow.language.settings import FlowSettings
 
 #: Batches that wait for whoever iterates. A slow reader slows the source.
 _WAITING = 4
@@ -104,7 +105,9 @@ class Terminals(Steps[S_co]):
 
         at = find_location()
         refuse_running(what, at)
-        check_parallelism(parallelism, at)
+        if not isinstance(settings, FlowSettings | None):
+            raise PlanError([problem("settings", settings, "must be FlowSettings(…)")], at=at)
+        check_parallelism(parallelism, at, (settings or FlowSettings()).key_groups)
         if waits_for_end:
             self._refuse_endless(what, at)
         uid = "result"

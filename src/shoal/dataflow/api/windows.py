@@ -13,7 +13,17 @@ from typing import Any
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
-from shoal.dataflow.language.windows import SECOND, CountWindow, SessionWindow, SlidingWindow
+from shoal.dataflow.language.windows import (
+    LONGEST,
+    LONGEST_TEXT,
+    MOST_OVERLAP,
+    MOST_ROWS,
+    SECOND,
+    CountWindow,
+    SessionWindow,
+    SlidingWindow,
+    overlap,
+)
 
 _MAX_WRITTEN = 200
 
@@ -53,6 +63,7 @@ def sliding(
     size, slide = said.length("size_"), said.length("slide_")
     if slide > size:
         raise said.refused("must not slide by more than its size")
+    said.check_overlap(size, slide)
     return SlidingWindow(size, slide)
 
 
@@ -78,6 +89,9 @@ def count(size: int, slide: int | None = None) -> CountWindow:
         raise said.refused("must be whole numbers of rows")
     if not 0 < step <= size:
         raise said.refused("must be at least 1 row, and slide by no more than its size")
+    if size > MOST_ROWS:
+        raise said.refused(f"must be at most {MOST_ROWS:,} rows")
+    said.check_overlap(size, step)
     return CountWindow(size, step)
 
 
@@ -96,14 +110,28 @@ class _Said:
         given = {name: value for name, value in self._lengths.items() if name.startswith(prefix)}
         if not all(isinstance(each, Real) and not isinstance(each, bool) for each in given.values()):
             raise self.refused("must be numbers")
-        seconds = sum(float(value) * _UNITS[name.removeprefix(prefix)] for name, value in given.items())
+        what = f"its {prefix.removesuffix('_')}" if prefix else "its length"
+        longest = f"{what} must be at most {LONGEST_TEXT}"
+        try:
+            seconds = sum(float(value) * _UNITS[name.removeprefix(prefix)] for name, value in given.items())
+        except OverflowError:  # a whole number that is larger than any fraction
+            raise self.refused(longest) from None
         if not math.isfinite(seconds):
             raise self.refused("must be numbers that have an end")
         micros = round(seconds * SECOND)
         if micros <= 0:
-            what = f"its {prefix.removesuffix('_')}" if prefix else "its length"
             raise self.refused(f"{what} must be above 0, and is {seconds:g} seconds")
+        if micros > LONGEST:
+            raise self.refused(f"{longest}, and is {seconds:g} seconds")
         return micros
+
+    def check_overlap(self, size: int, slide: int) -> None:
+        """Refuse windows of which each row is in more than anybody can mean."""
+        windows = overlap(size, slide)
+        if windows > MOST_OVERLAP:
+            raise self.refused(
+                f"would put each row into {windows:,} windows, and at most {MOST_OVERLAP:,} are possible"
+            )
 
     def refused(self, rule: str) -> InvalidError:
         """The error, with the user's line."""

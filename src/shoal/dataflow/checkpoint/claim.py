@@ -18,6 +18,18 @@ _NAME = "running.lock"
 _LONGEST_NAME = 32
 
 
+def _is_suspended(process: str) -> bool:
+    """Whether a process was stopped by a signal, as Ctrl-Z does; no where the system does not tell."""
+    if not process.isdigit():
+        return False
+    try:
+        said = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    # Its name is in brackets and may hold anything; the state is the first word behind it.
+    return said.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+
+
 class JobClaim:
     """That this process runs a job, until it is let go."""
 
@@ -48,10 +60,12 @@ def claim_job(directory: str, job: str) -> JobClaim | None:
     except BlockingIOError:
         owner = os.pread(descriptor, _LONGEST_NAME, 0).decode(errors="replace")
         os.close(descriptor)
-        raise PreconditionError(
-            f"job {job!r} runs already, in process {owner or 'unknown'}",
-            hint=f"stop that one first, or start this one under another name or in another folder than {directory}",
-        ) from None
+        text = f"job {job!r} runs already, in process {owner or 'unknown'}"
+        hint = f"stop that one first, or start this one under another name or in another folder than {directory}"
+        if _is_suspended(owner):
+            text += ", which is suspended"
+            hint = f"let it go on with `kill -CONT {owner}` (or `fg` in its shell), or end it with `kill -KILL {owner}`"
+        raise PreconditionError(text, hint=hint) from None
     except BaseException:
         os.close(descriptor)
         raise

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial as partially
 from typing import Any, TypeAlias
 
 from shoal.core.errors import UnsupportedError
+from shoal.dataflow.execution.event_time import to_micros
 from shoal.dataflow.language.binding import Bound, bind, bind_predicate
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.errors import refuse
@@ -121,7 +123,7 @@ def _filter(work: Work) -> Operator:
 def _project(work: Work) -> Operator:
     node: Project = work.node
     columns = [(named.name, _bound(named.expression, work)) for named in node.columns]
-    carried = (CHANGE,) if work.inputs[0].changes else ()
+    carried = (CHANGE,) if work.facts.changes else ()  # behind `changes_as_rows` they are no changes any more
     return stateless.Project(
         columns=columns,
         keep_others=node.keep_others,
@@ -139,7 +141,16 @@ def _map(work: Work) -> Operator:
         is_flat=node.flat,
         column=node.function.reads,
         policy=_policy(node.on_error, node.function, node.at),
+        time=_time_column(work.inputs[0]),
     )
+
+
+def _time_column(facts: Facts) -> opaque.TimeColumn | None:
+    """The column that rows have their event time in, where they carry it."""
+    time = facts.time_from
+    if time is None or not facts.needs_time:
+        return None
+    return opaque.TimeColumn(time.column, partially(to_micros, unit=time.unit))
 
 
 def _records(work: Work) -> Operator:
@@ -208,7 +219,12 @@ def _custom(work: Work) -> Operator:
     made = target if hasattr(target, "process_batch") and not isinstance(target, type) else target()
     if isinstance(made, Operator):
         return made
-    return CustomOperator(factory=made, schema=work.facts.schema, emits_time=work.facts.needs_time)
+    return CustomOperator(
+        factory=made,
+        schema=work.facts.schema,
+        emits_time=work.facts.needs_time,
+        time=_time_column(work.inputs[0]) if len(work.inputs) == 1 else None,
+    )
 
 
 def _merge(work: Work) -> Operator:

@@ -45,12 +45,26 @@ def _float_of_number(kind: Any) -> Any | None:
     return pa.float64() if datatypes.is_number(kind) or types.is_boolean(kind) else None
 
 
+def _is_view(kind: Any) -> bool:
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string_view(kind) or types.is_binary_view(kind))
+
+
 def _same_if_ordered(kind: Any) -> Any | None:
-    return None if types.is_nested(kind) else datatypes.plain(kind)
+    plain = datatypes.plain(kind)
+    # Arrow can neither take rows of views nor compare decimals of 32 and 64 bits.
+    narrow = types.is_decimal(plain) and not (types.is_decimal128(plain) or types.is_decimal256(plain))
+    unordered = types.is_nested(plain) or types.is_interval(plain) or _is_view(kind) or narrow
+    return None if unordered else plain
 
 
-def _same(kind: Any) -> Any:
-    return datatypes.plain(kind)
+def _same(kind: Any) -> Any | None:
+    return None if _is_view(kind) else datatypes.plain(kind)
+
+
+def _count_of_single(kind: Any) -> Any | None:
+    plain = datatypes.plain(kind)
+    return None if types.is_nested(plain) or types.is_interval(plain) else pa.int64()
 
 
 def _truth(kind: Any) -> Any | None:
@@ -63,11 +77,11 @@ AGGREGATES: dict[str, AggregateFunction] = {
     "mean": AggregateFunction(_float_of_number, "numbers", is_reversible=True),
     "min": AggregateFunction(_same_if_ordered, "values with an order"),
     "max": AggregateFunction(_same_if_ordered, "values with an order"),
-    "first": AggregateFunction(_same, "anything", is_mergeable=False),
-    "last": AggregateFunction(_same, "anything", is_mergeable=False),
+    "first": AggregateFunction(_same, "anything but views", is_mergeable=False),
+    "last": AggregateFunction(_same, "anything but views", is_mergeable=False),
     "variance": AggregateFunction(_float_of_number, "numbers", options=("ddof",)),
     "stddev": AggregateFunction(_float_of_number, "numbers", options=("ddof",)),
-    "count_distinct": AggregateFunction(lambda _kind: pa.int64(), "anything", is_mergeable=False),
+    "count_distinct": AggregateFunction(_count_of_single, "single values", is_mergeable=False),
     "any": AggregateFunction(_truth, "booleans"),
     "all": AggregateFunction(_truth, "booleans"),
     "list": AggregateFunction(lambda kind: pa.list_(datatypes.plain(kind)), "anything", is_mergeable=False),

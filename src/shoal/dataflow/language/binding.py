@@ -16,7 +16,7 @@ from shoal.core.errors import problem
 from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.expressions import Call, Column, Expression, Literal, describe
+from shoal.dataflow.language.expressions import Call, Column, Expression, Literal, describe, why_too_large
 from shoal.dataflow.language.failures import ExpressionError
 from shoal.dataflow.language.failures import describe as describe_error
 from shoal.dataflow.language.kernels import KERNELS
@@ -51,9 +51,21 @@ class Bound:
 
 def bind(expression: Expression, schema: Schema, *, at: Location | None = None) -> Bound:
     """Check an expression against a schema and make it ready to run."""
+    check_size(expression, at)
     part = _bind(expression, schema, at)
     _refuse_sequences("", [part], at)
     return Bound(part.type, part.evaluate, part.text, at)
+
+
+def check_size(expression: Expression, at: Location | None) -> None:
+    """Refuse an expression that is larger than any may be."""
+    rule = why_too_large(expression)
+    if rule:
+        hint = (
+            "ask for one of many values with col(…).isin([…]); name parts of it before, .with_columns(part=…); "
+            "or write it as a function, .map(lambda batch: …)"
+        )
+        raise PlanError([problem("expression", None, rule)], at=at, hint=hint)
 
 
 def bind_predicate(expression: Expression, schema: Schema, *, at: Location | None = None) -> Bound:

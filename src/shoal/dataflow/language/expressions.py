@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeAlias
 
 Scalar: TypeAlias = Any
 Operand: TypeAlias = "Expression | Scalar"
+
+#: No expression is nested deeper: what works on trees calls itself, and Python bounds how deep that may go.
+MAX_DEPTH = 200
+#: No expression has more parts, each counted as often as it is used.
+MAX_PARTS = 100_000
 
 
 class Expression:
@@ -206,10 +212,30 @@ def columns_of(expression: Expression) -> frozenset[str]:
 
 def parts_of(expression: Expression) -> Iterator[Expression]:
     """Every part of it, from the top."""
-    yield expression
-    if isinstance(expression, Call):
-        for argument in expression.arguments:
-            yield from parts_of(argument)
+    waiting = [expression]  # by hand: each part would go through as many generators as it is deep
+    while waiting:
+        part = waiting.pop()
+        yield part
+        if isinstance(part, Call):
+            waiting.extend(reversed(part.arguments))
+
+
+def depth_of(expression: Expression) -> int:
+    """How many calls lie in each other."""
+    deepest, level = 0, [expression]
+    while level := [each for part in level if isinstance(part, Call) for each in part.arguments][:MAX_PARTS]:
+        deepest += 1
+    return deepest
+
+
+def why_too_large(expression: Expression) -> str:
+    """The rule that an expression breaks by its size; empty when it breaks none."""
+    parts = sum(1 for _part in islice(parts_of(expression), MAX_PARTS + 1))
+    if parts > MAX_PARTS:
+        return f"has more than {MAX_PARTS:,} parts, and that many are the most"
+    # Only a tree of many parts can be deep.
+    depth = depth_of(expression) if parts > MAX_DEPTH else 0
+    return f"is {depth} operations deep, and {MAX_DEPTH} are the most" if depth > MAX_DEPTH else ""
 
 
 def substitute(expression: Expression, values: Mapping[str, Expression]) -> Expression:
@@ -232,10 +258,16 @@ def conjuncts(predicate: Expression) -> tuple[Expression, ...]:
 
 def conjunction(parts: Sequence[Expression]) -> Expression:
     """True where all parts are."""
+    if len(parts) > _MAX_IN_LINE:  # by halves: many parts in one line would be too deep
+        half = len(parts) // 2
+        return Call("and", (conjunction(parts[:half]), conjunction(parts[half:])))
     whole = parts[0]
     for part in parts[1:]:
         whole = Call("and", (whole, part))
     return whole
+
+
+_MAX_IN_LINE = 32
 
 
 _SYMBOLS: dict[str, str] = {
@@ -259,7 +291,15 @@ _MAX_SHOWN = 60
 
 
 def describe(expression: Expression) -> str:
-    """As a person writes it, on one line."""
+    """As a person writes it, on one line. What lies deeper than an expression may be is left out."""
+    return _text(expression, MAX_DEPTH)
+
+
+def _text(expression: Expression, left: int) -> str:
+    return "…" if left < 0 else _written(expression, left)
+
+
+def _written(expression: Expression, left: int) -> str:
     match expression:
         case Column(name):
             return name
@@ -267,19 +307,19 @@ def describe(expression: Expression) -> str:
             shown = repr(value)
             return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
         case Call(function, (one, other)) if function in _SYMBOLS:
-            return f"{_operand(one)} {_SYMBOLS[function]} {_operand(other)}"
+            return f"{_operand(one, left)} {_SYMBOLS[function]} {_operand(other, left)}"
         case Call("not", (one,)):
-            return f"~{_operand(one)}"
+            return f"~{_operand(one, left)}"
         case Call("negate", (one,)):
-            return f"-{_operand(one)}"
+            return f"-{_operand(one, left)}"
         case Call("cast", (one, Literal(to))):
-            return f"{_operand(one)}.cast({to})"
+            return f"{_operand(one, left)}.cast({to})"
         case Call(function, arguments):
-            return f"{function}({', '.join(describe(each) for each in arguments)})"
+            return f"{function}({', '.join(_text(each, left - 1) for each in arguments)})"
         case _:
             return object.__repr__(expression)
 
 
-def _operand(expression: Expression) -> str:
-    text = describe(expression)
+def _operand(expression: Expression, left: int) -> str:
+    text = _text(expression, left - 1)
     return f"({text})" if isinstance(expression, Call) and expression.function in _SYMBOLS else text

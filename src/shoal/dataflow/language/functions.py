@@ -36,12 +36,12 @@ def find_location() -> Location | None:
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         if module != _OURS and not module.startswith(f"{_OURS}."):
-            return Location(_short(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
+            return Location(short_path(frame.f_code.co_filename), frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
 
 
-def _short(path: str) -> str:
+def short_path(path: str) -> str:
     """A path as a person would say it: from here, where it lies below here."""
     try:
         return str(Path(path).relative_to(Path.cwd()))

@@ -6,8 +6,10 @@ what it builds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.core.errors import InvalidError, Problem, problem
 
@@ -16,8 +18,15 @@ MIB = 1024 * KIB
 
 #: The number of shares of the key space. Fixed for a job: its checkpoints are laid out by it.
 KEY_GROUPS = 128
+#: No job has more: every task keeps lists by key group, and every checkpoint of it is laid out by them.
+MOST_KEY_GROUPS = 32_768
+#: Rows, bytes and numbers of things that a setting may say, at most; and seconds: 100 years.
+_MOST = 2**62
+_MOST_SECONDS = 36_500 * 86_400
 
 _STATES = ("memory", "rocks")
+#: Threads that one task may have.
+_MOST_WORKERS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +58,16 @@ class CheckpointSettings:
         _refuse(
             "checkpoint",
             [
-                *_at_least("interval", self.interval, 0.01),
-                *_at_least("min_pause", self.min_pause, 0),
-                *_at_least("timeout", self.timeout, 0.1),
-                *_at_least("keep", self.keep, 1),
-                *_at_least("tolerated_failures", self.tolerated_failures, 0),
-                *([] if self.directory else [problem("directory", self.directory, "must be a path")]),
+                *_seconds("interval", self.interval, 0.01),
+                *_seconds("min_pause", self.min_pause, 0),
+                *_seconds("timeout", self.timeout, 0.1),
+                *_whole("keep", self.keep, 1),
+                *_whole("tolerated_failures", self.tolerated_failures, 0),
+                *_text("directory", self.directory, "must be a path"),
+                *_truth("restore", self.restore),
+                *_truth("allow_missing_state", self.allow_missing_state),
+                *_truth("allow_unknown_state", self.allow_unknown_state),
+                *_truth("exactly_once", self.exactly_once),
             ],
         )
 
@@ -94,22 +107,49 @@ class FlowSettings:
         _refuse(
             "settings",
             [
-                *_at_least("batch_rows", self.batch_rows, 1),
-                *_at_least("batch_bytes", self.batch_bytes, 1),
-                *_at_least("queue_bytes", self.queue_bytes, 1),
-                *_at_least("pace", self.pace, 0),
-                *_at_least("poll", self.poll, 0.001),
-                *_at_least("morsel_workers", self.morsel_workers, 0),
-                *_at_least("morsel_rows", self.morsel_rows, 1),
-                *_at_least("key_groups", self.key_groups, 1),
-                *_at_least("discovery", self.discovery, 0.001),
+                *_whole("batch_rows", self.batch_rows, 1),
+                *_whole("batch_bytes", self.batch_bytes, 1),
+                *_whole("queue_bytes", self.queue_bytes, 1),
+                *_seconds("pace", self.pace, 0),
+                *_seconds("poll", self.poll, 0.001),
+                *_whole("morsel_workers", self.morsel_workers, 0, _MOST_WORKERS),
+                *_whole("morsel_rows", self.morsel_rows, 1),
+                *_whole("key_groups", self.key_groups, 1, MOST_KEY_GROUPS),
+                *_seconds("discovery", self.discovery, 0.001),
                 *([] if self.state in _STATES else [problem("state", self.state, "must be memory or rocks")]),
+                *([] if isinstance(self.scratch, str) else [problem("scratch", self.scratch, "must be a path")]),
+                *_checkpoint(self.checkpoint),
             ],
         )
 
 
-def _at_least(field: str, value: float, least: float) -> list[Problem]:
+def _whole(field: str, value: Any, least: int, most: int = _MOST) -> list[Problem]:
+    if not isinstance(value, int) or isinstance(value, bool):
+        return [problem(field, value, f"must be a whole number of at least {least}")]
+    if value > most:
+        return [problem(field, value, f"must be at most {most}")]
+    return [] if value >= least else [problem(field, value, f"must be at least {least}")]
+
+
+def _seconds(field: str, value: Any, least: float) -> list[Problem]:
+    if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
+        return [problem(field, value, f"must be a number of seconds of at least {least:g}")]
+    if value > _MOST_SECONDS:
+        return [problem(field, value, f"must be at most {_MOST_SECONDS} seconds, which are 100 years")]
     return [] if value >= least else [problem(field, value, f"must be at least {least:g}")]
+
+
+def _text(field: str, value: Any, rule: str) -> list[Problem]:
+    return [] if isinstance(value, str) and value else [problem(field, value, rule)]
+
+
+def _truth(field: str, value: Any) -> list[Problem]:
+    return [] if isinstance(value, bool) else [problem(field, value, "must be True or False")]
+
+
+def _checkpoint(value: Any) -> list[Problem]:
+    known = value is None or isinstance(value, CheckpointSettings)
+    return [] if known else [problem("checkpoint", value, "must be CheckpointSettings, or None for none")]
 
 
 def _refuse(what: str, problems: Iterable[Problem]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import timedelta
 from typing import TypeAlias
@@ -10,6 +11,7 @@ from shoal.core import durations
 from shoal.core.errors import problem
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Location
+from shoal.dataflow.language.windows import LONGEST, LONGEST_TEXT
 
 #: A timedelta, a text such as "5s" or "-10m", or a number of seconds.
 Span: TypeAlias = timedelta | str | float
@@ -20,13 +22,20 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def micros(value: Span, field: str, *, at: Location | None = None, least: int | None = 0) -> int:
-    """A length of time in microseconds. Raises `PlanError`, also below `least`."""
+    """A length of time in microseconds. Raises `PlanError`, also below `least`, and above what any may be."""
     found = _micros(value)
     if found is None:
         rule = 'must be a length of time: timedelta(seconds=5), "5s", or a number of seconds'
-        raise PlanError([problem(field, value, rule)], at=at)
+        raise PlanError([problem(field, value, f"{rule}; of at most {LONGEST_TEXT}")], at=at)
     if least is not None and found < least:
         raise PlanError([problem(field, value, f"must be at least {least / 1_000_000:g} seconds")], at=at)
+    return bounded(found, value, field, at=at)
+
+
+def bounded(found: int, value: object, field: str, *, at: Location | None = None) -> int:
+    """A length of time in microseconds, as it is. Raises `PlanError`, with what was written, above what any may be."""
+    if abs(found) > LONGEST:
+        raise PlanError([problem(field, value, f"must be at most {LONGEST_TEXT}")], at=at)
     return found
 
 
@@ -39,8 +48,9 @@ def _micros(value: Span) -> int | None:
             return sign * (durations.parse_duration(text) // _MICROSECOND)
         except ValueError:
             return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12:
-        return round(value * 1_000_000)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        counted = value * 1_000_000
+        return round(counted) if isinstance(counted, int) or math.isfinite(counted) else None
     return None
 
 

@@ -13,6 +13,15 @@ from typing import TypeAlias
 from shoal.core.errors import InvalidError, problem
 
 SECOND = 1_000_000
+DAY = 86_400 * SECOND
+
+#: No length of time in a program is longer. Behind any event time it is far from what 64 bits hold.
+LONGEST = 36_500 * DAY
+LONGEST_TEXT = "36500 days (100 years)"
+#: No window of rows is larger: they are kept.
+MOST_ROWS = 1_000_000_000
+#: No row is in more windows at once.
+MOST_OVERLAP = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +35,12 @@ class SlidingWindow:
         problems = []
         if self.size <= 0:
             problems.append(problem("size", self.size, "must be above 0"))
+        if self.size > LONGEST:
+            problems.append(problem("size", self.size, f"must be at most {LONGEST_TEXT}"))
         if not 0 < self.slide <= max(self.size, 1):
             problems.append(problem("slide", self.slide, "must be above 0 and no longer than the window"))
+        elif overlap(self.size, self.slide) > MOST_OVERLAP:
+            problems.append(problem("slide", self.slide, f"must put a row into at most {MOST_OVERLAP:,} windows"))
         if problems:
             raise InvalidError(problems, what="window")
 
@@ -44,8 +57,9 @@ class SessionWindow:
     gap: int
 
     def __post_init__(self) -> None:
-        if self.gap <= 0:
-            raise InvalidError([problem("gap", self.gap, "must be above 0")], what="window")
+        if not 0 < self.gap <= LONGEST:
+            rule = f"must be above 0 and at most {LONGEST_TEXT}"
+            raise InvalidError([problem("gap", self.gap, rule)], what="window")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +70,15 @@ class CountWindow:
     slide: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.slide <= self.size:
+        if not 0 < self.slide <= self.size <= MOST_ROWS or overlap(self.size, self.slide) > MOST_OVERLAP:
             text = f"{self.size}, {self.slide}"
-            raise InvalidError([problem("size, slide", text, "must be 0 < slide <= size")], what="window")
+            rule = f"must be 0 < slide <= size <= {MOST_ROWS:,}, with a row in at most {MOST_OVERLAP:,} windows"
+            raise InvalidError([problem("size, slide", text, rule)], what="window")
+
+
+def overlap(size: int, slide: int) -> int:
+    """How many windows a row is in, at most."""
+    return -(-size // slide)
 
 
 Window: TypeAlias = SlidingWindow | SessionWindow | CountWindow

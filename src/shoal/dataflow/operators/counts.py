@@ -3,13 +3,14 @@
 Only full windows give a result, at once. Its event time is that of the row that made the window full, and never behind
 the watermark: so it does not depend on how rows are cut into batches, and is not late. Rows are kept in panes of as
 many rows as no window cuts: the pane that is being filled, and the full ones that a window still needs. How many rows a
-key had is never forgotten.
+key had is never forgotten. All windows that a batch makes full are put together at once, out of blocks that overlapping
+ones share; only floats and reductions are added up pane by pane, because their order matters.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from shoal.dataflow.language.elements import START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import CountWindow
 from shoal.dataflow.operators.aggregates.lanes import grown
-from shoal.dataflow.operators.aggregates.plan import AggregatePlan
+from shoal.dataflow.operators.aggregates.plan import AggregatePlan, LaneSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, occurrence
 from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.aggregating import Aggregating
@@ -31,6 +32,8 @@ from shoal.dataflow.state.blobs import pack, pack_groups, unpack
 
 _COUNT, _PLACE = "__count", "__place"
 _OPEN = -1
+#: So many panes, or rows where a pane keeps them, are put together at once.
+_AT_ONCE = 1 << 20
 
 
 class CountAggregate(Aggregating):
@@ -150,26 +153,59 @@ class CountAggregate(Aggregating):
         if self._length == 1:
             self._give(slots, panes, moments, out)
             return
-        turns = occurrence(slots)
-        for turn in range(int(turns.max()) + 1 if len(turns) else 0):
-            rows = np.flatnonzero(turns == turn)
-            places = slots[rows] * self._length + numbers[rows] % self._length
-            self._ring.clear(places)
-            self._ring.merge(panes.at(rows).with_cells(places))
-            firsts = numbers[rows] + 1 - self._length
-            due = np.flatnonzero((firsts >= 0) & (firsts % self._step == 0))
-            if len(due):
-                whole = self._window(slots[rows[due]], firsts[due])
-                self._give(slots[rows[due]], whole, moments[rows[due]], out)
+        firsts = numbers + 1 - self._length
+        is_due = (firsts >= 0) & (firsts % self._step == 0)
+        # The first window of every key that is full now, then the second of each.
+        order = np.argsort(occurrence(slots), kind="stable")
+        due = order[is_due[order]]
+        at_once = self._windows_at_once(slots[due])
+        for start in range(0, len(due), at_once):
+            some = due[start : start + at_once]
+            row, places = self._in_a_row(slots[some], firsts[some], slots, numbers, panes)
+            self._give(slots[some], _windows(self._ring.specs, row, places, self._length), moments[some], out)
+        self._remember(slots, numbers, panes)
 
-    def _window(self, slots: Integers, firsts: Integers) -> Sparse:
-        """The panes of windows put together, oldest first."""
-        whole = Store(self._ring.specs, len(slots))
-        cells = np.arange(len(slots))
-        for place in range(self._length):
-            panes = slots * self._length + (firsts + place) % self._length
-            whole.merge(self._ring.take(panes).with_cells(cells))
-        return whole.take(cells)
+    def _windows_at_once(self, slots: Integers) -> int:
+        """How many windows are looked at together: they share panes, and what they need has to fit into memory."""
+        if any(spec.kind.startswith("log:") for spec in self._ring.specs):
+            return max(1, _AT_ONCE // (self._length * self._pane))
+        if len(np.unique(slots)) * self._length <= _AT_ONCE:
+            return max(1, len(slots))
+        return max(1, _AT_ONCE // self._length)
+
+    def _in_a_row(
+        self, slots: Integers, firsts: Integers, known: Integers, numbers: Integers, panes: Sparse
+    ) -> tuple[Sparse, Integers]:
+        """The panes of windows, those of each slot in a row: old ones out of the ring, new ones from `panes`.
+
+        Also the place of each window's first pane.
+        """
+        owners, of_window = np.unique(slots, return_inverse=True)
+        lowest = np.full(len(owners), np.iinfo(np.int64).max)
+        np.minimum.at(lowest, of_window, firsts)
+        lengths = np.zeros(len(owners), np.int64)
+        np.maximum.at(lengths, of_window, firsts - lowest[of_window] + self._length)
+        bases = np.cumsum(lengths) - lengths
+        of_place = np.repeat(np.arange(len(owners)), lengths)
+        wanted = np.arange(len(of_place)) + (lowest - bases)[of_place]
+        first_new = np.searchsorted(known, owners)
+        since = wanted - numbers[first_new][of_place]
+        old, new = np.flatnonzero(since < 0), np.flatnonzero(since >= 0)
+        from_ring = self._ring.take(owners[of_place[old]] * self._length + wanted[old] % self._length)
+        row = concat([from_ring, panes.at(first_new[of_place[new]] + since[new])])
+        if len(old) and len(new) and old[-1] > new[0]:
+            row = row.at(np.argsort(np.concatenate([old, new])))
+        return row, bases[of_window] + firsts - lowest[of_window]
+
+    def _remember(self, slots: Integers, numbers: Integers, panes: Sparse) -> None:
+        """Keep the last full panes of each slot."""
+        if not len(slots):
+            return
+        lasts = numbers[np.searchsorted(slots, slots, "right") - 1]
+        rows = np.flatnonzero(numbers > lasts - self._length)
+        places = slots[rows] * self._length + numbers[rows] % self._length
+        self._ring.clear(places)
+        self._ring.merge(panes.at(rows).with_cells(places))
 
     def _give(self, slots: Integers, sparse: Sparse, times: Integers, out: Output) -> None:
         if self._plan is not None and len(slots):
@@ -188,3 +224,59 @@ def _groups(slots: Integers, panes: Integers) -> tuple[Integers, Integers, Integ
     of_row[order] = np.cumsum(begins) - 1
     lasts = order[np.append(starts[1:], len(slots)) - 1]
     return np.unique(slots), ordered[starts], numbers[starts], of_row, lasts
+
+
+def _windows(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+    """Windows of so many neighbouring panes, oldest first."""
+    parts: dict[int, tuple[Any, ...]] = {}
+    rows = np.zeros(0, np.int64)
+    for combine in (_doubled, _one_by_one):
+        chosen = [number for number, spec in enumerate(specs) if _has_an_order(spec) == (combine is _one_by_one)]
+        if chosen or combine is _doubled:
+            some = Sparse(panes.cells, panes.rows, tuple(panes.parts[number] for number in chosen))
+            whole = combine([specs[number] for number in chosen], some, firsts, length)
+            parts.update(zip(chosen, whole.parts, strict=True))
+            rows = whole.rows
+    return Sparse(np.arange(len(firsts)), rows, tuple(parts[number] for number in range(len(specs))))
+
+
+def _has_an_order(spec: LaneSpec) -> bool:
+    """Whether it matters what is put together first: floats round, and a user's function may be anything."""
+    return spec.kind in ("moments", "fold") or (spec.kind == "sum" and spec.dtype.kind == "f")
+
+
+def _one_by_one(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+    """A pane after the other, of all windows at once."""
+    whole, cells = Store(specs, len(firsts)), np.arange(len(firsts))
+    for place in range(length):
+        whole.merge(panes.at(firsts + place).with_cells(cells))
+    return whole.take(cells)
+
+
+def _doubled(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+    """Blocks of one pane, of two, of four and so on: a window is one block for each bit of its length.
+
+    Windows that overlap share blocks, so the cost of each grows with the logarithm of the overlap at most.
+    """
+    begins = [firsts + (length & ((1 << level) - 1)) for level in range(length.bit_length())]
+    needed = [np.unique(begins[-1])]
+    for level in reversed(range(len(begins) - 1)):
+        above = needed[0]
+        mine = [begins[level]] if length >> level & 1 else []
+        needed.insert(0, np.unique(np.concatenate([above, above + (1 << level), *mine])))
+    whole, cells = Store(specs, len(firsts)), np.arange(len(firsts))
+    blocks = panes.at(needed[0])
+    for level, begin in enumerate(begins):
+        if level:
+            blocks = _twice(specs, blocks, needed[level - 1], needed[level], 1 << (level - 1))
+        if length >> level & 1:
+            whole.merge(blocks.at(np.searchsorted(needed[level], begin)).with_cells(cells))
+    return whole.take(cells)
+
+
+def _twice(specs: Sequence[LaneSpec], blocks: Sparse, places: Integers, wanted: Integers, size: int) -> Sparse:
+    """Blocks of twice the size, each of two neighbours."""
+    store, cells = Store(specs, len(wanted)), np.arange(len(wanted))
+    for begin in (wanted, wanted + size):
+        store.merge(blocks.at(np.searchsorted(places, begin)).with_cells(cells))
+    return store.take(cells)

@@ -3,8 +3,8 @@
 It may also have `open(context)`, `process_morsel(batch)` (then that is called), `on_watermark(time)`, `finish()`, each
 returning rows or nothing, `snapshot()`, `restore(states)`, `parallelism_hint` and `close()`. What `snapshot` returns is
 a mapping from key group to bytes for state by key, or any other value, of which `restore` gets a list: each task's.
-Rows that `process_batch` gives have the event times of the batch; those of `on_watermark` and `finish` have the time up
-to which event time has come, so that they are not late.
+Rows that `process_batch` gives have the event times of the batch, or those of the time column where it was changed;
+rows of `on_watermark` and `finish` have the time up to which event time has come, so that they are not late.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE, Batch, Schema
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, UserOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times
-from shoal.dataflow.operators.opaque import as_batch, fit, with_hidden
+from shoal.dataflow.operators.opaque import TimeColumn, as_batch, fit, with_hidden
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import VALUE, visible_names
 from shoal.dataflow.state.blobs import pack, unpack
@@ -36,6 +36,7 @@ class CustomOperator(Operator):
         schema: Schema | None = None,
         policy: ErrorPolicy | None = None,
         emits_time: bool = False,
+        time: TimeColumn | None = None,
     ) -> None:
         made: Any = factory() if isinstance(factory, type) or not hasattr(factory, "process_batch") else factory
         if not hasattr(made, "process_batch"):
@@ -45,6 +46,7 @@ class CustomOperator(Operator):
         self._schema = schema
         self._policy = policy or ErrorPolicy()
         self._emits_time = emits_time
+        self._time = time
         self._carries_trace = False
         #: The latest event time of a row or a watermark.
         self._greatest = 0
@@ -67,7 +69,7 @@ class CustomOperator(Operator):
             self._policy.reject(batch, error, out)
             return
         for result in results:
-            self._give(with_hidden(result, batch), out)
+            self._give(with_hidden(result, batch, self._time), out)
 
     def on_watermark(self, time: int, out: Output) -> None:
         """Tell it how far event time has come."""

@@ -1,12 +1,15 @@
 """Users' functions over whole batches: `map`, `flat_map` and `filter`. They never see hidden columns.
 
-A `map` gives as many rows as it got, and has the hidden columns put back. A `flat_map` gives any number; its rows get
-the hidden columns back when their number is the same, else the greatest event time of the batch: so they are not late.
+A `map` gives as many rows as it got, and has the hidden columns put back: row i is taken for what became of row i.
+Event time follows its column: where a function returns that column changed, as one that sorts does, the times are read
+of it anew. A `flat_map` gives any number of rows; they get the hidden columns back when their number is the same, else
+the greatest event time of the batch: so they are not late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,7 @@ import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, TIME, Batch, Schema
-from shoal.dataflow.language.keys import combined
+from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times
 from shoal.dataflow.operators.policies import ErrorPolicy
@@ -25,6 +28,40 @@ BatchFunction = Callable[[Batch], Any]
 
 #: What is one batch, or can be made one.
 SINGLE = pa.RecordBatch | pa.Table | pa.Array | pa.ChunkedArray | Mapping | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """The column that rows have their event time in."""
+
+    name: str
+    #: Its values as microseconds since 1970; null where one is no time.
+    micros: Callable[[Array], Array]
+
+    def times(self, result: Batch, source: Batch) -> Array | None:
+        """The event times of a result, where its column is not the source's any more; None where it is, or is gone."""
+        place, before = result.schema.get_field_index(self.name), source.schema.get_field_index(self.name)
+        if place < 0 or before < 0:
+            return None
+        new, old = result.column(place), source.column(before)
+        if new.type != old.type or _is_same_memory(new, old) or new.equals(old):
+            return None
+        times = self.micros(new)
+        if times.null_count:
+            first = new.filter(times.is_null())[0]
+            bad = first.as_py() if pa.types.is_integer(new.type) else None  # Python has no words for a time so far off
+            rule = f"must be a time of the years 1 to 9999, and is none in {times.null_count} of the rows returned"
+            hint = "leave such rows out before, or give the new values a column of their own"
+            raise InvalidError([problem(f"event time column {self.name!r}", bad, rule)], hint=hint)
+        return times
+
+
+def _is_same_memory(one: Array, other: Array) -> bool:
+    """Whether two columns are the same buffers: most functions hand on what they do not change."""
+    if len(one) != len(other) or one.offset != other.offset:
+        return False
+    addresses = [[each and each.address for each in array.buffers()] for array in (one, other)]
+    return bool(addresses[0] == addresses[1])
 
 
 class MapBatches(Operator):
@@ -38,6 +75,7 @@ class MapBatches(Operator):
         is_flat: bool = False,
         column: str = "",
         policy: ErrorPolicy | None = None,
+        time: TimeColumn | None = None,
     ) -> None:
         self._function = function
         self._schema = schema
@@ -45,6 +83,7 @@ class MapBatches(Operator):
         # What was declared is the name of an array that comes back, whatever column it was made of.
         self._column = schema.names[0] if schema is not None and len(schema.names) == 1 else column or VALUE
         self._policy = policy or ErrorPolicy()
+        self._time = time
 
     def open(self, context: Context) -> None:
         """Remember the sizes."""
@@ -55,10 +94,14 @@ class MapBatches(Operator):
         if not batch.num_rows:
             return
         visible = visible_names(batch.schema)
-        for part, results in self._policy.apply(lambda rows: self._call(rows.select(visible)), batch, out):
+
+        def made(rows: Batch) -> list[Batch]:
+            results = self._call(rows.select(visible))
+            return [with_hidden(result, rows, self._time) for result in results if result.num_rows]
+
+        for _part, results in self._policy.apply(made, batch, out):
             for result in results:
-                if result.num_rows:
-                    emit_chunks(out, with_hidden(result, part), self._context.max_rows)
+                emit_chunks(out, result, self._context.max_rows)
 
     def statistics(self) -> Mapping[str, int]:
         """Rows that were left out."""
@@ -177,8 +220,8 @@ def fit(batch: Batch, schema: Schema) -> Batch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def with_hidden(result: Batch, source: Batch) -> Batch:
-    """A result with the hidden columns of the rows that it was made of."""
+def with_hidden(result: Batch, source: Batch, time: TimeColumn | None = None) -> Batch:
+    """A result with the hidden columns of the rows that it was made of; its times are those of their column."""
     hidden = [name for name in source.schema.names if name.startswith(HIDDEN_PREFIX)]
     if not hidden:
         return result
@@ -190,5 +233,8 @@ def with_hidden(result: Batch, source: Batch) -> Batch:
                 column = pa.array(np.full(result.num_rows, event_times(source).max()))
             else:
                 column = pa.nulls(result.num_rows, column.type)
+        elif name == TIME and time is not None:
+            found = time.times(result, source)
+            column = column if found is None else found
         result = result.append_column(name, column)
     return result

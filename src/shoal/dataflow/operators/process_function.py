@@ -25,6 +25,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import InvalidError, problem
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 from shoal.dataflow.language.record import Record
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
@@ -149,13 +150,14 @@ def time_micros(time: Time, field: str = "time") -> int:
     """A point in time in microseconds. Raises `InvalidError` for anything else, also for a delay."""
     if isinstance(time, datetime):
         return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
-    if isinstance(time, int) and not isinstance(time, bool):
-        return time
     # Numbers from NumPy and Arrow columns are whole, too.
     whole = getattr(time, "__index__", None)
     if whole is None or isinstance(time, bool):
         raise InvalidError([problem(field, time, "must be microseconds since 1970, or a datetime")])
-    return int(whole())
+    found = int(whole())
+    if not START_OF_TIME <= found <= END_OF_TIME:
+        raise InvalidError([problem(field, time, "must be microseconds since 1970 that fit into 64 bits")])
+    return found
 
 
 def timer_micros(time: Time | Delay, now: int) -> int:

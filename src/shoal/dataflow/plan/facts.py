@@ -41,6 +41,8 @@ class Facts:
     keys: tuple[str, ...] = ()
     #: Whether somebody behind it reads the event time, so that rows have to carry it.
     needs_time: bool = False
+    #: The column that the event time was read of, where rows still have it; None for any other time.
+    time_from: EventTime | None = None
 
 
 class Answers(Protocol):

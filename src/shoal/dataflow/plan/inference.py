@@ -17,7 +17,7 @@ from shoal.core.errors import problem
 from shoal.dataflow.connectors.base import SinkMode
 from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.aggregates import AGGREGATES
-from shoal.dataflow.language.binding import bind, bind_predicate, missing_column
+from shoal.dataflow.language.binding import bind, bind_predicate, check_size, missing_column
 from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.expressions import Column, Expression, describe
@@ -29,6 +29,7 @@ from shoal.dataflow.language.logical import (
     AssignTime,
     Custom,
     Distinct,
+    EventTime,
     Filter,
     Join,
     JoinMode,
@@ -81,7 +82,8 @@ def _source(node: Source, _inputs: Sequence[Facts], answers: Answers) -> Facts:
         make_schema(list(schema), at=node.at, what=node.connector.label)
     if node.time is not None:
         check_event_time(node.time, schema, at=node.at)
-    return Facts(schema, bounded=bool(node.connector.is_bounded), time=node.time is not None)
+    named = node.time if node.time is not None and node.time.column else None
+    return Facts(schema, bounded=bool(node.connector.is_bounded), time=node.time is not None, time_from=named)
 
 
 def _sink(node: Sink, inputs: Sequence[Facts], _answers: Answers) -> Facts:
@@ -113,7 +115,7 @@ def _assign_time(node: AssignTime, inputs: Sequence[Facts], _answers: Answers) -
         raise PlanError([problem("event time", None, "needs a column here")], at=node.at)
     _refuse_changes(node, facts)
     check_event_time(node.time, facts.schema, at=node.at)
-    return replace(facts, time=True)
+    return replace(facts, time=True, time_from=node.time)
 
 
 def _project(node: Project, inputs: Sequence[Facts], _answers: Answers) -> Facts:
@@ -121,7 +123,9 @@ def _project(node: Project, inputs: Sequence[Facts], _answers: Answers) -> Facts
     names = [each.name for each in node.columns]
     if facts.schema is None:
         make_schema([pa.field(name, pa.null()) for name in names], at=node.at, what="select")
-        return facts
+        for each in node.columns:
+            check_size(each.expression, node.at)
+        return replace(facts, time_from=_time_after(node, facts))
     made = {each.name: pa.field(each.name, _type(each.expression, facts, node)) for each in node.columns}
     fields = [made[name] for name in names]
     if node.keep_others:
@@ -130,26 +134,42 @@ def _project(node: Project, inputs: Sequence[Facts], _answers: Answers) -> Facts
         fields = [*kept, *(each for each in fields if each.name not in facts.schema.names)]
     schema = make_schema(fields, at=node.at, what="select")
     changes = facts.changes and CHANGE in schema.names
-    return replace(facts, schema=schema, changes=changes, keys=_keys_after(node, facts) if changes else ())
+    keys = _keys_after(node, facts) if changes else ()
+    return replace(facts, schema=schema, changes=changes, keys=keys, time_from=_time_after(node, facts))
 
 
 def _type(expression: Expression, facts: Facts, node: Node) -> Any:
     return bind(expression, facts.schema, at=node.at).type
 
 
-def _keys_after(node: Project, facts: Facts) -> tuple[str, ...]:
-    """What the key columns are called behind a projection; none when one of them is gone."""
+def _renamed(node: Project, names: Iterable[str]) -> dict[str, str]:
+    """What columns are called behind a projection, those that are still there as they were."""
     renamed = {each.expression.name: each.name for each in node.columns if isinstance(each.expression, Column)}
     if node.keep_others:
         replaced = {each.name for each in node.columns}
-        renamed = {key: key for key in facts.keys if key not in replaced} | renamed
+        renamed |= {name: name for name in names if name not in replaced}
+    return renamed
+
+
+def _time_after(node: Project, facts: Facts) -> EventTime | None:
+    """The column of the event time behind a projection, which may have given it another name."""
+    time = facts.time_from
+    name = None if time is None else _renamed(node, [time.column]).get(time.column)
+    return None if time is None or name is None else replace(time, column=name)
+
+
+def _keys_after(node: Project, facts: Facts) -> tuple[str, ...]:
+    """What the key columns are called behind a projection; none when one of them is gone."""
+    renamed = _renamed(node, facts.keys)
     return tuple(renamed[key] for key in facts.keys) if all(key in renamed for key in facts.keys) else ()
 
 
 def _filter(node: Filter, inputs: Sequence[Facts], _answers: Answers) -> Facts:
     facts = inputs[0]
     if isinstance(node.predicate, Expression):
-        if facts.schema is not None:
+        if facts.schema is None:
+            check_size(node.predicate, node.at)
+        else:
             bind_predicate(node.predicate, facts.schema, at=node.at)
         return facts
     _refuse_changes(node, facts)
@@ -158,7 +178,7 @@ def _filter(node: Filter, inputs: Sequence[Facts], _answers: Answers) -> Facts:
 
 def _map_batches(node: MapBatches, inputs: Sequence[Facts], answers: Answers) -> Facts:
     facts = _opaque(node, inputs[0], answers)
-    return replace(facts, time=False) if node.flat else facts
+    return replace(facts, time=False, time_from=None) if node.flat else facts
 
 
 def _map_records(node: MapRecords, inputs: Sequence[Facts], answers: Answers) -> Facts:
@@ -175,7 +195,12 @@ def _opaque(node: MapBatches | MapRecords, facts: Facts, answers: Answers) -> Fa
         schema = answers.probe(node, facts.schema)
     if schema is not None:
         make_schema(list(schema), at=node.at, what=node.function.label)
-    return replace(facts, schema=schema)
+    time = facts.time_from
+    if time is not None and schema is not None and facts.schema is not None:
+        place = schema.get_field_index(time.column)
+        is_there = place >= 0 and schema.field(place).type == facts.schema.field(time.column).type
+        time = time if is_there else None
+    return replace(facts, schema=schema, time_from=time)
 
 
 def _key_by(node: KeyBy, inputs: Sequence[Facts], _answers: Answers) -> Facts:
@@ -203,7 +228,18 @@ def _union(node: Union, inputs: Sequence[Facts], _answers: Answers) -> Facts:
         bounded=all(each.bounded for each in inputs),
         time=all(each.time for each in inputs),
         keys=first.keys if all(each.keys == first.keys for each in inputs) else (),
+        time_from=_shared_time(inputs),
     )
+
+
+def _shared_time(inputs: Sequence[Facts]) -> EventTime | None:
+    """The column of the event time, where all inputs have theirs in the same one."""
+    first = inputs[0].time_from
+    if first is None:
+        return None
+    others = [each.time_from for each in inputs[1:]]
+    alike = all(each is not None and (each.column, each.unit) == (first.column, first.unit) for each in others)
+    return first if alike else None
 
 
 def _check_alike(one: Schema, other: Schema, number: int, node: Node) -> None:
@@ -238,7 +274,12 @@ def _merge(node: Merge, inputs: Sequence[Facts], _answers: Answers) -> Facts:
         rule = f"must be numbers or times to merge by them, not {by}"
         raise PlanError([problem(f"merge column {node.by!r}", None, rule)], at=node.at)
     schema = pa.schema(list(fields.values())) if all(each.schema is not None for each in inputs) else None
-    return Facts(schema, bounded=all(each.bounded for each in inputs), time=all(each.time for each in inputs))
+    return Facts(
+        schema,
+        bounded=all(each.bounded for each in inputs),
+        time=all(each.time for each in inputs),
+        time_from=_shared_time(inputs),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -314,10 +355,19 @@ def _result_type(each: Aggregation, facts: Facts, node: Aggregate) -> Any:
     result = function.result(kind)
     if result is None:
         rule = f"takes {function.takes}, and {each.column} is {kind}"
-        hint = f'if it holds numbers: .with_columns({each.column}=col("{each.column}").cast("double"))'
-        text = hint if function.takes == "numbers" else ""
-        raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=text)
+        hint = _cast_hint(each.column, kind, function.takes)
+        raise PlanError([problem(f"{each.name}: {each.function}", None, rule)], at=node.at, hint=hint)
     return result
+
+
+def _cast_hint(column: str, kind: Any, takes: str) -> str:
+    """What to make of a column that an aggregate does not take, where there is something."""
+    if takes == "numbers":
+        return f'if it holds numbers: .with_columns({column}=col("{column}").cast("double"))'
+    wider = {"string_view": "string", "binary_view": "binary"}.get(str(kind), "")
+    if pa.types.is_decimal(kind):
+        wider = f"decimal128({kind.precision}, {kind.scale})"
+    return f'make it one that is: .with_columns({column}=col("{column}").cast("{wider}"))' if wider else ""
 
 
 def _form(each: Aggregation, facts: Facts, node: Aggregate) -> str:
@@ -429,7 +479,7 @@ def side_facts(node: SideOutput, facts: Facts, inputs: Sequence[Facts]) -> Facts
     if node.schema is not None or before is None or before.schema is None:
         return facts
     if node.tag in (LATE, LATE_RIGHT):
-        return replace(facts, schema=before.schema, time=before.time)
+        return replace(facts, schema=before.schema, time=before.time, time_from=before.time_from)
     if node.tag == "errors" and "error" not in before.schema.names:
         return replace(facts, schema=pa.schema([*before.schema, ERROR_FIELD]))
     return facts

@@ -156,7 +156,28 @@ def plan(sinks: Sequence[Node], *, parallelism: int = 1, key_groups: int = KEY_G
     draft = _Draft(parallelism, uids)
     for node in nodes:
         draft.add(node)
-    return draft.finish(key_groups)
+    made = draft.finish(key_groups)
+    for stage in made.stages:
+        _check_length(stage)
+    return made
+
+
+#: Steps of a task call each other, and Python bounds how deep calls may go.
+_MOST_STEPS = 200
+
+
+def _check_length(stage: Stage) -> None:
+    """Refuse a chain of more steps than can call each other in one task."""
+    if len(stage.steps) <= _MOST_STEPS:
+        return
+    lengths: list[int] = []
+    for step in stage.steps:
+        lengths.append(1 + max((lengths[link.step] for link in step.links), default=0))
+    longest = max(lengths)
+    if longest > _MOST_STEPS:
+        rule = f"is a chain of {longest} steps in one task, and {_MOST_STEPS} are the most"
+        hint = "do more in one step: several columns in one with_columns(…), several things in one function"
+        raise PlanError([problem("plan", None, rule)], at=stage.steps[lengths.index(longest)].node.at, hint=hint)
 
 
 def name_uids(nodes: Iterable[Node]) -> dict[int, str]:

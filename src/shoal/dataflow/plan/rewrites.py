@@ -26,6 +26,7 @@ from shoal.dataflow.language.expressions import (
     parts_of,
     same,
     substitute,
+    why_too_large,
 )
 from shoal.dataflow.language.kernels import KERNELS
 from shoal.dataflow.language.logical import (
@@ -51,6 +52,9 @@ from shoal.dataflow.plan.joining import output_columns
 Sinks = tuple[Node, ...]
 Known = Mapping[Node, Facts]
 
+#: Filters are put together up to so many parts. More in one save nothing, and make a plan of many slow to find.
+_MOST_CONJUNCTS = 64
+
 
 def is_total(expression: Expression) -> bool:
     """Whether no row can make it fail."""
@@ -64,6 +68,22 @@ def _until_done(sinks: Sinks, step: Callable[[Sinks], Sinks]) -> Sinks:
         if after is sinks:
             return sinks
         sinks = after
+
+
+def _merge_neighbours(sinks: Sinks, merge: Callable[[Node, Node], Node | None]) -> Sinks:
+    """Put one node in the place of two, where the second alone reads the first, all along a plan in one go.
+
+    `merge` gets what has become of the first, which may be several already, and gives None where both have to stay.
+    """
+    behind = readers(sinks)
+    done: dict[Node, Node] = {}
+    for node in walk(*sinks):
+        inputs = tuple(done[each] for each in node.inputs)
+        moved = any(new is not old for new, old in zip(inputs, node.inputs, strict=True))
+        made = replace(node, inputs=inputs) if moved else node
+        both = merge(inputs[0], made) if len(inputs) == 1 and _only_reader(behind, node.inputs[0]) else None
+        done[node] = made if both is None else both
+    return tuple(done[each] for each in sinks)
 
 
 def _only_reader(behind: Mapping[Node, list[Node]], node: Node) -> bool:
@@ -140,22 +160,18 @@ def _simplified(call: Call) -> Expression | None:
 def merge_filters(sinks: Sinks, facts: Known) -> Sinks:
     """Two filters in a row become one, if the second cannot fail on what the first keeps from it."""
 
-    def step(plan: Sinks) -> Sinks:
-        behind = readers(plan)
-        for node in walk(*plan):
-            match node:
-                case Filter(
-                    predicate=Expression() as second, inputs=(Filter(predicate=Expression() as first) as before,)
-                ):
-                    alike = node.on_error is before.on_error is OnError.FAIL
-                    if alike and is_total(second) and _only_reader(behind, before) and _is_free(before):
-                        both = replace(node, predicate=conjunction((first, second)), inputs=before.inputs)
-                        return exchange_node(plan, node, both)
-                case _:
-                    pass
-        return plan
+    def merged(before: Node, node: Node) -> Node | None:
+        match before, node:
+            case Filter(predicate=Expression() as first), Filter(predicate=Expression() as second):
+                alike = node.on_error is before.on_error is OnError.FAIL
+                if alike and is_total(second) and _is_free(before):
+                    parts = (*conjuncts(first), *conjuncts(second))
+                    both = conjunction(parts)
+                    fits = len(parts) <= _MOST_CONJUNCTS and not why_too_large(both)
+                    return replace(node, predicate=both, inputs=before.inputs) if fits else None
+        return None
 
-    return _until_done(sinks, step)
+    return _merge_neighbours(sinks, merged)
 
 
 def push_filters(sinks: Sinks, facts: Known) -> Sinks:
@@ -166,7 +182,7 @@ def push_filters(sinks: Sinks, facts: Known) -> Sinks:
         behind = readers(plan)
         for node in walk(*plan):
             if _is_movable(node) and _only_reader(behind, node.inputs[0]):
-                moved = _pushed(node, node.inputs[0], names)
+                moved = _through_projects(node, behind) or _pushed(node, node.inputs[0], names)
                 if moved is not None:
                     return exchange_node(plan, node, moved)
         return plan
@@ -203,6 +219,24 @@ def _pushed(node: Filter, before: Node, names: Names) -> Node | None:
 
 def _parts(node: Filter) -> tuple[Expression, ...]:
     return conjuncts(node.predicate) if isinstance(node.predicate, Expression) else ()
+
+
+def _through_projects(node: Filter, behind: Mapping[Node, list[Node]]) -> Node | None:
+    """A filter through all the projections before it that it passes whole, at once: one by one takes a walk each."""
+    passed: list[Project] = []
+    at: Node = node
+    while isinstance(at, Filter) and isinstance(before := at.inputs[0], Project) and _only_reader(behind, before):
+        made = _through_project(at, before)
+        if not isinstance(made, Project):
+            break
+        passed.append(before)
+        at = made.inputs[0]
+    if not passed:
+        return None
+    result = at
+    for project in reversed(passed):
+        result = replace(project, inputs=(result,))
+    return result
 
 
 def _through_project(node: Filter, project: Project) -> Node | None:
@@ -304,19 +338,12 @@ def _named_earlier(node: AssignTime, before: Node) -> Node | None:
 def merge_projects(sinks: Sinks, facts: Known) -> Sinks:
     """Two projections in a row become one, if nothing is worked out twice by it."""
 
-    def step(plan: Sinks) -> Sinks:
-        behind = readers(plan)
-        for node in walk(*plan):
-            before = node.inputs[0] if isinstance(node, Project) else None
-            if not isinstance(node, Project) or not isinstance(before, Project):
-                continue
-            if _only_reader(behind, before) and _is_free(before):
-                both = _merged(before, node)
-                if both is not None:
-                    return exchange_node(plan, node, both)
-        return plan
+    def merged(before: Node, node: Node) -> Node | None:
+        if isinstance(before, Project) and isinstance(node, Project) and _is_free(before):
+            return _merged(before, node)
+        return None
 
-    return _until_done(sinks, step)
+    return _merge_neighbours(sinks, merged)
 
 
 def _merged(first: Project, second: Project) -> Project | None:
@@ -332,6 +359,8 @@ def _merged(first: Project, second: Project) -> Project | None:
     if any(count > 1 and isinstance(made.get(name), Call) for name, count in uses.items()):
         return None
     outer = {each.name: substitute(each.expression, made) for each in second.columns}
+    if any(why_too_large(expression) for expression in outer.values()):
+        return None
     if second.keep_others:
         outer = {**made, **outer}  # a column that is there keeps its place, new ones come behind
     columns = tuple(Named(expression, name) for name, expression in outer.items())

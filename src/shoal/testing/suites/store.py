@@ -177,6 +177,29 @@ class StoreSuite:
             nodes=_later(later.nodes), workloads=_later(later.workloads), groups=_later(later.groups)
         )
 
+    async def test_reads_again_what_changed_and_only_that_anew(self, store: Store) -> None:
+        """What is read once more is as if it were read for the first time."""
+        await store.commit(
+            Batch(nodes=(node("n"),), workloads=(workload("a"), workload("b"), workload("c")), groups=(group("g"),))
+        )
+        first = await store.load(again=True)
+        await store.commit(
+            Batch(
+                workloads=(dataclasses.replace(workload("b", version=1), node_id=NodeId("n")),),
+                removed_workloads={WorkloadId("c"): 1},
+                observations=(observation("a"),),
+            )
+        )
+        second = await store.load(again=True)
+        # The same name and version, and another workload.
+        await store.commit(Batch(workloads=(dataclasses.replace(workload("c"), revision_id="another"),)))
+        third = await store.load()
+        assert second.workloads[0] is first.workloads[0]
+        assert [each.workload_id for each in second.workloads] == ["a", "b"]
+        assert second.workloads[1].node_id == "n"
+        assert third.workloads[2].revision_id == "another"
+        assert third == await store.load()
+
     async def test_an_empty_batch_does_nothing(self, store: Store) -> None:
         """It is accepted and stores nothing."""
         assert await store.commit(Batch()) == ()

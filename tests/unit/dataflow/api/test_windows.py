@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from shoal.core.errors import InvalidError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.language.errors import PlanError
@@ -41,6 +43,14 @@ def test_lengths_add_up() -> None:
         (lambda: count(0), "count(size=0): must be at least 1 row"),
         (lambda: count(3, 4), "count(size=3, slide=4): must be at least 1 row, and slide by no more than its size"),
         (lambda: count(2.5), "count(size=2.5): must be whole numbers of rows"),  # type: ignore[arg-type]
+        (lambda: tumbling(seconds=10**12), "tumbling(seconds=1000000000000): its length must be at most 36500 days"),
+        (lambda: tumbling(days=10**15), "tumbling(days=1000000000000000): its length must be at most 36500 days"),
+        (lambda: tumbling(10**310), ""),
+        (lambda: session(gap_hours=10**9), "session(gap_hours=1000000000): its gap must be at most 36500 days"),
+        (lambda: sliding(10**12, 10**12), "its size must be at most 36500 days"),
+        (lambda: sliding(10**6, slide_milliseconds=1), "would put each row into 1,000,000,000 windows, and at most"),
+        (lambda: count(10**10), "count(size=10000000000): must be at most 1,000,000,000 rows"),
+        (lambda: count(10**7, 1), "count(size=10000000, slide=1): would put each row into 10,000,000 windows"),
     ],
 )
 def test_what_is_wrong_is_shown_as_it_was_written(make: Callable[[], Any], said: str) -> None:
@@ -48,6 +58,50 @@ def test_what_is_wrong_is_shown_as_it_was_written(make: Callable[[], Any], said:
         make()
     assert said in str(raised.value)
     assert re.match(r".*test_windows\.py:\d+: ", str(raised.value))
+
+
+def timed() -> Stream:
+    return Stream.from_dicts([{"a": 1, "at": 1}, {"a": 1, "at": 30}], event_time="at", time_unit="s")
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: timed().event_time("at", unit="s", disorder=10**12), "disorder"),
+        (lambda: timed().event_time("at", unit="s", disorder=1e300), "disorder"),
+        (lambda: timed().event_time("at", unit="s", idle_after=timedelta.max), "idle_after"),
+        (lambda: timed().window(tumbling(1), allowed_lateness=10**10), "allowed_lateness"),
+        (lambda: timed().window(tumbling(1), early_every=10**10), "early_every"),
+        (lambda: timed().distinct("a", ttl=10**10), "ttl"),
+        (lambda: timed().join(timed(), on="a", ttl=10**10), "ttl"),
+        (lambda: timed().join(timed(), on="a", within=(0, 10**11)), "within"),
+        (lambda: timed().interval_join(timed(), on="a", lower_bound=0, upper_bound=10**15), "upper_bound"),
+        (lambda: timed().asof_join(timed(), on="a", tolerance=10**10), "tolerance"),
+        (lambda: timed().event_time("at", unit="s", disorder="99999999h"), "disorder"),
+    ],
+)
+def test_no_length_of_time_is_longer_than_a_century(make: Callable[[], Any], field: str) -> None:
+    with pytest.raises(PlanError, match=rf"test_windows\.py:\d+: {field}: must be .*at most 36500 days"):
+        make()
+
+
+def test_the_longest_windows_work() -> None:
+    (row,) = timed().window(tumbling(days=36_500)).count().to_pylist()
+    assert row["count"] == 2
+    (row,) = timed().window(session(gap_hours=36_500 * 24)).count().to_pylist()
+    assert row["count"] == 2
+
+
+def test_windows_of_plans_from_elsewhere_have_the_same_bounds() -> None:
+    for make in (
+        lambda: SlidingWindow(10**18, 10**18),
+        lambda: SlidingWindow(10**12, 1),
+        lambda: SessionWindow(10**18),
+        lambda: CountWindow(10**12, 10**12),
+        lambda: CountWindow(10**8, 1),
+    ):
+        with pytest.raises(InvalidError, match=r"at most|<= 1,000,000,000"):
+            make()
 
 
 @pytest.mark.parametrize(

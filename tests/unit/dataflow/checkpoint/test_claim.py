@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_a_process_that_was_killed_holds_nobody_up(tmp_path):
         claim = claim_job(str(tmp_path), "job")
         assert claim is not None
         claim.release()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system tells no states of processes")
+def test_a_process_that_is_suspended_is_called_so(tmp_path):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "claimed\n"
+            holder.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+            with pytest.raises(PreconditionError, match=f"in process {holder.pid}, which is suspended") as caught:
+                claim_job(str(tmp_path), "job")
+            assert f"kill -CONT {holder.pid}" in caught.value.hint
+        finally:
+            holder.kill()
 
 
 def test_what_is_not_on_this_host_is_not_claimed():

@@ -18,7 +18,7 @@ from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.policies import ErrorPolicy, FunctionError
 from shoal.dataflow.operators.process import ProcessOperator
-from shoal.dataflow.operators.process_function import ProcessFunction
+from shoal.dataflow.operators.process_function import ProcessFunction, timer_micros
 from tests.unit.dataflow.operators.driving import Fleet, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import canonical
 
@@ -414,3 +414,15 @@ def test_the_schema_is_kept_to():
     fleet.feed(batch_of([(1, "a", 1)]))
     assert fleet.out.batches[0].schema.names == ["b", "c", TIME]
     assert fleet.out.batches[0].schema.field("b").type == pa.int32()
+
+
+@pytest.mark.parametrize("time", [10**30, -(10**30), 2**63])
+def test_a_time_of_a_timer_fits_into_64_bits(time: int) -> None:
+    with pytest.raises(InvalidError, match="timer: must be microseconds since 1970 that fit into 64 bits"):
+        timer_micros(time, 0)
+
+
+def test_a_delay_of_a_timer_is_at_most_a_century() -> None:
+    with pytest.raises(InvalidError, match="timer: must be at most 36500 days"):
+        timer_micros(timedelta.max, 0)
+    assert timer_micros(2**63 - 1, 0) == 2**63 - 1

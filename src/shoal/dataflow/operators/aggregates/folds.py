@@ -54,9 +54,8 @@ class FoldLane(Lane):
 
 def records_of(structs: Any) -> Vector:
     """Records from a column of structs."""
-    items = np.empty(len(structs), object)
-    items[:] = [Record(each) for each in structs.to_pylist()]
-    return items
+    # Assigned as a list, every record would be asked whether it is an array.
+    return np.fromiter(map(Record, structs.to_pylist()), object, len(structs))
 
 
 def structs_of(items: Vector, kind: Any) -> Any:

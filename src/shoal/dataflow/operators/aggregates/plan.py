@@ -152,6 +152,8 @@ class AggregatePlan:
     schema: Schema
     specs: tuple[LaneSpec, ...]
     outputs: tuple[Output, ...]
+    #: What all outputs need is made once, of what was kept.
+    ready: Callable[[Sparse], Sparse] | None = None
 
     @property
     def is_invertible(self) -> bool:
@@ -176,6 +178,7 @@ class AggregatePlan:
 
     def results(self, sparse: Sparse) -> list[Array]:
         """The outputs, with a row for each cell."""
+        sparse = sparse if self.ready is None else self.ready(sparse)
         return [output.make(sparse) for output in self.outputs]
 
     def state_fields(self) -> list[Any]:
@@ -213,14 +216,18 @@ def bind_fold(function: folds.Fold, schema: Schema) -> AggregatePlan:
     kind = pa.struct(list(schema))
     spec = LaneSpec("fold", "", kind, function=function)
 
-    def make(sparse: Sparse, *, place: int) -> Array:
+    def ready(sparse: Sparse) -> Sparse:
         items = sparse.parts[0][0]
-        return (folds.structs_of(items, kind) if isinstance(items, np.ndarray) else items).field(place)
+        structs = folds.structs_of(items, kind) if isinstance(items, np.ndarray) else items
+        return Sparse(sparse.cells, sparse.rows, ((structs,),))
+
+    def make(sparse: Sparse, *, place: int) -> Array:
+        return sparse.parts[0][0].field(place)
 
     outputs = tuple(
         Output(field.name, field.type, functools.partial(make, place=place)) for place, field in enumerate(schema)
     )
-    return AggregatePlan(schema, (spec,), outputs)
+    return AggregatePlan(schema, (spec,), outputs, ready)
 
 
 class _Draft:

@@ -50,7 +50,7 @@ class JoinedColumns:
         windows: tuple[Integers, Integers] | None = None,
         times: Integers | None = None,
     ) -> Batch:
-        """Rows side by side; a side that is None has nulls."""
+        """Rows side by side; a side that is None has nulls. Single rows of a side may be nulls throughout, too."""
         rows = (left if left is not None else right).num_rows  # type: ignore[union-attr]  # one of them is there
         names, arrays = self._visible(left, right, rows)
         if windows is not None:
@@ -71,7 +71,11 @@ class JoinedColumns:
             names.append(name)
             kind = self.left.field(name).type
             if left is not None:
-                arrays.append(_as(left.column(name), kind))
+                mine = _as(left.column(name), kind)
+                if mine.null_count and right is not None and partner.get(name) == name:
+                    # A key that matches is never null: where it is, there is a right row alone, or no right row.
+                    mine = _as(pc.coalesce(mine, _as(right.column(name), kind)), kind)
+                arrays.append(mine)
             elif right is not None and partner.get(name) == name:
                 arrays.append(_as(right.column(name), kind))
             else:

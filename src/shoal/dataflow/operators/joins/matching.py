@@ -15,6 +15,13 @@ def slot_ranges(known: Integers, slots: Integers) -> tuple[Integers, Integers]:
     return np.searchsorted(known, slots, "left"), np.searchsorted(known, slots, "right")
 
 
+def spread(first: Integers, end: Integers) -> tuple[Integers, Integers]:
+    """All pairs of a range's number and a place in that range, at once: of ranges that hold few in all."""
+    counts = end - first
+    numbers = np.repeat(np.arange(len(first)), counts)
+    return numbers, np.arange(len(numbers)) + (first - np.cumsum(counts) + counts)[numbers]
+
+
 def bisect(times: Integers, first: Integers, end: Integers, targets: Any, *, right: bool) -> Integers:
     """For each row the place within its own range at which a time belongs; ranges are in order of time each.
 

@@ -7,7 +7,7 @@ those of the larger side that can have no partner are left out before keys are c
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -49,9 +49,14 @@ class PaneRows:
         for start, end in itertools.pairwise(starts):
             self._append(int(ordered[start]), moved.slice(start, end - start))
 
-    def between(self, first: int, end: int) -> Batch | None:
-        """The rows of the panes from one up to, not including, another; None when there are none."""
-        parts = [part for pane in range(first, end) for part in self._panes.get(pane, ())]
+    def counts(self, panes: Sequence[int]) -> Integers:
+        """How many rows each of these panes has."""
+        found = (sum(part.num_rows for part in self._panes.get(pane, ())) for pane in panes)
+        return np.fromiter(found, np.int64, len(panes))
+
+    def of(self, panes: Sequence[int]) -> Batch | None:
+        """The rows of these panes, one pane after the other; None when there are none."""
+        parts = [part for pane in panes for part in self._panes.get(pane, ())]
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)

@@ -2,12 +2,16 @@
 
 Rows wait for the end of their windows; a row whose windows have all ended is late. With sliding windows a pair comes
 out once for each window that both rows are in. The result has the window's bounds, and its last microsecond as event
-time, as windowed aggregates.
+time, as windowed aggregates. Windows that end at once are joined at once, so that many small ones cost no more than
+one with as many rows: what comes out is in the order of windows, and never more in one batch than it may hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +25,7 @@ from shoal.dataflow.operators.base import OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, same_type
 from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.columns import keys_of
-from shoal.dataflow.operators.joins.matching import pairs, slot_ranges
+from shoal.dataflow.operators.joins.matching import pairs, slot_ranges, spread
 from shoal.dataflow.operators.joins.panes import PaneRows
 from shoal.dataflow.operators.keyed_state import check_kept
 from shoal.dataflow.operators.keyindex import KeyIndex
@@ -60,8 +64,9 @@ class WindowJoin(KeyedJoin):
         panes = sorted({*self._sides[LEFT].panes, *self._sides[RIGHT].panes})
         if not panes:
             return
-        for end in bounds.due_ends(self._window, panes, before, time):
-            self._fire(end, out)
+        due = bounds.due_ends(self._window, panes, before, time)
+        while some := list(itertools.islice(due, self.context.max_rows)):
+            self._fire(np.array(some), panes, out)
         first = bounds.first_needed(self._window, time) // self._window.pane if time < END_OF_TIME else panes[-1] + 1
         for side in self._sides:
             side.free_before(first)
@@ -98,26 +103,75 @@ class WindowJoin(KeyedJoin):
 
     # -- pairs ------------------------------------------------------------------------------------------------
 
-    def _fire(self, end: int, out: Output) -> None:
-        start, pane = end - self._window.size, self._window.pane
-        left, right = (side.between(start // pane, end // pane) for side in self._sides)
-        if left is None or right is None:
-            for port, side in ((LEFT, left), (RIGHT, right)):
-                if side is not None and self.keeps[port]:
-                    self._give(side if port == LEFT else None, side if port == RIGHT else None, end, out)
-            return
-        rows, slots = self._candidates(left, right)
-        order = np.argsort(slots[RIGHT], kind="stable")
-        ordered, places_of_right = slots[RIGHT][order], rows[RIGHT][order]
-        first, behind = slot_ranges(ordered, slots[LEFT])
-        for places, others in pairs(first, behind, self.context.max_rows):
-            mine, theirs = rows[LEFT][places], places_of_right[others]
-            self._give(left.take(pa.array(mine)), right.take(pa.array(theirs)), end, out)
-        if self.keeps[LEFT]:
-            self._give(left.filter(_others(rows[LEFT][behind > first], left.num_rows)), None, end, out)
+    def _fire(self, ends: Integers, panes: list[int], out: Output) -> None:
+        """Windows that are due, in their order: as many of them at once as a batch has rows, one of them at least."""
+        pane = self._window.pane
+        starts = ends - self._window.size
+        panes = panes[bisect_left(panes, int(starts[0]) // pane) : bisect_left(panes, int(ends[-1]) // pane)]
+        numbers = np.array(panes)
+        first, behind = (np.searchsorted(numbers, bound // pane) for bound in (starts, ends))
+        totals = [np.append(0, np.cumsum(side.counts(panes))) for side in self._sides]
+        for some in _stretches(sum(total[behind] - total[first] for total in totals), self.context.max_rows):
+            low, high = first[some.start], behind[some.stop - 1]
+            rows = [side.of(panes[low:high]) for side in self._sides]
+            ranges = [(total[first[some]] - total[low], total[behind[some]] - total[low]) for total in totals]
+            self._give(_Windows(ends[some], rows, ranges), out)
+
+    def _give(self, windows: _Windows, out: Output) -> None:
+        """Of each window its pairs, then left rows that are alone, then right ones."""
+        entries = self._entries(windows)
+        for places, others in pairs(entries.first, entries.first + entries.counts, self.context.max_rows):
+            left = _at(windows.rows[LEFT], entries.left[places])
+            right = _at(windows.rows[RIGHT], entries.right[others])
+            ends = windows.ends[entries.windows[places]]
+            times = ends - 1 if self._emits_time else None
+            out.emit(self.columns.assemble(left, right, windows=(ends - self._window.size, ends), times=times))
+
+    def _entries(self, windows: _Windows) -> _Entries:
+        """What comes out of windows, without the rows themselves: there may be more pairs than fit into memory."""
+        if any(rows is None for rows in windows.rows):
+            found = [_NO_ROWS, _NO_ROWS]
+            matched = _Entries(_NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS, _NO_ROWS)
+        else:
+            matched, found = self._matched(windows)
+        if not any(self.keeps):
+            return matched
+        alone = [
+            windows.others(port, found[port]) if self.keeps[port] else (_NO_ROWS, _NO_ROWS) for port in (LEFT, RIGHT)
+        ]
+        (left_windows, left), (right_windows, right) = alone
+        known, nobody = len(matched.right), len(matched.right) + len(right)
+        first = np.concatenate([matched.first, np.full(len(left), nobody), np.arange(known, nobody)])
+        numbers = np.concatenate([matched.windows, left_windows, right_windows])
+        order = np.argsort(numbers, kind="stable")
+        return _Entries(
+            numbers[order],
+            np.concatenate([matched.left, left, np.full(len(right), _NOBODY)])[order],
+            first[order],
+            np.concatenate([matched.counts, np.ones(len(left) + len(right), np.int64)])[order],
+            np.concatenate([matched.right, right, [_NOBODY]]),
+        )
+
+    def _matched(self, windows: _Windows) -> tuple[_Entries, list[Integers]]:
+        """Left rows with partners, and what of each side has one, as places among the rows of all windows."""
+        rows, slots = self._candidates(*windows.rows)
+        # The window is one more column of the key: a row is there once for each window that it is in.
+        numbers, places, keys = [], [], []
+        keys_known = 1 + max((int(each.max()) for each in slots if len(each)), default=0)
+        for port in (LEFT, RIGHT):
+            number, place = spread(*(np.searchsorted(rows[port], bound) for bound in windows.ranges[port]))
+            numbers.append(number)
+            places.append(rows[port][place])
+            keys.append(number * keys_known + slots[port][place])
+        order = np.argsort(keys[RIGHT], kind="stable")
+        first, behind = slot_ranges(keys[RIGHT][order], keys[LEFT])
+        has = np.flatnonzero(behind > first)
+        found = [windows.places(LEFT, numbers[LEFT][has], places[LEFT][has]), _NO_ROWS]
         if self.keeps[RIGHT]:
-            matched = rows[RIGHT][np.isin(slots[RIGHT], slots[LEFT])]
-            self._give(None, right.filter(_others(matched, right.num_rows)), end, out)
+            met = np.flatnonzero(np.isin(keys[RIGHT], keys[LEFT]))
+            found[RIGHT] = windows.places(RIGHT, numbers[RIGHT][met], places[RIGHT][met])
+        counts = (behind - first)[has]
+        return _Entries(numbers[LEFT][has], places[LEFT][has], first[has], counts, places[RIGHT][order]), found
 
     def _candidates(self, left: Batch, right: Batch) -> tuple[list[Integers], list[Integers]]:
         """The rows of each side that may have a partner on the other, and the slots of their keys."""
@@ -142,15 +196,60 @@ class WindowJoin(KeyedJoin):
         found = keys_of(rows, self._key_names(port))
         return [same_type(combined(column), kind) for column, kind in zip(found, kinds, strict=True)]
 
-    def _give(self, left: Batch | None, right: Batch | None, end: int, out: Output) -> None:
-        rows = left.num_rows if left is not None else right.num_rows if right is not None else 0
-        for start in range(0, rows, self.context.max_rows):
-            some = [None if side is None else side.slice(start, self.context.max_rows) for side in (left, right)]
-            count = min(self.context.max_rows, rows - start)
-            ends = np.full(count, end)
-            times = ends - 1 if self._emits_time else None
-            batch = self.columns.assemble(some[0], some[1], windows=(ends - self._window.size, ends), times=times)
-            out.emit(batch)
+
+_NO_ROWS = np.zeros(0, np.int64)
+_NOBODY = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Windows that are looked at together: when each ends, and the range of its rows among those of each side."""
+
+    ends: Integers
+    rows: list[Any]
+    ranges: list[tuple[Integers, Integers]]
+
+    def places(self, port: int, windows: Integers, rows: Integers) -> Integers:
+        """Where rows are when the rows of all windows stand one after the other."""
+        first, end = self.ranges[port]
+        counts = end - first
+        return np.asarray((np.cumsum(counts) - counts - first)[windows] + rows)
+
+    def others(self, port: int, places: Integers) -> tuple[Integers, Integers]:
+        """All rows but those at these places: window and row of each."""
+        windows, rows = spread(*self.ranges[port])
+        mask = np.ones(len(rows), np.bool_)
+        mask[places] = False
+        return windows[mask], rows[mask]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entries:
+    """What comes out, in its order: left rows, each with a stretch of `right`; nobody's number is -1."""
+
+    windows: Integers
+    left: Integers
+    first: Integers
+    counts: Integers
+    right: Integers
+
+
+def _stretches(rows: Integers, most: int) -> Iterator[slice]:
+    """Neighbours that have so many rows in all, or one that has more."""
+    reach = np.cumsum(rows)
+    start = 0
+    while start < len(rows):
+        end = max(start + 1, int(np.searchsorted(reach, reach[start] - rows[start] + most, "right")))
+        yield slice(start, end)
+        start = end
+
+
+def _at(rows: Batch | None, places: Integers) -> Batch | None:
+    """Some rows, nulls for nobody; None when there is nobody."""
+    missing = places < 0
+    if rows is None or missing.all():
+        return None
+    return rows.take(pa.array(places, mask=missing) if missing.any() else pa.array(places))
 
 
 def _all_with_keys(columns: list[Array], rows: int) -> Integers:
@@ -178,10 +277,3 @@ def _is_plain(kind: Any) -> bool:
     check = pa.types
     is_text = check.is_string(kind) or check.is_large_string(kind) or check.is_binary(kind)
     return bool(is_text or check.is_integer(kind) or check.is_temporal(kind))
-
-
-def _others(places: Integers, rows: int) -> Any:
-    """A mask of all rows but these."""
-    mask = np.ones(rows, np.bool_)
-    mask[places] = False
-    return pa.array(mask)

@@ -7,8 +7,10 @@ corrects results that were given. With that, or with early results, the results 
 
 from __future__ import annotations
 
+import bisect
+import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,27 +20,30 @@ from shoal.core.errors import InternalError
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers, combined
 from shoal.dataflow.language.windows import Firing, SlidingWindow
+from shoal.dataflow.operators.aggregates.columns import join
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, distinct_rounds
 from shoal.dataflow.operators.aggregates.store import Rows, combine
 from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, processing_time
-from shoal.dataflow.operators.given import GivenResults, Results
+from shoal.dataflow.operators.given import Change, GivenResults, Results
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
-from shoal.dataflow.operators.windows import bounds
+from shoal.dataflow.operators.windows import bounds, spans
 from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
 from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
+from shoal.dataflow.operators.windows.thin import Block, ThinPanes, distinct_panes, together
 from shoal.dataflow.state.blobs import pack, pack_groups
 
 LATE = "late"
 _PANE = "__pane"
-#: Results of more windows are never in memory at once.
+#: Results of more windows are never in memory at once: those made in a matrix, and those of windows with few rows.
 _MOST_AT_ONCE = 256
+_MOST_SMALL = 4096
 
 
 class WindowAggregate(Aggregating):
@@ -55,12 +60,15 @@ class WindowAggregate(Aggregating):
         self._combination: Combination | None = None
         self._matrix: WindowMatrix | None = None
         self._panes: dict[int, Pane] = {}
+        self._thin = ThinPanes(())
         self._order: list[int] | None = []
         self._watermark = START_OF_TIME
         self._changed: set[int] = set()
         self._next_early: int | None = None
         self._late = 0
-        self._results: list[tuple[int, Sparse]] = []
+        self._results: list[tuple[Integers, Sparse]] = []
+        self._said: list[tuple[int, Change]] = []
+        self._waiting = 0
 
     def open(self, context: Context) -> None:
         """Remember the clock and the sizes."""
@@ -75,7 +83,12 @@ class WindowAggregate(Aggregating):
             return
         slots = self._index.slots(batch)
         piece = self._grouping.piece(plan, batch, slots, times)
-        touched = self._cut(piece, times // self._window.pane)
+        panes = times // self._window.pane
+        if self._given is None:
+            piece, panes = self._without_thin(piece, panes)
+            if not len(panes):
+                return
+        touched = self._cut(piece, panes)
         for pane, part in touched:
             for each in distinct_rounds(part) if self._grouping.is_partial and isinstance(part, Sparse) else [part]:
                 self._pane(pane).add(each, len(self._index))
@@ -86,11 +99,17 @@ class WindowAggregate(Aggregating):
         if time <= self._watermark:
             return
         before, self._watermark = self._watermark, time
-        if self._panes:
-            ends = bounds.due_ends(self._window, self._pane_order(), before, time)
-            self._fire_all(list(ends), out)
-            self._flush(out)
-            self._drop_panes()
+        if not self._panes and not self._thin:
+            return
+        if self._given is not None:
+            for end in list(bounds.due_ends(self._window, self._pane_order(), before, time)):
+                self._fire(end, out)
+        elif self._window.size == self._window.slide:
+            self._fire_tumbling(out)
+        else:
+            self._fire_sliding(before, out)
+        self._flush(out)
+        self._drop_panes()
 
     def on_tick(self, now: int, out: Output) -> None:
         """Give preliminary results of the windows that changed."""
@@ -114,7 +133,7 @@ class WindowAggregate(Aggregating):
 
     def statistics(self) -> dict[str, int]:
         """What is held, and what was late."""
-        return {"late": self._late, "keys": len(self._index), "panes": len(self._panes)}
+        return {"late": self._late, "keys": len(self._index), "panes": len(self._panes) + len(self._thin)}
 
     def snapshot(self) -> OperatorState:
         """Panes by key group."""
@@ -122,12 +141,14 @@ class WindowAggregate(Aggregating):
             return OperatorState(shared=pack({}, watermark=self._watermark, **self._kept))
         shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._kept)
         parts = [(pane, self._panes[pane].peek(len(self._index))) for pane in self._pane_order()]
-        parts = [(pane, sparse) for pane, sparse in parts if len(sparse)]
+        blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
+        if self._thin:
+            blocks.append(self._thin.whole(len(self._index)))
         total = self._context.key_groups.total
         tables: dict[str, tuple[Any, Integers]] = {}
-        if parts:
-            sparse = concat([sparse for _pane, sparse in parts])
-            panes = np.concatenate([np.full(len(each), pane) for pane, each in parts])
+        if blocks:
+            sparse = concat([block.sparse for block in blocks])
+            panes = np.concatenate([block.panes for block in blocks])
             table = state_table(self._index, sparse.cells, self._plan, sparse, {_PANE: panes})
             tables["panes"] = (table, self._index.groups(sparse.cells, total))
         given = None if self._given is None else self._given.to_table(self._index)
@@ -149,6 +170,7 @@ class WindowAggregate(Aggregating):
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)
+        self._thin = ThinPanes(self._plan.specs)
         if self._window.size != self._window.slide:
             self._combination = make_combination(self._plan)
             self._matrix = WindowMatrix(self._plan, self._window)
@@ -176,11 +198,38 @@ class WindowAggregate(Aggregating):
                 return list(block)
         return list(_cut(piece, panes))
 
+    def _without_thin(self, piece: Sparse | Rows, panes: Integers) -> tuple[Sparse | Rows, Integers]:
+        """Put the rows of panes with few rows each to the others like them; what is left is cut by pane."""
+        if not self._thin.suits(panes):
+            if self._thin:
+                self._firm(distinct_panes([panes]))
+            return piece, panes
+        alone = np.isin(panes, self._pane_order()) if self._panes else np.zeros(len(panes), np.bool_)
+        if not alone.all():
+            rest = np.flatnonzero(~alone)
+            self._thin.add(piece if len(rest) == len(panes) else _at(piece, rest), panes[rest], len(self._index))
+            if self._combination is not None and self._combination.covers(int(panes[rest].min())):
+                self._combination.reset()
+        mine = np.flatnonzero(alone)
+        return (piece, panes) if len(mine) == len(panes) else (_at(piece, mine), panes[mine])
+
+    def _firm(self, panes: Integers) -> None:
+        """Those of these panes that are kept with others become panes of their own."""
+        panes = panes[self._thin.has(panes)]
+        if len(panes):
+            for number, part in self._thin.take(panes, len(self._index)).each():
+                self._panes[number] = self._new_pane()
+                self._panes[number].begin(part)
+            self._order = None
+
+    def _new_pane(self) -> Pane:
+        padded = self._matrix is not None and self._matrix.is_possible
+        return Pane(self._plan_there().specs, can_be_padded=padded)
+
     def _pane(self, number: int) -> Pane:
         pane = self._panes.get(number)
         if pane is None:
-            padded = self._matrix is not None and self._matrix.is_possible
-            pane = self._panes[number] = Pane(self._plan_there().specs, can_be_padded=padded)
+            pane = self._panes[number] = self._new_pane()
             self._order = None
         if self._combination is not None and self._combination.covers(number):
             self._combination.reset()
@@ -217,17 +266,66 @@ class WindowAggregate(Aggregating):
             self._order = sorted(self._panes)
         return self._order
 
-    def _fire_all(self, ends: list[int], out: Output) -> None:
+    def _fire_tumbling(self, out: Output) -> None:
+        """All windows that have ended: each is one pane."""
+        limit = self._watermark // self._window.size
+        thin = self._thin.below(limit, len(self._index))
+        self._note_gone(thin.sparse.cells)
+        for pane in itertools.takewhile(lambda number: number < limit, self._pane_order()):
+            if len(thin) and thin.panes[0] < pane:
+                self._give_block(thin.between(int(thin.panes[0]), pane), out)
+                thin = thin.between(pane, limit)
+            self._give((pane + 1) * self._window.size, self._freeze(pane), out)
+        self._give_block(thin, out)
+
+    def _give_block(self, block: Block, out: Output) -> None:
+        for start in range(0, len(block), self._context.max_rows):
+            rows = slice(start, start + self._context.max_rows)
+            self._put((block.panes[rows] + 1) * self._window.size, block.sparse.at(rows), out)
+
+    def _fire_sliding(self, before: int, out: Output) -> None:
+        limit = self._watermark // self._window.pane + 1
+        panes = heapq.merge(self._pane_order(), self._thin.before(limit))
+        ends = bounds.due_ends(self._window, panes, before, self._watermark)
+        while some := list(itertools.islice(ends, _MOST_SMALL)):
+            if not self._fire_small(some, out):
+                self._fire_large(some, out)
+
+    def _fire_small(self, ends: list[int], out: Output) -> bool:
+        """Many windows that have few rows each; False when they are not like that."""
+        first, end = (ends[0] - self._window.size) // self._window.pane, ends[-1] // self._window.pane
+        alone = [(pane, self._freeze(pane)) for pane in between(self._pane_order(), first, end)]
+        block = self._thin.peek(first, end, len(self._index))
+        specs = self._plan_there().specs
+        if not spans.is_worth_it(specs, len(block) + sum(len(sparse) for _pane, sparse in alone), len(ends)):
+            return False
+        block = together(block, [(pane, present_only(sparse)) for pane, sparse in alone])
+        most = spans.MOST_RESULTS
+        if self._matrix is not None and self._matrix.is_quick(min(len(ends), _MOST_AT_ONCE)):
+            # A matrix pays for every pane, also of the window before its first end; a span for every result.
+            most = (self._window.size // self._window.pane + _MOST_AT_ONCE) // 4
+        portions = spans.turns(block, specs, self._window, ends, len(self._index), most=most)
+        for portion in portions or ():
+            many = spans.results(block, specs, self._window, portion)
+            if many is None:
+                self._fire_large(portion, out)
+            else:
+                self._put(*many, out)
+        return portions is not None
+
+    def _fire_large(self, ends: Sequence[int], out: Output) -> None:
+        if self._thin:
+            self._firm(np.fromiter(self._thin.before(ends[-1] // self._window.pane), np.int64))
         for start in range(0, len(ends), _MOST_AT_ONCE):
             some = ends[start : start + _MOST_AT_ONCE]
             many = None
-            if self._matrix is not None and self._given is None:
+            if self._matrix is not None:
                 many = self._matrix.results(self._pane_order(), some, self._freeze, len(self._index))
             if many is not None:
-                self._put_out(*many, out)
+                self._put(*many, out)
                 continue
-            for end in some:
-                self._fire(end, out)
+            for each in some:
+                self._fire(each, out)
 
     def _fire(self, end: int, out: Output) -> None:
         if self._combination is None:
@@ -254,66 +352,90 @@ class WindowAggregate(Aggregating):
         if self._given is not None:
             self._give_changes(self._given, end, sparse, out)
             return
-        self._results.append((end, sparse))
-        if sum(len(part) for _end, part in self._results) >= self._context.max_rows:
+        self._put(np.full(len(sparse), end), sparse, out)
+
+    def _put(self, ends: Integers, sparse: Sparse, out: Output) -> None:
+        """Results wait for others until they make a batch."""
+        self._results.append((ends, sparse))
+        self._waiting += len(sparse)
+        if self._waiting >= self._context.max_rows:
             self._flush(out)
 
     def _give_changes(self, given: GivenResults, end: int, sparse: Sparse, out: Output) -> None:
-        plan = self._plan_there()
-        for change in given.change(end, Results(sparse.cells, plan.results(sparse))):
-            cells = change.results.cells
-            ends = np.full(len(cells), end)
-            batch = self._grouping.assemble(
-                plan,
-                self._index.take(cells),
-                sparse.at(slice(0, len(cells))),
-                results=change.results.columns,
-                windows=(ends - self._window.size, ends),
-                changes=pa.repeat(pa.scalar(change.word, pa.string()), len(cells)),
-            )
-            emit_chunks(out, batch, self._context.max_rows)
+        for change in given.change(end, Results(sparse.cells, self._plan_there().results(sparse))):
+            self._said.append((end, change))
+            self._waiting += len(change.results.cells)
+        if self._waiting >= self._context.max_rows:
+            self._flush(out)
+
+    def _flush_changes(self, out: Output) -> None:
+        said, self._said = self._said, []
+        if not said:
+            return
+        lengths = [len(change.results.cells) for _end, change in said]
+        cells = np.concatenate([change.results.cells for _end, change in said])
+        ends = np.repeat([end for end, _change in said], lengths)
+        batch = self._grouping.assemble(
+            self._plan_there(),
+            self._index.take(cells),
+            Sparse(cells, cells, ()),  # the results are made already
+            results=[
+                join(list(parts)) for parts in zip(*(change.results.columns for _end, change in said), strict=True)
+            ],
+            windows=(ends - self._window.size, ends),
+            changes=pa.array([change.word for _end, change in said], pa.string()).take(
+                pa.array(np.repeat(np.arange(len(said)), lengths))
+            ),
+        )
+        emit_chunks(out, batch, self._context.max_rows)
 
     def _flush(self, out: Output) -> None:
-        results, self._results = self._results, []
-        if results:
-            parts = [part for _end, part in results]
-            self._put_out(np.repeat([end for end, _part in results], list(map(len, parts))), concat(parts), out)
-
-    def _put_out(self, ends: Integers, sparse: Sparse, out: Output) -> None:
-        if not len(sparse) or self._plan is None:
+        self._flush_changes(out)
+        results, self._results, self._waiting = self._results, [], 0
+        results = [(ends, sparse) for ends, sparse in results if len(sparse)]
+        if not results:
             return
+        plan, sparse = self._plan_there(), concat([sparse for _ends, sparse in results])
+        ends = np.concatenate([ends for ends, _sparse in results])
         keys = self._index.take(sparse.cells)
-        batch = self._grouping.assemble(self._plan, keys, sparse, windows=(ends - self._window.size, ends))
+        batch = self._grouping.assemble(plan, keys, sparse, windows=(ends - self._window.size, ends))
         emit_chunks(out, batch, self._context.max_rows)
 
     def _drop_panes(self) -> None:
         """Let go of panes whose windows are all over, and of keys that have no rows any more."""
         limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
-        gone = [pane for pane in self._pane_order() if bounds.last_end(self._window, pane * self._window.pane) <= limit]
+        needed = bounds.first_needed(self._window, limit) // self._window.pane
+        order = self._pane_order()
+        gone, self._order = order[: bisect.bisect_left(order, needed)], order[bisect.bisect_left(order, needed) :]
         if self._given is not None:
             self._given.drop(limit)
-        if not gone:
-            return
         for number in gone:
             pane = self._panes.pop(number)
             self._changed.discard(number)
             if self._liveness.is_watching(len(self._index)):
-                self._liveness.note(pane.peek(len(self._index)).cells, len(self._index))
-        self._order = None
+                self._note_gone(pane.peek(len(self._index)).cells)
+        if self._thin:
+            self._note_gone(self._thin.below(needed, len(self._index)).sparse.cells)
         if self._liveness.is_due(len(self._index)):
             self._compact()
+
+    def _note_gone(self, slots: Integers) -> None:
+        if len(slots) and self._liveness.is_watching(len(self._index)):
+            self._liveness.note(slots, len(self._index))
 
     def _compact(self) -> None:
         capacity = len(self._index)
         live = self._liveness.begin(capacity)
         for pane in self._panes.values():
             live[pane.peek(capacity).cells] = True
+        live[self._thin.slots()] = True
         if self._given is not None:
             self._given.live_slots(live)
         if self._liveness.decide(live):
             moved = self._index.compact(live)
             for pane in self._panes.values():
                 pane.renumber(moved, capacity)
+            self._thin.renumber(moved)
             if self._combination is not None:
                 self._combination.reset()
             if self._given is not None:
@@ -325,8 +447,11 @@ class WindowAggregate(Aggregating):
         plan = self._plan_there()
         if "panes" in tables:
             table = tables["panes"]
-            sparse = plan.from_arrow(restored_slots(self._index, table), table)
-            for pane, part in _cut(sparse, numbers_of(table, _PANE)):
+            piece: Sparse | Rows = plan.from_arrow(restored_slots(self._index, table), table)
+            panes = numbers_of(table, _PANE)
+            if self._given is None and len(panes):
+                piece, panes = self._without_thin(piece, panes)
+            for pane, part in _cut(piece, panes) if len(panes) else ():
                 self._pane(pane).add(part, len(self._index))
         if "given" in tables and self._given is not None:
             self._given.take_in(tables["given"], self._index, plan)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from shoal.dataflow.language.elements import START_OF_TIME
 from shoal.dataflow.language.keys import Integers
@@ -34,7 +34,7 @@ def ends_of(window: SlidingWindow, time: int) -> Iterator[int]:
     return iter(range(first_end(window, time), last_end(window, time) + 1, window.slide))
 
 
-def due_ends(window: SlidingWindow, panes: Sequence[int], before: int, watermark: int) -> Iterator[int]:
+def due_ends(window: SlidingWindow, panes: Iterable[int], before: int, watermark: int) -> Iterator[int]:
     """The ends of the windows with rows that the watermark has passed since `before`; panes and ends are in order."""
     end = START_OF_TIME
     for pane in panes:

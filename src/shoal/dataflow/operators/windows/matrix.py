@@ -41,11 +41,15 @@ class WindowMatrix:
         self.is_possible = all(spec.function_of_two is not None for spec in plan.specs)
         self._memory: dict[tuple[str, np.dtype[Any]], Vector] = {}
 
+    def is_quick(self, windows: int) -> bool:
+        """Whether so many windows at once can be worth it."""
+        return self.is_possible and windows >= max(_MIN_WINDOWS, self._length // 8)
+
     def results(
         self, panes: Sequence[int], ends: Sequence[int], freeze: Freeze, capacity: int
     ) -> tuple[Cells, Sparse] | None:
         """The windows that end at `ends`: the end of each row, and the rows. None when another way is better."""
-        if not self.is_possible or len(ends) < max(_MIN_WINDOWS, self._length // 8):
+        if not self.is_quick(len(ends)):
             return None
         first = (ends[0] - self._window.size) // self._window.pane
         blocks = -(-(ends[-1] // self._window.pane - first) // self._length)

@@ -53,6 +53,10 @@ class Pane:
         self._store.ensure(capacity)
         self._store.add(piece)
 
+    def begin(self, base: Sparse) -> None:
+        """Begin with what was kept elsewhere, in the order of slots."""
+        self._base = base
+
     def _is_empty(self) -> bool:
         return self._base is None and self._store is None and not self._pieces
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/enrollment.proto\x12\x08shoal.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13GetAuthorityRequest\"\"\n\x14GetAuthorityResponse\x12\n\n\x02\x63\x61\x18\x01 \x01(\x0c\")\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\"/\n\x0cJoinResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"U\n\x16\x43reateJoinTokenRequest\x12\x0e\n\x06ttl_ms\x18\x01 \x01(\x03\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04uses\x18\x04 \x01(\x05\"b\n\x17\x43reateJoinTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12%\n\x04view\x18\x02 \x01(\x0b\x32\x17.shoal.v1.JoinTokenView\x12\x11\n\tjoin_port\x18\x03 \x01(\x05\"\x17\n\x15ListJoinTokensRequest\"A\n\x16ListJoinTokensResponse\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.shoal.v1.JoinTokenView\"*\n\x16RevokeJoinTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x19\n\x17RevokeJoinTokenResponse\"\xd3\x01\n\rJoinTokenView\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x06 \x01(\t\x12\x0c\n\x04uses\x18\x07 \x01(\x05\x12\x0f\n\x07used_by\x18\x08 \x03(\t\"&\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\";\n\x18RenewCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"C\n\x1fIssueWorkloadCertificateRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\"C\n IssueWorkloadCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\x32\x92\x01\n\nEnrollment\x12M\n\x0cGetAuthority\x12\x1d.shoal.v1.GetAuthorityRequest\x1a\x1e.shoal.v1.GetAuthorityResponse\x12\x35\n\x04Join\x12\x15.shoal.v1.JoinRequest\x1a\x16.shoal.v1.JoinResponse2\xe0\x03\n\x0b\x43redentials\x12V\n\x0f\x43reateJoinToken\x12 .shoal.v1.CreateJoinTokenRequest\x1a!.shoal.v1.CreateJoinTokenResponse\x12S\n\x0eListJoinTokens\x12\x1f.shoal.v1.ListJoinTokensRequest\x1a .shoal.v1.ListJoinTokensResponse\x12V\n\x0fRevokeJoinToken\x12 .shoal.v1.RevokeJoinTokenRequest\x1a!.shoal.v1.RevokeJoinTokenResponse\x12Y\n\x10RenewCertificate\x12!.shoal.v1.RenewCertificateRequest\x1a\".shoal.v1.RenewCertificateResponse\x12q\n\x18IssueWorkloadCertificate\x12).shoal.v1.IssueWorkloadCertificateRequest\x1a*.shoal.v1.IssueWorkloadCertificateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19shoal/v1/enrollment.proto\x12\x08shoal.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x15\n\x13GetAuthorityRequest\"\"\n\x14GetAuthorityResponse\x12\n\n\x02\x63\x61\x18\x01 \x01(\x0c\")\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\"/\n\x0cJoinResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"e\n\x16\x43reateJoinTokenRequest\x12\x13\n\x06ttl_ms\x18\x01 \x01(\x03H\x00\x88\x01\x01\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12\x0c\n\x04uses\x18\x04 \x01(\x05\x42\t\n\x07_ttl_ms\"b\n\x17\x43reateJoinTokenResponse\x12\r\n\x05token\x18\x01 \x01(\t\x12%\n\x04view\x18\x02 \x01(\x0b\x32\x17.shoal.v1.JoinTokenView\x12\x11\n\tjoin_port\x18\x03 \x01(\x05\"\x17\n\x15ListJoinTokensRequest\"T\n\x16ListJoinTokensResponse\x12\'\n\x06tokens\x18\x01 \x03(\x0b\x32\x17.shoal.v1.JoinTokenView\x12\x11\n\tjoin_port\x18\x02 \x01(\x05\"*\n\x16RevokeJoinTokenRequest\x12\x10\n\x08token_id\x18\x01 \x01(\t\"\x19\n\x17RevokeJoinTokenResponse\"\xd3\x01\n\rJoinTokenView\x12\x10\n\x08token_id\x18\x01 \x01(\t\x12\x0c\n\x04role\x18\x02 \x01(\t\x12\x0f\n\x07node_id\x18\x03 \x01(\t\x12.\n\ncreated_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\ncreated_by\x18\x06 \x01(\t\x12\x0c\n\x04uses\x18\x07 \x01(\x05\x12\x0f\n\x07used_by\x18\x08 \x03(\t\"&\n\x17RenewCertificateRequest\x12\x0b\n\x03\x63sr\x18\x01 \x01(\x0c\";\n\x18RenewCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\"C\n\x1fIssueWorkloadCertificateRequest\x12\x13\n\x0bworkload_id\x18\x01 \x01(\t\x12\x0b\n\x03\x63sr\x18\x02 \x01(\x0c\"C\n IssueWorkloadCertificateResponse\x12\x13\n\x0b\x63\x65rtificate\x18\x01 \x01(\x0c\x12\n\n\x02\x63\x61\x18\x02 \x01(\x0c\x32\x92\x01\n\nEnrollment\x12M\n\x0cGetAuthority\x12\x1d.shoal.v1.GetAuthorityRequest\x1a\x1e.shoal.v1.GetAuthorityResponse\x12\x35\n\x04Join\x12\x15.shoal.v1.JoinRequest\x1a\x16.shoal.v1.JoinResponse2\xe0\x03\n\x0b\x43redentials\x12V\n\x0f\x43reateJoinToken\x12 .shoal.v1.CreateJoinTokenRequest\x1a!.shoal.v1.CreateJoinTokenResponse\x12S\n\x0eListJoinTokens\x12\x1f.shoal.v1.ListJoinTokensRequest\x1a .shoal.v1.ListJoinTokensResponse\x12V\n\x0fRevokeJoinToken\x12 .shoal.v1.RevokeJoinTokenRequest\x1a!.shoal.v1.RevokeJoinTokenResponse\x12Y\n\x10RenewCertificate\x12!.shoal.v1.RenewCertificateRequest\x1a\".shoal.v1.RenewCertificateResponse\x12q\n\x18IssueWorkloadCertificate\x12).shoal.v1.IssueWorkloadCertificateRequest\x1a*.shoal.v1.IssueWorkloadCertificateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,29 +41,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINRESPONSE']._serialized_start=174
   _globals['_JOINRESPONSE']._serialized_end=221
   _globals['_CREATEJOINTOKENREQUEST']._serialized_start=223
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=308
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=310
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=408
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=410
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=433
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=435
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=500
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=502
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=544
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=546
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=571
-  _globals['_JOINTOKENVIEW']._serialized_start=574
-  _globals['_JOINTOKENVIEW']._serialized_end=785
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=787
-  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=825
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=827
-  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=886
-  _globals['_ISSUEWORKLOADCERTIFICATEREQUEST']._serialized_start=888
-  _globals['_ISSUEWORKLOADCERTIFICATEREQUEST']._serialized_end=955
-  _globals['_ISSUEWORKLOADCERTIFICATERESPONSE']._serialized_start=957
-  _globals['_ISSUEWORKLOADCERTIFICATERESPONSE']._serialized_end=1024
-  _globals['_ENROLLMENT']._serialized_start=1027
-  _globals['_ENROLLMENT']._serialized_end=1173
-  _globals['_CREDENTIALS']._serialized_start=1176
-  _globals['_CREDENTIALS']._serialized_end=1656
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=324
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=326
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=424
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=426
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=449
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=451
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=535
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=537
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=579
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=581
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=606
+  _globals['_JOINTOKENVIEW']._serialized_start=609
+  _globals['_JOINTOKENVIEW']._serialized_end=820
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_start=822
+  _globals['_RENEWCERTIFICATEREQUEST']._serialized_end=860
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_start=862
+  _globals['_RENEWCERTIFICATERESPONSE']._serialized_end=921
+  _globals['_ISSUEWORKLOADCERTIFICATEREQUEST']._serialized_start=923
+  _globals['_ISSUEWORKLOADCERTIFICATEREQUEST']._serialized_end=990
+  _globals['_ISSUEWORKLOADCERTIFICATERESPONSE']._serialized_start=992
+  _globals['_ISSUEWORKLOADCERTIFICATERESPONSE']._serialized_end=1059
+  _globals['_ENROLLMENT']._serialized_start=1062
+  _globals['_ENROLLMENT']._serialized_end=1208
+  _globals['_CREDENTIALS']._serialized_start=1211
+  _globals['_CREDENTIALS']._serialized_end=1691
 # @@protoc_insertion_point(module_scope)

@@ -109,7 +109,7 @@ class CreateJoinTokenRequest(_message.Message):
     NODE_ID_FIELD_NUMBER: _builtins.int
     USES_FIELD_NUMBER: _builtins.int
     ttl_ms: _builtins.int
-    """How long it is good; 0 means ten minutes."""
+    """How long it is good, between a second and seven days; ten minutes if it is not set."""
     role: _builtins.str
     """agent, which is also what empty means."""
     node_id: _builtins.str
@@ -119,16 +119,18 @@ class CreateJoinTokenRequest(_message.Message):
     def __init__(
         self,
         *,
-        ttl_ms: _builtins.int = ...,
+        ttl_ms: _builtins.int | None = ...,
         role: _builtins.str = ...,
         node_id: _builtins.str = ...,
         uses: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms", "ttl_ms", b"ttl_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "role", b"role", "ttl_ms", b"ttl_ms", "uses", b"uses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms", "node_id", b"node_id", "role", b"role", "ttl_ms", b"ttl_ms", "uses", b"uses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__ttl_ms: _TypeAlias = _typing.Literal["ttl_ms"]  # noqa: Y015
+    _WhichOneofArgType__ttl_ms: _TypeAlias = _typing.Literal["_ttl_ms", b"_ttl_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl_ms) -> _WhichOneofReturnType__ttl_ms | None: ...
 
 Global___CreateJoinTokenRequest: _TypeAlias = CreateJoinTokenRequest  # noqa: Y015
 
@@ -180,16 +182,20 @@ class ListJoinTokensResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKENS_FIELD_NUMBER: _builtins.int
+    JOIN_PORT_FIELD_NUMBER: _builtins.int
+    join_port: _builtins.int
+    """Where whoever answers lets nodes join once it leads; 0 where it does not."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___JoinTokenView]: ...
     def __init__(
         self,
         *,
         tokens: _abc.Iterable[Global___JoinTokenView] | None = ...,
+        join_port: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["join_port", b"join_port", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,175 @@
+"""Panes with few rows each, kept together: a pane of its own for every row would cost far more than the row.
+
+They are kept as blocks: one piece for the rows of many panes, in the order of panes and then of slots. A pane is either
+in here or a `Pane` of its own, never both, so that the order in which its rows came is not lost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.dataflow.operators.aggregates.columns import Cells, Mask
+from shoal.dataflow.operators.aggregates.plan import LaneSpec
+from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, distinct_rounds
+from shoal.dataflow.operators.aggregates.store import Rows, combine
+
+#: So many panes at once are worth keeping together, when they have no more rows than this on average.
+_MANY = 16
+_FEW_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of many panes: the pane of each, and the rest. No pane has a slot twice."""
+
+    panes: Cells
+    sparse: Sparse
+
+    def __len__(self) -> int:
+        return len(self.panes)
+
+    def between(self, first: int, end: int) -> Block:
+        """Panes `first` up to, not including, `end`."""
+        low, high = np.searchsorted(self.panes, [max(first, _BEFORE_ALL), max(end, _BEFORE_ALL)])
+        return Block(self.panes[low:high], self.sparse.at(slice(int(low), int(high))))
+
+    def at(self, rows: Cells) -> Block:
+        """Some rows, in their order."""
+        return Block(self.panes[rows], self.sparse.at(rows))
+
+    def each(self) -> Iterator[tuple[int, Sparse]]:
+        """Pane by pane."""
+        edges = [0, *(np.flatnonzero(self.panes[1:] != self.panes[:-1]) + 1).tolist(), len(self)] if len(self) else []
+        for start, end in itertools.pairwise(edges):
+            yield int(self.panes[start]), self.sparse.at(slice(start, end))
+
+
+class ThinPanes:
+    """Blocks, the older ones first. Each is more than twice as large as the next, so that there are few."""
+
+    def __init__(self, specs: Sequence[LaneSpec]) -> None:
+        self._specs = specs
+        self._blocks: list[Block] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def __len__(self) -> int:
+        """How many panes there are."""
+        return len(distinct_panes([block.panes for block in self._blocks]))
+
+    def before(self, end: int) -> Iterator[int]:
+        """The panes before `end`, in order; some of them more than once."""
+        found = (distinct_panes([block.between(_BEFORE_ALL, end).panes]) for block in self._blocks)
+        return heapq.merge(*(map(int, panes) for panes in found))
+
+    def suits(self, panes: Cells) -> bool:
+        """Whether rows of these panes, one entry for each row, are better kept here than as panes of their own."""
+        low, high = int(panes.min()), int(panes.max())
+        span = high - low + 1
+        if len(panes) > _FEW_ROWS * span or (span < _MANY and not self._blocks):
+            return False
+        found = distinct_panes([panes])
+        return len(panes) <= _FEW_ROWS * len(found) and (len(found) >= _MANY or bool(self.has(found).any()))
+
+    def has(self, panes: Cells) -> Mask:
+        """Which of these are here."""
+        found = np.zeros(len(panes), np.bool_)
+        for block in self._blocks:
+            places = np.minimum(np.searchsorted(block.panes, panes), len(block) - 1)
+            found |= block.panes[places] == panes
+        return found
+
+    def add(self, piece: Sparse | Rows, panes: Cells, capacity: int) -> None:
+        """Take rows in; in a `Sparse` a pane may have a slot twice. `capacity` is above every slot."""
+        found = distinct_panes([panes])
+        cells = np.searchsorted(found, panes) * capacity + piece.cells
+        pieces: Sequence[Sparse | Rows] = [Rows(cells, piece.inputs)] if isinstance(piece, Rows) else []
+        if isinstance(piece, Sparse):
+            pieces = distinct_rounds(piece.with_cells(cells))
+        whole = combine(self._specs, pieces, capacity * len(found))
+        self._put(Block(found[whole.cells // capacity], whole.with_cells(whole.cells % capacity)), capacity)
+
+    def below(self, end: int, capacity: int) -> Block:
+        """What there is of panes before `end`; it is here no longer."""
+        gone = [block.between(_BEFORE_ALL, end) for block in self._blocks]
+        self._set([block.between(end, _BEHIND_ALL) for block in self._blocks])
+        return _merged(self._specs, gone, capacity)
+
+    def take(self, panes: Cells, capacity: int) -> Block:
+        """What there is of these panes; it is here no longer."""
+        chosen = [np.isin(block.panes, panes) for block in self._blocks]
+        gone = [block.at(np.flatnonzero(mask)) for block, mask in zip(self._blocks, chosen, strict=True)]
+        self._set([block.at(np.flatnonzero(~mask)) for block, mask in zip(self._blocks, chosen, strict=True)])
+        return _merged(self._specs, gone, capacity)
+
+    def peek(self, first: int, end: int, capacity: int) -> Block:
+        """Panes `first` up to, not including, `end`."""
+        return _merged(self._specs, [block.between(first, end) for block in self._blocks], capacity)
+
+    def whole(self, capacity: int) -> Block:
+        """All of it."""
+        return _merged(self._specs, self._blocks, capacity)
+
+    def slots(self) -> Cells:
+        """The slots that have rows; some of them more than once."""
+        return np.concatenate([np.zeros(0, np.int64), *(block.sparse.cells for block in self._blocks)])
+
+    def renumber(self, moved: Cells) -> None:
+        """Slots have new numbers, in the same order."""
+        self._blocks = [
+            Block(block.panes, block.sparse.with_cells(moved[block.sparse.cells])) for block in self._blocks
+        ]
+
+    def _put(self, block: Block, capacity: int) -> None:
+        if not len(block):
+            return
+        while self._blocks and len(self._blocks[-1]) <= 2 * len(block):
+            block = _merged(self._specs, [self._blocks.pop(), block], capacity)
+        self._set([*self._blocks, block])
+
+    def _set(self, blocks: list[Block]) -> None:
+        self._blocks = [block for block in blocks if len(block)]
+
+
+_BEFORE_ALL, _BEHIND_ALL = -(2**63), 2**63 - 1
+
+
+def distinct_panes(panes: list[Cells]) -> Cells:
+    """All numbers in order, each once."""
+    every = panes[0] if len(panes) == 1 else np.concatenate([np.zeros(0, np.int64), *panes])
+    if (every[1:] < every[:-1]).any():
+        return np.unique(every)
+    return every[np.concatenate([[True], every[1:] > every[:-1]])] if len(every) else every
+
+
+def _merged(specs: Sequence[LaneSpec], blocks: Sequence[Block], capacity: int) -> Block:
+    """Blocks in the order in which their rows came, as one."""
+    filled = [block for block in blocks if len(block)]
+    if len(filled) == 1:
+        return filled[0]
+    if not filled:
+        return Block(np.zeros(0, np.int64), combine(specs, [], capacity))
+    if all(one.panes[-1] < other.panes[0] for one, other in itertools.pairwise(filled)):
+        return Block(np.concatenate([each.panes for each in filled]), concat([each.sparse for each in filled]))
+    found = distinct_panes([block.panes for block in filled])
+    pieces = [
+        block.sparse.with_cells(np.searchsorted(found, block.panes) * capacity + block.sparse.cells) for block in filled
+    ]
+    whole = combine(specs, pieces, capacity * len(found))
+    return Block(found[whole.cells // capacity], whole.with_cells(whole.cells % capacity))
+
+
+def together(block: Block, alone: Sequence[tuple[int, Sparse]]) -> Block:
+    """A block with panes that are not in it; both are in order."""
+    blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in alone if len(sparse)]
+    if not blocks:
+        return block
+    blocks = [block, *blocks] if len(block) else blocks
+    whole = Block(np.concatenate([each.panes for each in blocks]), concat([each.sparse for each in blocks]))
+    return whole.at(np.argsort(whole.panes, kind="stable")) if len(block) else whole
