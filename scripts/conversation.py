@@ -180,13 +180,18 @@ def meaning(message: Message) -> dict[str, Any]:
 _CHANGING = frozenset(
     {
         "available_disk_gb", "clock_skew_ms", "cpu_used_millicores", "cpu_utilization", "created_at", "cursor",
-        "disk_used_gb", "disk_utilization", "ended_at", "ended_at_ms", "join_port", "memory_used_mb",
+        "disk_used_gb", "disk_utilization", "ended_at", "ended_at_ms", "memory_used_mb",
         "memory_utilization", "next", "next_beat", "next_restart_at_ms", "oldest", "pid", "started_at", "started_at_ms",
         "term", "total_disk_gb", "total_gb", "updated_at",
     }
 )  # fmt: skip
-#: Texts and bytes of the same sort.
-_CHANGING_TEXTS: Mapping[str, Any] = {"task_id": "{task_id}", "certificate": b"{certificate}", "ca": b"{ca}"}
+#: More of the sort, where it is sent at all: an older program may not know of it.
+_CHANGING_IF_SET: Mapping[str, Any] = {
+    "task_id": "{task_id}",
+    "certificate": b"{certificate}",
+    "ca": b"{ca}",
+    "join_port": 1,
+}
 _CHANGING_METADATA: Mapping[str, str] = {TERM_HEADER: "1", "task_id": "{task_id}"}
 _ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
 #: What an agent has measured so far is a matter of moments.
@@ -291,8 +296,8 @@ def _settle_value(message: Any, name: str) -> None:
     value = getattr(message, name)
     if name in _CHANGING:
         setattr(message, name, 1)  # also where it is 0 this time
-    elif name in _CHANGING_TEXTS and value:
-        setattr(message, name, _CHANGING_TEXTS[name])
+    elif name in _CHANGING_IF_SET and value:
+        setattr(message, name, _CHANGING_IF_SET[name])
     elif value and (name == "message_id" or (name == "in_reply_to" and message.HasField("call"))):
         setattr(message, name, 1)  # calls are counted by whoever makes them, tries and all
     elif name == "session" and value and not value.startswith("{"):

@@ -7,6 +7,7 @@ what may still be lost. `Ledger.commit` is the one way to change both. Called by
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import dataclasses
 import logging
 from collections import defaultdict
@@ -16,7 +17,7 @@ from functools import partial
 
 from shoal.control.facts import NodeFacts
 from shoal.control.moves import is_held
-from shoal.control.store.base import Batch, Snapshot, Store
+from shoal.control.store.base import Batch, Settled, Snapshot, Store
 from shoal.core.errors import ConflictError, NotFoundError, UnavailableError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
@@ -345,7 +346,10 @@ class Ledger:
         self._under_way.add(answered)
         answered.add_done_callback(self._under_way.discard)
         try:
-            await self.store.commit(batch, term=self._term, settled=partial(self._settled, batch, answered))
+            # What follows from it belongs to whoever asked for it, in a trace as elsewhere.
+            mine = partial(self._settled, batch, answered)
+            settled = partial(_run_in, contextvars.copy_context(), mine)
+            await self.store.commit(batch, term=self._term, settled=settled)
         except Exception as error:
             _finish(answered)  # one that was refused at the door was never told of
             if isinstance(error, UnavailableError):
@@ -420,6 +424,10 @@ class Ledger:
             told(batch)
         for listener in self._listeners:
             listener(outcome)
+
+
+def _run_in(context: contextvars.Context, told: Settled, outcome: tuple[Event, ...] | Exception) -> None:
+    context.run(told, outcome)
 
 
 def _finish(answered: asyncio.Future[None]) -> None:
