@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from shoal.control.facts import NodeFacts, PlacementPlan, PlacementRequest, Strategy
-from shoal.control.scheduler import place, place_together
+from shoal.control.placement.scheduler import place, place_together
+from shoal.control.state.facts import NodeFacts, PlacementPlan, PlacementRequest, Strategy
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import Feature, NodeSpec, NodeState
 from shoal.model.resources import Resources

@@ -41,9 +41,9 @@ import shoal
 from scripts.conversation import FILE_NAME as CALLS_FILE
 from scripts.conversation import Place, Player, meaning, write_steps
 from scripts.every_call import every_call
-from shoal.agent.database import FILE_NAME as AGENT_FILE
-from shoal.agent.database import SCHEMA_VERSION as AGENT_SCHEMA
 from shoal.agent.server import Agent, AgentSettings
+from shoal.agent.store.database import FILE_NAME as AGENT_FILE
+from shoal.agent.store.database import SCHEMA_VERSION as AGENT_SCHEMA
 from shoal.client import ControlPlane as Client
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings

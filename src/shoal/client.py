@@ -10,7 +10,7 @@ answered. A control plane that does not lead names the one that does, and that o
 list or not. What changes too fast to be stored (heartbeats, usage) is read from the leader as long as there is one in
 reach, and otherwise from any, without it. Waiting follows the control plane's events and looks again from time to time,
 so it is quick when events flow and still right when they do not. Called by `shoal.cli`, by workloads that have an
-identity and by tests; agents register and beat through `shoal.agent.registration`.
+identity and by tests; agents register and beat through `shoal.agent.contact.registration`.
 """
 
 from __future__ import annotations

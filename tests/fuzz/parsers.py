@@ -15,14 +15,14 @@ from cryptography import x509
 from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import strategies as st
 
-from shoal.agent.probes import parse_memory
+from shoal.agent.node.probes import parse_memory
 from shoal.agent.server import ENV_NAMES as AGENT_ENV
 from shoal.agent.server import AgentSettings
 from shoal.cli.children import read_json
 from shoal.cli.session import read_addresses
 from shoal.cli.specs import parse_specs, read_specs
-from shoal.control.fleet import parse_port
 from shoal.control.settings import ControlSettings
+from shoal.control.state.fleet import parse_port
 from shoal.control.store.codec import FORMAT, DocumentCodec
 from shoal.core import faults
 from shoal.core.clock import from_epoch_ms
@@ -207,7 +207,9 @@ PARSERS: dict[str, ParserCase] = {
         texts | blobs | changed_text(YAML),
         good=(YAML,),
     ),
-    "shoal.agent.probes.parse_memory": ParserCase(parse_memory, texts | changed_text("4.5GB"), (ValueError,), ("4GB",)),
+    "shoal.agent.node.probes.parse_memory": ParserCase(
+        parse_memory, texts | changed_text("4.5GB"), (ValueError,), ("4GB",)
+    ),
     # Certificates.
     "shoal.wire.authority.read_signing_request": ParserCase(authority.read_signing_request, _pem("request")),
     "shoal.wire.authority.read_authority": ParserCase(
@@ -340,7 +342,7 @@ PARSERS: dict[str, ParserCase] = {
         convert.workload_view_from_proto, control.WorkloadView
     ),
     # What lies on disk, and what the kernel says.
-    "shoal.control.fleet.parse_port": ParserCase(
+    "shoal.control.state.fleet.parse_port": ParserCase(
         parse_port, texts | changed_text("80/tcp"), (ValueError,), ("80/tcp",)
     ),
     "shoal.core.clock.from_epoch_ms": ParserCase(from_epoch_ms, numbers, (ValueError, OverflowError), (0,)),
@@ -411,7 +413,7 @@ PARSERS: dict[str, ParserCase] = {
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
-    "shoal.agent.intents.load_workloads": "rows of the agent's own database, checked as a whole when it is opened",
+    "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.daemon.load": "is load_settings, and sets up the log",
     "shoal.control.store.rows.event_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.group_from_row": "columns have types; the document is the codec's",

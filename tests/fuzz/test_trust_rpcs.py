@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.control.enrolment import Enrolment, JoinDoor, RateLimit, Signer
-from shoal.control.enrolment_service import CredentialService, EnrollmentService
-from shoal.control.secret_service import SecretService
+from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
+from shoal.control.api.secret_service import SecretService
+from shoal.control.trust.enrollment import Enrolment, JoinDoor, RateLimit, Signer
 from shoal.core.entropy import SeededEntropy
 from shoal.model.identity import Identity, Role
 from shoal.testing.control import START, ControlKit

@@ -14,9 +14,9 @@ from typing import Any
 
 import looptime
 
-from shoal.agent import action_log, intents
-from shoal.agent.action_log import ActionQuery
-from shoal.control.gate import READS
+from shoal.agent.store import action_log, intents
+from shoal.agent.store.action_log import ActionQuery
+from shoal.control.leadership.routing import READS
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery

@@ -1,7 +1,8 @@
 """The vocabulary of one workload on this node: what is known of it, what can happen to it, what can be done about it.
 
-Pure values. `shoal.agent.state` makes them into a machine, `shoal.agent.views` into reports, `shoal.agent.intents`
-keeps the durable ones (`Intent`, `Progress`), and `shoal.agent.executor` carries the instructions out.
+Pure values. `shoal.agent.workloads.state` makes them into a machine, `shoal.agent.workloads.views` into reports,
+`shoal.agent.store.intents` keeps the durable ones (`Intent`, `Progress`), and `shoal.agent.workloads.executor` carries
+the instructions out.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, RunState, WorkloadType
 
 if TYPE_CHECKING:
-    from shoal.agent.action_log import Action
     from shoal.agent.facts import HealthReport, WorkloadReport
+    from shoal.agent.store.action_log import Action
 
 
 class AgentMetrics:

@@ -15,20 +15,20 @@ from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from functools import partial
 
-from shoal.agent import intents
-from shoal.agent.contact import Contact
-from shoal.agent.control_client import ControlClient
-from shoal.agent.database import AgentDatabase
-from shoal.agent.executor import Executor, NodeSelf
-from shoal.agent.health import NodeWatch
+from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.registration import Registration, RegistrationState
+from shoal.agent.contact.terms import Terms
 from shoal.agent.metrics import AgentMetrics
-from shoal.agent.ports import PortBook
-from shoal.agent.probes import default_node_id, detect_capacity, detect_host_id, make_probes
-from shoal.agent.registration import Registration, RegistrationState
+from shoal.agent.node.health import NodeWatch
+from shoal.agent.node.probes import default_node_id, detect_capacity, detect_host_id, make_probes
 from shoal.agent.service import AgentHandlers
 from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
-from shoal.agent.terms import Terms
-from shoal.agent.workload_certificates import WorkloadCertificates
+from shoal.agent.store import intents
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.workloads.certificates import WorkloadCertificates
+from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.executor import Executor, NodeSelf
+from shoal.agent.workloads.ports import PortBook
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ShoalError
@@ -272,7 +272,7 @@ class Agent:
 
     def _begin_renewal(self) -> None:
         # Only here: an agent that has not joined does not load what it takes.
-        from shoal.agent.renewal import Renewal
+        from shoal.agent.contact.renewal import Renewal
         from shoal.wire.credentials import CredentialPaths
 
         client = ControlClient(self._transport, self.settings.control_addresses)

@@ -5,7 +5,7 @@ status; its entry in the log of actions (`metadata["task_id"]`) completes when t
 to its end or is stopped as asked, and fails when the agent gives up or a later order overtakes it. Deletes can be
 repeated: removing what is not here succeeds, and is in the log as completed.
 
-Served by `shoal.agent.server`; calls `shoal.agent.executor`.
+Served by `shoal.agent.server`; calls `shoal.agent.workloads.executor`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from datetime import datetime
 from typing import Any
 
-from shoal.agent.action_log import Action, ActionQuery
-from shoal.agent.executor import Executor
+from shoal.agent.contact.terms import Terms
 from shoal.agent.facts import HealthReport, WorkloadReport
-from shoal.agent.intake import Answer
 from shoal.agent.metrics import AgentMetrics
-from shoal.agent.orders import ApplyOrder, DeleteOrder
-from shoal.agent.terms import Terms
+from shoal.agent.store.action_log import Action, ActionQuery
+from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder
+from shoal.agent.workloads.executor import Executor
+from shoal.agent.workloads.intake import Answer
 from shoal.core.errors import (
     InvalidError,
     MisroutedError,

@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
-from shoal.agent.probes import MEMORY_RULE, parse_memory
+from shoal.agent.node.probes import MEMORY_RULE, parse_memory
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range

@@ -72,8 +72,8 @@ async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
     """Get a certificate. Returns whether there is one; else the process is to end."""
     import socket
 
-    from shoal.agent.joining import join
-    from shoal.agent.probes import default_node_id
+    from shoal.agent.contact.joining import join
+    from shoal.agent.node.probes import default_node_id
 
     joining = asyncio.ensure_future(join(settings, node_id=lambda: default_node_id(socket.gethostname())))
     stopping = asyncio.ensure_future(stop.wait())

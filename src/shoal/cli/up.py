@@ -76,7 +76,7 @@ def up(
     in the same folder goes on with what there was. A process that dies is started again. Only this machine can connect,
     with certificates that are made in the data directory; commands in this folder find them by themselves.
     """
-    from shoal.agent.probes import detect_capacity
+    from shoal.agent.node.probes import detect_capacity
     from shoal.cli.fleet import LocalFleet
 
     whole = detect_capacity(data_dir=Path(data_dir).absolute())
@@ -97,7 +97,7 @@ def up(
 
 
 def _checked_memory(text: str | None) -> str | None:
-    from shoal.agent.probes import parse_memory
+    from shoal.agent.node.probes import parse_memory
 
     try:
         if text is not None:

@@ -2,7 +2,8 @@
 
 Beside ours stand the series `persys_scheduler_…`, under the names and labels that existing dashboards ask for; codes
 are spelled there as Go spells them. docs/reference/metrics.md lists all of them. What counts up is told by whoever does
-it (`shoal.control.reign` and `shoal.cli.control` connect them); what goes up and down is counted anew for each reader.
+it (`shoal.control.leadership.leader` and `shoal.cli.control` connect them); what goes up and down is counted anew for
+each reader.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections import Counter as Tally
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shoal.control.fleet import Fleet
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.lifecycle import workload_status
 from shoal.control.store.base import Batch
-from shoal.control.views import workload_status
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.nodes import NodeState
 from shoal.model.workloads import DesiredState

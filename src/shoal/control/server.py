@@ -14,17 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.control.enrolment import JoinDoor, RateLimit
-from shoal.control.enrolment_service import CredentialService, EnrollmentService
-from shoal.control.gate import Gate
-from shoal.control.leadership import Campaign
+from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
+from shoal.control.api.secret_service import SecretService
+from shoal.control.leadership.election import Campaign
+from shoal.control.leadership.instance_id import HeldName
+from shoal.control.leadership.leader import Reign
+from shoal.control.leadership.routing import Gate
 from shoal.control.metrics import ControlMetrics
-from shoal.control.names import HeldName
-from shoal.control.reign import Reign
-from shoal.control.secret_service import SecretService
 from shoal.control.settings import ControlSettings
 from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
+from shoal.control.trust.enrollment import JoinDoor, RateLimit
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Annotated
 
-from shoal.control.facts import Strategy
-from shoal.control.failover import FailoverSettings
-from shoal.control.leases import LeaseSettings
+from shoal.control.nodes.leases import LeaseSettings
+from shoal.control.state.facts import Strategy
+from shoal.control.workloads.failover import FailoverSettings
 from shoal.core.errors import Problem, problem
 from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import MaxLength, Pattern, Range, find_problems

@@ -11,7 +11,8 @@ comes with the `otel` extra and is imported only when an endpoint is set. Withou
 A trace goes on in the process that is called: `headers` gives what to send along, `span(parent=…)` takes it up. Values
 of a span are ids, counts and codes, never what people wrote: an error is noted by its type alone.
 
-Called by `shoal.wire.serving`, `shoal.control.store`, `shoal.control.placer` and `shoal.control.agents`.
+Called by `shoal.wire.serving`, `shoal.control.store`, `shoal.control.placement.placer` and
+`shoal.control.agents.calls`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A join token is shown once, when it is made:
     shoal1.<id>.<secret>.<SHA-256 of the authority's certificate>
 
 Its last part lets an agent that has nothing yet recognise the control plane; only a hash of the secret is stored.
-Decided upon by `shoal.control.enrolment` and `shoal.control.secrets`; kept by `shoal.control.store`.
+Decided upon by `shoal.control.trust.enrollment` and `shoal.control.trust.secrets`; kept by `shoal.control.store`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What people see: nodes, workloads and groups with everything known of them, put together at one moment.
 
-Made by `shoal.control.views`, carried by the wire as the messages of the same names, and shown by the command line and
-the dashboard, which never see a protobuf message.
+Made by `shoal.control.api.views`, carried by the wire as the messages of the same names, and shown by the command line
+and the dashboard, which never see a protobuf message.
 """
 
 from __future__ import annotations

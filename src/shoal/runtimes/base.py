@@ -3,7 +3,7 @@
 A *run* is one life of a workload: one process from start to exit, one container. The agent names runs and decides
 when to start and stop them; a runtime only carries that out, remembers each run until it is told to forget it, and
 says what became of it, also when the agent was away meanwhile. Required is small; what only some runtimes can do is a
-protocol of its own (`SupportsLogs`, …). Called by `shoal.agent.executor` and nobody else.
+protocol of its own (`SupportsLogs`, …). Called by `shoal.agent.workloads.executor` and nobody else.
 
 Every backend passes `shoal.testing.suites.RuntimeSuite`.
 """

@@ -13,9 +13,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
 
-from shoal.control.facts import Strategy
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
+from shoal.control.state.facts import Strategy
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.clock import Clock
 from shoal.core.entropy import SeededEntropy

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from shoal.agent.stream import ControlStream
+from shoal.agent.contact.stream import ControlStream
 from shoal.core.clock import Clock, SystemClock, epoch_ms
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError, StaleGenerationError, UnsupportedError
 from shoal.core.tasks import Signal, TaskScope

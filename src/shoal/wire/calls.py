@@ -8,7 +8,7 @@ that whoever follows a log holds up no order.
     StreamCalls (a `Channel`)  ── call, cancel, credit ──▶  CallServer ──▶ handlers of `AgentService`
                                ◀────── call_reply ───────
 
-Used by `shoal.control.streams` and `shoal.agent.stream`, which own the streams.
+Used by `shoal.control.agents.streams` and `shoal.agent.contact.stream`, which own the streams.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Encryption at rest, for values that must not lie readable on any disk: AES-256-GCM with a key in a file of its own.
 
 What is sealed is bound to what it is for: a sealed value that somebody moves to another place does not open there. It
-says which key it was sealed with, so that a wrong key is told from a damaged value. Called by `shoal.control.secrets`
-and `shoal.agent.vault`.
+says which key it was sealed with, so that a wrong key is told from a damaged value. Called by
+`shoal.control.trust.secrets` and `shoal.agent.store.vault`.
 """
 
 from __future__ import annotations

@@ -8,16 +8,16 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.agent.control_client import ControlClient
-from shoal.agent.joining import join
-from shoal.agent.renewal import Renewal
+from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.joining import join
+from shoal.agent.contact.renewal import Renewal
 from shoal.agent.server import Agent
 from shoal.agent.settings import AgentSettings
 from shoal.client import ControlPlane as Client
-from shoal.control.enrolment import RateLimit
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.control.store.sqlite import SqliteStore
+from shoal.control.trust.enrollment import RateLimit
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import DeniedError, ExhaustedError, UnauthenticatedError, UnsupportedError

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.agent import readiness
-from shoal.agent.ports import PortBook, is_free
+from shoal.agent.workloads import readiness
+from shoal.agent.workloads.ports import PortBook, is_free
 from shoal.core.entropy import SystemEntropy
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import CommandProbe, HttpProbe, NamedPort, Readiness

@@ -9,7 +9,7 @@ import pytest
 
 from shoal.agent.server import Agent, AgentSettings
 from shoal.client import ControlPlane as Client
-from shoal.control.agents import Agents
+from shoal.control.agents.calls import Agents
 from shoal.control.server import ControlPlane
 from shoal.control.settings import ControlSettings
 from shoal.core.clock import SystemClock

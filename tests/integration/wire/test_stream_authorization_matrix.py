@@ -14,10 +14,10 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.agent.control_client import ControlClient
-from shoal.agent.stream import ControlStream
-from shoal.control.fleet import Fleet
-from shoal.control.streams import Streams
+from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.stream import ControlStream
+from shoal.control.agents.streams import Streams
+from shoal.control.state.fleet import Fleet
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeniedError, UnauthenticatedError, UnavailableError
 from shoal.core.tasks import TaskScope

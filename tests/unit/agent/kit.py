@@ -6,11 +6,11 @@ import asyncio
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from shoal.agent.contact import Contact
-from shoal.agent.database import AgentDatabase
-from shoal.agent.executor import Executor, NodeSelf
-from shoal.agent.orders import ApplyOrder, DeleteOrder
-from shoal.agent.ports import PortBook
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder
+from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.executor import Executor, NodeSelf
+from shoal.agent.workloads.ports import PortBook
 from shoal.core.entropy import SeededEntropy
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources

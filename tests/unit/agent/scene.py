@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 
 from shoal.agent.metrics import AgentMetrics
-from shoal.agent.ports import PortBook
 from shoal.agent.server import Agent, AgentSettings
+from shoal.agent.workloads.ports import PortBook
 from shoal.core.entropy import SeededEntropy
 from shoal.model.workloads import WorkloadType
 from shoal.testing.clock import LoopClock

@@ -150,6 +150,6 @@ def test_what_is_missing_is_what_is_said(codes, missing, capsys):
 
 
 def test_every_word_for_what_is_missing_is_one_that_the_scheduler_says():
-    from shoal.control.feasible import RejectionCode
+    from shoal.control.placement.feasible import RejectionCode
 
     assert set(waiting._MISSING) | waiting._ROOM <= set(RejectionCode)

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from hypothesis import strategies as st
 
-from shoal.control import feasible, rank
-from shoal.control.demand import Demand
-from shoal.control.facts import NodeFacts, PlacementDecision, PlacementPlan, PlacementRequest, Strategy
+from shoal.control.placement import feasible, rank
+from shoal.control.placement.demand import Demand
+from shoal.control.state.facts import NodeFacts, PlacementDecision, PlacementPlan, PlacementRequest, Strategy
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import Feature, NodeSpec, NodeState
 from shoal.model.resources import Resources

@@ -12,7 +12,7 @@ from shoal.core.errors import NotLeaderError, UnavailableError
 from shoal.wire.methods import LIVE_HEADER, AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import DEFAULT_TIMEOUT
-from tests.unit.control.test_two_leaders import ONE, TWO, company
+from tests.unit.control.leadership.test_two_leaders import ONE, TWO, company
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 

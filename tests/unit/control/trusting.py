@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from shoal.agent.ports import PortBook
 from shoal.agent.server import Agent, AgentSettings
+from shoal.agent.workloads.ports import PortBook
 from shoal.control.server import ControlPlane
 from shoal.core.entropy import SeededEntropy
 from shoal.model.identity import Identity, Role

@@ -5,8 +5,8 @@ import stat
 
 import pytest
 
-from shoal.agent.database import AgentDatabase
-from shoal.control.names import HeldName
+from shoal.agent.store.database import AgentDatabase
+from shoal.control.leadership.instance_id import HeldName
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import UnavailableError

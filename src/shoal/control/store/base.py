@@ -5,8 +5,8 @@ the version they were read at, removals, observations and events, applied in one
 that is no longer the stored one raises `ConflictError` and nothing of the batch is kept. When `commit` returns, the
 batch survives the death of the process and of the machine.
 
-Called by `shoal.control.nodes` and `shoal.control.workloads`; backed by `sqlite.py` and `postgres.py`, which pass one
-conformance suite (`shoal.testing.suites.store.StoreSuite`).
+Called by `shoal.control.nodes.membership` and `shoal.control.workloads.requests`; backed by `sqlite.py` and
+`postgres.py`, which pass one conformance suite (`shoal.testing.suites.store.StoreSuite`).
 """
 
 from __future__ import annotations

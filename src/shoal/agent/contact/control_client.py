@@ -1,0 +1,241 @@
+"""Every call that an agent makes to the control plane, over a list of addresses.
+
+One address is in use at a time. A control plane that does not lead names the one that does, and that is asked at once,
+whether it is in the list or not; whoever finds an address silent moves on to the next of the list (`use_next`).
+
+Registrations and beats go through a stream, which the control plane uses to call this agent, and where a control plane
+has no such streams, as unary calls. A stream is good for as long as the certificate that it was opened with, so once
+that was replaced the next word goes through a new stream. Called by `shoal.agent.contact.registration`; applying,
+deleting and retrying are for workloads that an agent is asked to start from its own side, as the published contract
+allows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from shoal.agent.contact.stream import ControlStream
+from shoal.core.errors import InvalidError, NotLeaderError, UnavailableError, UnsupportedError, problem
+from shoal.model.identity import CONTROL_PLANE
+from shoal.wire.addresses import parse_address
+from shoal.wire.methods import AgentControl, Credentials
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.serving import RpcObserver
+from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Service, Transport
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RequestT = TypeVar("RequestT", bound=Message)
+ResponseT = TypeVar("ResponseT", bound=Message)
+
+#: How often one call follows from a control plane to the one that it names as the leader.
+MAX_HOPS = 3
+
+
+class ControlClient:
+    """The agent's side of `persys.control.v1.AgentControl`.
+
+    Args:
+        transport: how addresses are reached.
+        addresses: where control planes are; at least one.
+        service: what serves the calls that come through a stream. Without it no stream is opened.
+        stream_only: never fall back to unary calls, for an agent that can be called in no other way.
+        observer: told of every call that is served through a stream.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        addresses: Sequence[str],
+        *,
+        service: Service | None = None,
+        stream_only: bool = False,
+        observer: RpcObserver | None = None,
+    ) -> None:
+        if not addresses:
+            raise InvalidError([problem("control", None, "must name at least one address")])
+        self._transport = transport
+        self._addresses = tuple(addresses)
+        self._service = service
+        self._stream_only = stream_only
+        self._observer = observer
+        self._index = 0
+        #: Where a control plane said that the leader is, if that is not in the list.
+        self._elsewhere = ""
+        self._channel: Channel | None = None
+        self._stream: ControlStream | None = None
+        #: Of the credentials that it was opened with.
+        self._stream_version = 0
+        #: Whether the control plane at this address has no streams.
+        self._unary = service is None
+        #: Called when the stream broke while nothing was being said.
+        self.on_stream_broken: Callable[[], None] = _ignore
+
+    @property
+    def address(self) -> str:
+        """The address in use."""
+        return self._elsewhere or self._addresses[self._index]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another address to try."""
+        return len(self._addresses) > 1 or bool(self._elsewhere)
+
+    @property
+    def has_stream(self) -> bool:
+        """Whether a stream is open, as far as is known."""
+        return self._stream is not None and not self._stream.is_over
+
+    async def use_next(self) -> None:
+        """Move on to the next address. With only one, the same is dialled anew."""
+        self._elsewhere = ""
+        self._index = (self._index + 1) % len(self._addresses)
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go of the connection; the next call makes another."""
+        stream, self._stream = self._stream, None
+        channel, self._channel = self._channel, None
+        self._unary = self._service is None
+        if stream is not None:
+            await stream.close()
+        if channel is not None:
+            await channel.close()
+
+    async def register_node(
+        self, request: pb.RegisterNodeRequest, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> pb.RegisterNodeResponse:
+        """Say what this node is."""
+        return await self._at_leader(
+            lambda: self._say(
+                lambda stream: stream.register(request, timeout=timeout),
+                lambda: self._call(AgentControl.REGISTER_NODE, request, timeout),
+            )
+        )
+
+    async def heartbeat(
+        self, request: pb.HeartbeatRequest, *, timeout: float = DEFAULT_TIMEOUT
+    ) -> pb.HeartbeatResponse:
+        """Say that this node lives, and everything that runs on it."""
+        return await self._at_leader(
+            lambda: self._say(
+                lambda stream: stream.heartbeat(request, timeout=timeout),
+                lambda: self._call(AgentControl.HEARTBEAT, request, timeout),
+            )
+        )
+
+    async def apply_workload(self, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:
+        """Wish for a workload."""
+        return await self._at_leader(lambda: self._call(AgentControl.APPLY_WORKLOAD, request, DEFAULT_TIMEOUT))
+
+    async def delete_workload(self, workload_id: str) -> pb.DeleteWorkloadResponse:
+        """Wish a workload away."""
+        request = pb.DeleteWorkloadRequest(workload_id=workload_id)
+        return await self._at_leader(lambda: self._call(AgentControl.DELETE_WORKLOAD, request, DEFAULT_TIMEOUT))
+
+    async def retry_workload(self, workload_id: str) -> pb.RetryWorkloadResponse:
+        """Wish that a failed workload is tried again."""
+        request = pb.RetryWorkloadRequest(workload_id=workload_id)
+        return await self._at_leader(lambda: self._call(AgentControl.RETRY_WORKLOAD, request, DEFAULT_TIMEOUT))
+
+    async def get_workload(self, workload_id: str) -> pb.WorkloadView:
+        """What the control plane knows of a workload; first of all, whose it is."""
+        request = pb.GetWorkloadRequest(workload_id=workload_id)
+        return (await self._call(AgentControl.GET_WORKLOAD, request, DEFAULT_TIMEOUT)).workload
+
+    # -----------------------------------------------------------------------------------------------------
+    # How
+
+    async def _at_leader(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask, and follow whoever says that another leads."""
+        for _ in range(MAX_HOPS):
+            try:
+                return await ask()
+            except NotLeaderError as refused:
+                if not await self._follow(refused.facts.get("leader", "")):
+                    raise
+        return await ask()
+
+    async def _follow(self, leader: str) -> bool:
+        """Go to where the leader is said to be. False when that is nowhere, or here."""
+        try:
+            parse_address(leader)
+        except InvalidError:
+            return False
+        if leader == self.address:
+            return False
+        log.info("the control plane at %s does not lead; going to %s", self.address, leader)
+        known = leader in self._addresses
+        self._index = self._addresses.index(leader) if known else self._index
+        self._elsewhere = "" if known else leader
+        await self.close()
+        return True
+
+    async def _say(
+        self, through_stream: Callable[[ControlStream], Awaitable[T]], by_call: Callable[[], Awaitable[T]]
+    ) -> T:
+        """Say something through the stream, opened if need be; where there are no streams, by a call."""
+        if not self._unary and self._service is not None:
+            stream, former = self._opened(self._service)
+            try:
+                return await through_stream(stream)
+            except UnsupportedError:
+                if not stream.is_unknown:
+                    raise
+            finally:
+                # Not before the control plane has heard of the new one: a node without a stream is under suspicion.
+                if former is not None:
+                    await former.close()
+            log.info("the control plane at %s has no streams: it is called instead", self.address)
+            self._unary = True
+        if self._stream_only:
+            raise UnavailableError(
+                f"the control plane at {self.address} takes no streams, and this agent can be called in no other way",
+                hint="upgrade the control plane, or start the agent without --no-listen",
+            )
+        return await by_call()
+
+    def _opened(self, service: Service) -> tuple[ControlStream, ControlStream | None]:
+        """The stream to speak through, and the one whose place it takes, if that is still open."""
+        version = self._transport.credentials_version()
+        stream = self._stream
+        if stream is not None and not stream.is_over and self._stream_version == version:
+            return stream, None
+        former = stream if stream is not None and not stream.is_over else None
+        if former is not None:
+            former.retire()
+        self._stream_version = version
+        self._stream = ControlStream(self._connected(), service, on_end=self.on_stream_broken, observer=self._observer)
+        return self._stream, former
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._transport.connect(self.address, peer=CONTROL_PLANE)
+        return self._channel
+
+    async def renew_certificate(self, csr: bytes) -> enrollment.RenewCertificateResponse:
+        """Ask for a new certificate for this agent's own identity."""
+        request = enrollment.RenewCertificateRequest(csr=csr)
+        return await self._at_leader(lambda: self._call(Credentials.RENEW_CERTIFICATE, request, DEFAULT_TIMEOUT))
+
+    async def issue_workload_certificate(
+        self, workload_id: str, csr: bytes
+    ) -> enrollment.IssueWorkloadCertificateResponse:
+        """Ask for a certificate for a workload of this node."""
+        request = enrollment.IssueWorkloadCertificateRequest(workload_id=workload_id, csr=csr)
+        return await self._at_leader(
+            lambda: self._call(Credentials.ISSUE_WORKLOAD_CERTIFICATE, request, DEFAULT_TIMEOUT)
+        )
+
+    async def _call(self, method: Method[RequestT, ResponseT], request: RequestT, timeout: float) -> ResponseT:
+        return await self._connected().call(method, request, timeout=timeout)
+
+
+def _ignore() -> None:
+    return None

@@ -1,0 +1,485 @@
+"""The agent's word to the control plane: register, beat at once, beat on, and start over when it is not known any more.
+
+Every beat is a full snapshot with a sequence number. One goes out each interval, and at once when a status has changed
+(then at most ten a second). The lease is counted from the sending of the last beat that was acknowledged
+(`shoal.agent.workloads.contact`); each such beat moves the deadlines of what may exist only once, and when the lease
+ends by this agent's own count, those are stopped.
+
+What goes wrong changes nothing for what runs: errors are waited out with jittered backoff, over all addresses in turn.
+When the stream breaks, a beat goes out soon on a new one: the control plane trusts this node with nothing until then.
+An acknowledgement in the name of a leadership that is over counts for nothing. One by a control plane that cannot tell
+whether it still leads is contact, but moves no deadline, and the next beat tries another address: a new leader may have
+begun to count meanwhile, and this node has to be heard of there.
+
+An agent that hears of a newer leadership than that of the last answer, by an order, does not wait for the old leader as
+long as else: that one may hang. It beats at once, and turns to the next address unless it is answered soon.
+
+An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
+
+Called by `shoal.agent.server`; calls `shoal.agent.contact.control_client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Protocol, TypeVar
+
+from shoal.agent.contact.control_client import ControlClient
+from shoal.agent.contact.terms import Terms
+from shoal.agent.facts import WorkloadReport
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.workloads.contact import Contact, Ownership
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, StaleTermError, UnavailableError
+from shoal.core.faults import reach
+from shoal.core.ids import WorkloadId
+from shoal.core.retry import Backoff
+from shoal.core.tasks import Signal
+from shoal.model.nodes import BeatMark, NodeSpec, NodeUsage
+from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
+from shoal.wire import convert
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+#: Beats that follow from changes are at least this far apart.
+MIN_GAP = 0.1
+#: A change is seldom alone: what is accepted is usually started a moment later, and one beat tells both.
+SETTLE = 0.02
+DEFAULT_INTERVAL = 10.0
+#: A lease that nobody names lasts so many intervals.
+LEASE_INTERVALS = 3.0
+MAX_CALL_SECONDS = 10.0
+MIN_CALL_SECONDS = 1.0
+#: When a control plane goes away, all of its agents notice at once; they come back spread over so many seconds.
+RECONNECT_SPREAD = 0.5
+#: How long a control plane is waited for once another is known to lead by now. A leader whose database hangs takes a
+#: second to answer.
+TURN_SECONDS = 2.0
+#: A control plane that speaks for a term that is over is told of in the log at most so often.
+STALE_TERM_SECONDS = 60.0
+
+RETRY = Backoff(first=0.5, cap=15.0)
+
+T = TypeVar("T")
+
+
+class RegistrationState(enum.Enum):
+    """How this agent stands with the control plane."""
+
+    OFFLINE = "offline"  # it has not been reached, or not lately
+    REGISTERED = "registered"  # it acknowledges this agent's beats
+    REFUSED = "refused"  # it does not want this node, and says why
+    SUPERSEDED = "superseded"  # another agent took this node id; this one is silent
+
+
+class Reports(Protocol):
+    """What a beat is made of, and what its answer changes."""
+
+    def statuses(self) -> tuple[WorkloadReport, ...]:
+        """Every workload of the node."""
+        ...
+
+    async def measure(self) -> None:
+        """Measure what the node and its workloads use. Never waits for a sampling interval."""
+        ...
+
+    def usages(self) -> dict[WorkloadId, Usage]:
+        """What workloads used when it was last measured."""
+        ...
+
+    def node_usage(self) -> NodeUsage:
+        """What the node used when it was last measured, and what is reserved now."""
+        ...
+
+    def set_draining(self, draining: bool) -> None:
+        """The control plane's wish."""
+        ...
+
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long: what lives by it and has not lapsed meanwhile goes on."""
+        ...
+
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long: what must not go on without it ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How often to beat, and how long a beat is good for; in the control plane's numbers."""
+
+    interval: float = DEFAULT_INTERVAL
+    lease: float = DEFAULT_INTERVAL * LEASE_INTERVALS
+
+    @property
+    def patience(self) -> float:
+        """How long to wait for an answer: short enough for another try within the lease."""
+        return min(MAX_CALL_SECONDS, max(MIN_CALL_SECONDS, self.lease / LEASE_INTERVALS))
+
+
+class Registration:
+    """Keeps one node registered."""
+
+    def __init__(
+        self,
+        *,
+        client: ControlClient,
+        spec: NodeSpec,
+        reports: Reports,
+        contact: Contact,
+        changed: Signal,
+        clock: Clock,
+        entropy: Entropy,
+        metrics: AgentMetrics,
+        terms: Terms,
+        previous_session: str = "",
+        remember_session: Callable[[str], Awaitable[None]] | None = None,
+    ) -> None:
+        self.state = RegistrationState.OFFLINE
+        #: Why, when it is not registered.
+        self.reason = "not reached yet"
+        self.rhythm = Rhythm()
+        self._client = client
+        self._spec = spec
+        self._reports = reports
+        self._contact = contact
+        self._changed = changed
+        self._clock = clock
+        self._entropy = entropy
+        self._metrics = metrics
+        self._terms = terms
+        self._previous_session = previous_session
+        self._remember_session = remember_session
+        #: This run's own word: a registration whose answer was lost is known by it as this agent's, and not another's.
+        self._instance = entropy.token()
+        self._session = ""
+        self._sequence = 0
+        self._measured_at = -math.inf
+        self._registered_at = -math.inf
+        #: Calls in a row that brought no acknowledgement.
+        self._failures = 0
+        self._stream_broke = False
+        #: Who acknowledged the last beat, certain to lead; empty when that is not so.
+        self._in_contact_with = ""
+        #: When the last beat was sent that was acknowledged at all.
+        self._acknowledged_at = -math.inf
+        self._unconfirmed = False
+        self._stale_told_at = -math.inf
+        #: Set from when a newer leadership was heard of until it has acknowledged a beat.
+        self._newer = asyncio.Event()
+        #: Ends the wait for the next try.
+        self._hurry = Signal()
+        terms.on_newer = self._on_newer_term
+        contact.ask_through(self._ownership)
+        client.on_stream_broken = self._on_stream_broken
+
+    @property
+    def address(self) -> str:
+        """The control plane in use."""
+        return self._client.address
+
+    def next_beat(self) -> BeatMark:
+        """The first beat that is made from now on; without a session while there is none."""
+        return BeatMark(self._session, self._sequence + 1)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Loops
+
+    async def run(self) -> None:
+        """Stay registered until cancelled; returns only when another agent took the node id."""
+        while True:
+            try:
+                await self._confirm_session()
+                await self._register()
+                await self._beat_on()
+            except SessionSupersededError as error:
+                self._set_state(RegistrationState.SUPERSEDED, error.message)
+                log.error("%s; %s. Workloads go on and are left alone", error.message, error.hint)
+                await self._client.close()
+                return
+            except NotFoundError:
+                # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
+                self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
+                self._previous_session, self._session = self._session or self._previous_session, ""
+            except ShoalError as error:
+                if self.state is not RegistrationState.REFUSED:
+                    self._set_state(RegistrationState.OFFLINE, error.message)
+                await self._client.use_next()
+            self._failures += 1
+            await self._hurry.wait(timeout=self._retry_delay())
+
+    async def _confirm_session(self) -> None:
+        """Ask whether another agent took the node id while this one was away.
+
+        Then it stays silent: a new registration would take the id back from an agent that may have the work by now.
+        Only a person who starts this agent anew decides that.
+        """
+        if not self._session:
+            return
+        try:
+            await self._beat(self._clock.monotonic())
+        except SessionSupersededError:
+            raise
+        except ShoalError as error:
+            log.debug("the session could not be confirmed: %s", error)
+
+    def _retry_delay(self) -> float:
+        """No longer than a beat would be away: a control plane that comes back is found within an interval."""
+        longest = max(self.rhythm.interval, RETRY.first)
+        return min(longest, RETRY.delay(self._failures, self._entropy))
+
+    async def watch_lease(self) -> None:
+        """Stop what may exist only once when the lease ends, whatever the other loop is waiting for."""
+        while True:
+            await self._contact.wait_for_lease()
+            while (left := self._contact.time_left()) > 0:
+                await self._clock.sleep(left)
+            log.warning("no contact for a lease with a control plane that is certain to lead")
+            self._reports.lose_contact(self._contact.silence())
+
+    async def _beat_on(self) -> None:
+        """Beat until the control plane does not know this node any more, or has not been reached for a lease."""
+        sent_at = self._clock.monotonic()
+        await self._try_to_beat(sent_at)
+        while True:
+            next_at = sent_at + self.rhythm.interval
+            if self._failures:
+                next_at = self._clock.monotonic() + self._retry_delay()
+            await self._wait_for_beat(next_at, sent_at, hurry=self._failures == 0)
+            if self._lease_is_over():
+                raise UnavailableError("the lease has run out")
+            if self._unconfirmed and self._client.has_others:
+                self._unconfirmed = False
+                await self._client.use_next()
+            sent_at = self._clock.monotonic()
+            await self._try_to_beat(sent_at)
+
+    async def _try_to_beat(self, sent_at: float) -> None:
+        """Beat once. An answer that never came is tried again on this registration, as long as the lease lasts."""
+        try:
+            await self._beat(sent_at)
+        except (NotFoundError, SessionSupersededError):
+            self._metrics.beat("refused")
+            raise
+        except ShoalError as error:
+            self._metrics.beat("failed")
+            if self._lease_is_over():
+                raise
+            self._failures += 1
+            self._set_state(RegistrationState.OFFLINE, error.message)
+            await self._client.use_next()
+
+    def _lease_is_over(self) -> bool:
+        since = self._registered_at if self._acknowledged_at == -math.inf else self._acknowledged_at
+        return self._clock.monotonic() - since >= self.rhythm.lease
+
+    async def _wait_for_beat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
+        wait = next_at - self._clock.monotonic()
+        if wait <= 0:
+            return
+        if not hurry:
+            await self._hurry.wait(timeout=wait)
+        elif await self._changed.wait(timeout=wait):
+            if self._stream_broke:
+                spread = min(RECONNECT_SPREAD, self.rhythm.interval / 2)
+                await self._clock.sleep(self._entropy.uniform(0.0, spread))
+            gap = sent_at + MIN_GAP - self._clock.monotonic()
+            await self._clock.sleep(max(gap, SETTLE))
+
+    def _on_stream_broken(self) -> None:
+        self._stream_broke = True
+        self._changed.set()
+
+    def _on_newer_term(self, term: int, of: str) -> None:
+        """A newer leadership began. When its leader says so on this agent's own stream there is nothing to do."""
+        if of != self.address:
+            log.info("term %d was heard of from %s, and not from %s", term, of, self.address)
+            self._newer.set()
+            self._hurry.set()
+            self._changed.set()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Calls
+
+    async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
+        """Wait for an answer, and not for long when it is known that another one leads."""
+        asking, hearing = asyncio.ensure_future(call), asyncio.ensure_future(self._newer.wait())
+        try:
+            await asyncio.wait({asking, hearing}, return_when=asyncio.FIRST_COMPLETED)
+            if not asking.done():
+                await asyncio.wait({asking}, timeout=TURN_SECONDS)
+            if not asking.done():
+                raise UnavailableError(f"term {self._terms.highest} has begun, and {self.address} does not answer")
+            return asking.result()
+        finally:
+            hearing.cancel()
+            if asking.cancel():
+                await asyncio.wait({asking})
+
+    async def say_farewell(self, stopped: frozenset[WorkloadId], *, seconds: float) -> None:
+        """Say once more how everything stands, now that this agent has stopped these. Whether it is heard or not."""
+        if not self._session or self.state is RegistrationState.SUPERSEDED:
+            return
+        request = self._snapshot(stopped)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._client.heartbeat(request, timeout=seconds)
+        except (ShoalError, TimeoutError) as error:
+            log.info("the control plane was not told that workloads were stopped: %s", error)
+
+    async def _register(self) -> None:
+        request = convert.node_spec_to_proto(
+            self._spec,
+            timestamp=self._clock.wall(),
+            previous_session=self._session or self._previous_session,
+            instance=self._instance,
+        )
+        try:
+            answer = await self._answer(self._client.register_node(request, timeout=MAX_CALL_SECONDS))
+        except ShoalError:
+            self._metrics.registration("failed")
+            raise
+        if not answer.accepted:
+            self._metrics.registration("refused")
+            reason = answer.reason or "no reason was given"
+            if (self.state, self.reason) != (RegistrationState.REFUSED, reason):
+                log.error("the control plane at %s refuses this node: %s", self.address, reason)
+            self._set_state(RegistrationState.REFUSED, reason)
+            raise UnavailableError(reason)
+        self._metrics.registration("accepted")
+        self._session, self._sequence = answer.session, 0
+        self._registered_at = self._clock.monotonic()
+        interval = answer.heartbeat_interval_ms / 1000 or float(answer.heartbeat_interval_seconds)
+        interval = interval if interval > 0 else DEFAULT_INTERVAL
+        self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=interval * LEASE_INTERVALS))
+        reach("agent.register.after")
+        log.info("registered with the control plane at %s", self.address)
+        if self._remember_session is not None and answer.session:
+            await self._remember_session(answer.session)
+
+    async def _beat(self, sent_at: float) -> None:
+        if sent_at - self._measured_at >= self.rhythm.interval:
+            # Beats that follow from changes should be quick, and rates over tenths of a second say little.
+            self._measured_at = sent_at
+            await self._reports.measure()
+        request = self._snapshot()
+        self._stream_broke = False
+        reach("agent.heartbeat.before")
+        answer = await self._answer(self._client.heartbeat(request, timeout=self.rhythm.patience))
+        if not answer.acknowledged:
+            raise UnavailableError("the control plane did not acknowledge a heartbeat")
+        await self._hear_term(answer.term)
+        self._newer.clear()  # the newest one answers, or none that has a term
+        interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
+        self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
+        self._failures = 0
+        self._acknowledged_at = sent_at
+        self._set_state(RegistrationState.REGISTERED, "")
+        self._note_certainty(unconfirmed=answer.unconfirmed)
+        self._metrics.beat("unconfirmed" if answer.unconfirmed else "acknowledged")
+        if not answer.unconfirmed:
+            await self._take_in(answer, sent_at)
+
+    def _note_certainty(self, *, unconfirmed: bool) -> None:
+        if unconfirmed:
+            if self._in_contact_with:
+                log.warning("the control plane at %s cannot tell whether it still leads", self.address)
+            self._in_contact_with = ""
+        self._unconfirmed = unconfirmed
+
+    async def _hear_term(self, term: int) -> None:
+        try:
+            await self._terms.hear(term, of=self.address)
+        except StaleTermError:
+            now = self._clock.monotonic()
+            level = logging.WARNING if now - self._stale_told_at >= STALE_TERM_SECONDS else logging.DEBUG
+            if level == logging.WARNING:
+                self._stale_told_at = now
+            log.log(level, "the control plane at %s speaks for term %d, which is over", self.address, term)
+            raise
+        except ShoalError as error:
+            log.warning("term %d could not be written down: %s", term, error.message)
+
+    async def _take_in(self, answer: pb.HeartbeatResponse, sent_at: float) -> None:
+        self._in_contact_with = self.address
+        silence, was_lost = self._contact.silence(), self._contact.has_lapsed()
+        if was_lost:
+            # The lease may have been given away meanwhile: whatever still runs of what may exist only once must end
+            # before it is asked for again, also when this process was frozen and noticed nothing.
+            self._reports.lose_contact(silence)
+        self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
+        self._reports.set_draining(answer.drain_node)
+        await self._reports.extend_deadlines(silence if was_lost else 0.0)
+
+    def _snapshot(self, stopped: frozenset[WorkloadId] = frozenset()) -> pb.HeartbeatRequest:
+        reports, usages = self._reports.statuses(), self._reports.usages()
+        if stopped:
+            at = self._clock.wall()
+            reports = tuple(
+                replace(each, status=_stopped_with_agent(each.status, at))
+                if each.status.workload_id in stopped
+                else each
+                for each in reports
+            )
+        self._sequence += 1
+        measured = [
+            convert.usage_to_control(usages.get(each.status.workload_id), each.status.workload_id, each.type.value)
+            for each in reports
+        ]
+        return pb.HeartbeatRequest(
+            node_id=self._spec.node_id,
+            usage=convert.node_usage_to_proto(self._reports.node_usage()),
+            workload_statuses=[convert.run_status_to_control(each.status, each.type.value) for each in reports],
+            timestamp=convert.timestamp_to_proto(self._clock.wall()),
+            workload_usage=[each for each in measured if each is not None],
+            session=self._session,
+            sequence=self._sequence,
+        )
+
+    async def _ownership(self, workload_id: WorkloadId) -> Ownership:
+        if self.address != self._in_contact_with:
+            # One that has not acknowledged a beat may not lead, and what it knows may be old.
+            raise UnavailableError("the control plane at this address is not known to lead")
+        view = await self._client.get_workload(workload_id)
+        wanted = view.desired_state == DesiredState.RUNNING.value
+        return Ownership(node_id=view.assigned_node_id, generation=view.generation, wanted=wanted)
+
+    def _lease_of(self, answer: pb.RegisterNodeResponse | pb.HeartbeatResponse, *, otherwise: float) -> float:
+        """The lease in the answer: exact when it is given so, else by the date, else what was known before."""
+        if answer.lease_ms > 0:
+            return answer.lease_ms / 1000
+        if answer.HasField("lease_expires_at"):
+            ends_at = answer.lease_expires_at.seconds + answer.lease_expires_at.nanos / 1e9
+            left = ends_at - self._clock.wall().timestamp()
+            if left > 0:
+                return left
+        return otherwise
+
+    def _set_state(self, state: RegistrationState, reason: str) -> None:
+        if state is not self.state and state is not RegistrationState.SUPERSEDED:
+            if state is RegistrationState.REGISTERED:
+                log.info("in contact with the control plane at %s", self.address)
+            elif state is RegistrationState.OFFLINE:
+                log.warning("no contact with the control plane at %s: %s", self.address, reason)
+        self.state, self.reason = state, reason
+
+
+def _stopped_with_agent(status: RunStatus, at: datetime) -> RunStatus:
+    """How a workload stands that ended with its agent: it is to run, and waits for the next agent of the node."""
+    return replace(
+        status,
+        state=RunState.PENDING,
+        message="it was stopped with its agent, and starts again with it",
+        last_transition=at,
+        ready=False,
+        pid=0,
+        usage=None,
+    )

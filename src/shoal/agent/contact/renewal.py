@@ -1,0 +1,78 @@
+"""Keeps the certificate that an agent got by joining fresh: a new one when two thirds of its life are over.
+
+The new files take the place of the old ones, and the transport picks them up by itself. A control plane that is away,
+or that does not lead, is asked again later; there is a third of a life for that. Run by `shoal.agent.server`.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+
+from shoal.agent.contact.control_client import ControlClient
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import ShoalError
+from shoal.core.private_files import read_private
+from shoal.core.retry import Backoff
+from shoal.wire.credentials import CredentialPaths, write_credentials
+from shoal.wire.der import belongs, read_chain
+
+log = logging.getLogger(__name__)
+
+SHARE = 2 / 3
+#: A clock that is set, or files that somebody replaced, are noticed so soon.
+LOOK_EVERY = timedelta(hours=1)
+
+_RETRY = Backoff(first=5.0, cap=600.0)
+
+
+class Renewal:
+    """Renews the files of one agent."""
+
+    def __init__(self, paths: CredentialPaths, client: ControlClient, *, clock: Clock, entropy: Entropy) -> None:
+        self._paths = paths
+        self._client = client
+        self._clock = clock
+        self._entropy = entropy
+
+    async def run(self) -> None:
+        """Renew when it is time, for ever."""
+        failures = 0
+        # Not all of a fleet that joined at once asks at once.
+        share = SHARE - self._entropy.uniform(0.0, 0.05)
+        try:
+            while True:
+                try:
+                    wait = self._due_in(share)
+                    if wait <= 0:
+                        await self.renew()
+                        failures = 0
+                        continue
+                except ShoalError as error:
+                    failures += 1
+                    log.warning("the certificate could not be renewed: %s", error.message)
+                    await self._client.use_next()
+                    wait = _RETRY.delay(failures, self._entropy)
+                await self._clock.sleep(min(wait, LOOK_EVERY.total_seconds()))
+        finally:
+            await self._client.close()
+
+    async def renew(self) -> None:
+        """Get a new key certified and put both in the place of the old ones."""
+        # Only now: an agent makes a key every few weeks, and does not pay for it in between.
+        from shoal.wire.authority import Pair, make_signing_request
+
+        identity = read_chain(read_private(self._paths.cert))[0].identity()
+        own = make_signing_request(identity)
+        answer = await self._client.renew_certificate(own.csr)
+        fresh = read_chain(answer.certificate)[0]
+        if fresh.identity() != identity or not belongs(answer.certificate, own.key):
+            raise ShoalError("the control plane has issued a certificate for somebody else")
+        write_credentials(self._paths.cert.parent, ca=answer.ca, pair=Pair(answer.certificate, own.key))
+        log.info("the certificate was renewed; it is good until %s", fresh.not_after.isoformat())
+
+    def _due_in(self, share: float) -> float:
+        leaf = read_chain(read_private(self._paths.cert))[0]
+        life = leaf.not_after - leaf.not_before
+        return (leaf.not_before + life * share - self._clock.wall()).total_seconds()

@@ -1,0 +1,1 @@
+"""What is known of this machine: capacity, usage and the health of the agent."""

@@ -1,0 +1,137 @@
+"""How the agent is and what its node uses, in true numbers: for heartbeats, `HealthCheck`, `/health` and `/metrics`.
+
+What takes time to find out is looked at in the background and remembered, so that nobody who asks has to wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from shoal.agent.facts import HealthReport, WorkloadReport
+from shoal.agent.node.probes import MIB, Probe, Reading
+from shoal.agent.store import intents
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.workloads.executor import Executor
+from shoal.core.clock import Clock
+from shoal.core.errors import ShoalError
+from shoal.core.ids import WorkloadId
+from shoal.model.nodes import NodeUsage
+from shoal.model.workloads import Usage
+
+LOOK_EVERY = 5.0
+HEALTHY = "healthy"
+
+
+class NodeWatch:
+    """Looks at the node and remembers what it saw. The `Reports` of `shoal.agent.contact.registration`."""
+
+    def __init__(
+        self,
+        *,
+        executor: Executor,
+        database: AgentDatabase,
+        probes: Mapping[str, Probe],
+        clock: Clock,
+        whole_machine: bool,
+        control_trouble: Callable[[], str],
+    ) -> None:
+        self._executor = executor
+        self._database = database
+        self._probes = probes
+        self._clock = clock
+        #: Whether the node is all of the machine. Of a share, only its own workloads' use is its use.
+        self._whole_machine = whole_machine
+        self._control_trouble = control_trouble
+        self._readings: dict[str, Reading] = {name: Reading() for name in probes}
+        self._usages: dict[WorkloadId, Usage] = {}
+        self._runtimes: dict[str, str] = {kind.value: "unhealthy: not looked at yet" for kind in executor.types}
+
+    async def run(self) -> None:
+        """Look again and again; the first look is the caller's."""
+        while True:
+            await self._clock.sleep(LOOK_EVERY)
+            await self.look()
+
+    async def look(self) -> None:
+        """Ask every runtime how it is, and measure."""
+        self._runtimes = await self._executor.health()
+        self._readings = {name: probe.read() for name, probe in self._probes.items()}
+        if self._database.trouble:
+            # Nobody may write for a long time: see by oneself whether the disk takes writes again.
+            with contextlib.suppress(ShoalError):
+                await self._database.write(partial(intents.put_meta, key="last_trouble", value=self._database.trouble))
+
+    @property
+    def runtimes(self) -> dict[str, str]:
+        """How each runtime was when it was last looked at."""
+        return self._runtimes
+
+    def report(self) -> HealthReport:
+        """How the agent is. It is well when every runtime is, its disk takes writes, and it is who it says it is."""
+        parts = dict(self._runtimes)
+        if self._database.trouble:
+            parts["store"] = f"unhealthy: {self._database.trouble}"
+        trouble = self._control_trouble()
+        if trouble:
+            parts["control"] = f"unhealthy: {trouble}"
+        healthy = all(words == HEALTHY for words in parts.values())
+        orphans = self._executor.roster.orphans
+        if orphans:
+            parts["orphans"] = (
+                f"{len(orphans)} runs belong to no workload known here: {', '.join(sorted(orphans)[:10])}"
+            )
+        return HealthReport(
+            healthy=healthy,
+            parts=parts,
+            cpu_percent=self._reading("cpu").percent,
+            memory_percent=self._reading("memory").percent,
+            disk_percent=self._reading("disk").percent,
+        )
+
+    # What a heartbeat is made of.
+
+    def statuses(self) -> tuple[WorkloadReport, ...]:
+        """Every workload of the node."""
+        return self._executor.roster.reports()
+
+    async def measure(self) -> None:
+        """Measure what workloads use."""
+        self._usages = await self._executor.usages()
+
+    def usages(self) -> dict[WorkloadId, Usage]:
+        """What workloads used when it was last measured."""
+        return self._usages
+
+    def node_usage(self) -> NodeUsage:
+        """What is reserved now, and what was used when it was last measured."""
+        reserved = self._executor.roster.reserved()
+        cpu, memory = self._reading("cpu").used, self._reading("memory").used
+        if not self._whole_machine:
+            cpu = round(sum(usage.cpu_percent for usage in self._usages.values()) * 10)
+            memory = sum(usage.memory_bytes for usage in self._usages.values()) // MIB
+        return NodeUsage(
+            cpu_allocated_millicores=reserved.cpu_millicores,
+            cpu_used_millicores=cpu,
+            memory_allocated_mb=reserved.memory_mb,
+            memory_used_mb=memory,
+            disk_allocated_gb=reserved.disk_gb,
+            disk_used_gb=self._reading("disk").used,
+            slots_used=reserved.slots,
+        )
+
+    def set_draining(self, draining: bool) -> None:
+        """The control plane's wish."""
+        self._executor.roster.set_draining(draining)
+
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long."""
+        await self._executor.extend_deadlines(silence)
+
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long."""
+        self._executor.lose_contact(silence)
+
+    def _reading(self, name: str) -> Reading:
+        return self._readings.get(name, Reading())

@@ -1,0 +1,1 @@
+"""What the agent keeps on disk: its database, intents, the action log and sealed secrets."""

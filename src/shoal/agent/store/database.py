@@ -1,0 +1,231 @@
+"""The agent's memory on disk: one SQLite file in its data directory, and the lock that keeps a second agent away.
+
+A change is a function of the connection, run in one transaction on a thread of its own: when `write` returns, the
+change survives the death of the process and of the machine; when it raises, nothing of it is stored. What is stored is
+the business of `shoal.agent.store.intents` and `shoal.agent.store.action_log`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.private_files import make_data_directory
+
+T = TypeVar("T")
+
+FILE_NAME = "agent.db"
+LOCK_NAME = "agent.lock"
+SCHEMA_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE intents (
+    workload_id TEXT PRIMARY KEY,
+    type TEXT NOT NULL,
+    revision_id TEXT NOT NULL,
+    desired TEXT NOT NULL,
+    spec BLOB NOT NULL,
+    spec_sha256 BLOB NOT NULL,
+    generation INTEGER NOT NULL,
+    born INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    deleting INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL,
+    updated_ms INTEGER NOT NULL,
+    progress TEXT NOT NULL
+);
+CREATE TABLE generations (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    workload_id TEXT NOT NULL UNIQUE,
+    highest INTEGER NOT NULL
+);
+CREATE TABLE actions (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    task_id TEXT NOT NULL UNIQUE,
+    workload_id TEXT NOT NULL,
+    action_type TEXT NOT NULL,
+    status TEXT NOT NULL,
+    error TEXT NOT NULL,
+    generation INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL,
+    started_ms INTEGER NOT NULL,
+    ended_ms INTEGER NOT NULL
+);
+CREATE INDEX actions_of_workload ON actions (workload_id, seq);
+"""
+
+# Added later: an agent that does not know the table has no use for it, so the format is still the same and a database
+# can go back to an older agent.
+_ADDED = """
+CREATE TABLE IF NOT EXISTS secrets (
+    workload_id TEXT PRIMARY KEY,
+    sealed BLOB NOT NULL
+) WITHOUT ROWID;
+"""
+
+
+class DirectoryLock:
+    """Holds a data directory for one process. The kernel lets go of it when the process ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self) -> None:
+        """Take the lock. Raises `PreconditionError` that names who has it."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise PreconditionError(
+                f"data directory {self._path.parent} is in use by the agent with pid {pid}",
+                hint="stop that agent, or give this one another --data-dir",
+                pid=pid,
+            ) from None
+        self._fd = fd
+        try:
+            os.ftruncate(fd, 0)
+            os.write(fd, f"{os.getpid()}\n".encode())
+        except BaseException:  # such as a full disk
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Let go. Safe to call twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class AgentDatabase:
+    """The open database."""
+
+    def __init__(self, data_dir: Path, *, threads: Executor | None = None) -> None:
+        self.path = data_dir / FILE_NAME
+        self._lock = DirectoryLock(data_dir / LOCK_NAME)
+        self._threads = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-database")
+        self._connection: sqlite3.Connection | None = None
+        #: Why the last write failed; empty when it did not.
+        self.trouble = ""
+
+    async def open(self) -> None:
+        """Lock the directory, open the file and bring it up to date."""
+        await self._run(self._open)
+
+    async def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `change` in a transaction of its own. Durable when this returns; if it raises, nothing was changed."""
+        try:
+            result = await self._run(lambda: self._in_transaction(change))
+        except ShoalError as error:
+            self.trouble = error.message
+            raise
+        self.trouble = ""
+        return result
+
+    async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
+        """Run `query`; it changes nothing."""
+        return await self._run(lambda: query(self._connected()))
+
+    async def close(self) -> None:
+        """Close the file and let go of the directory. Safe to call twice."""
+        await self._run(self._close)
+        self._threads.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: _translated(work, self.path))
+
+    def _open(self) -> None:
+        make_data_directory(self.path.parent)
+        self._lock.acquire()
+        try:
+            self._connection = self._connect()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _connect(self) -> sqlite3.Connection:
+        # Specs hold what people put into environments: for this user's eyes only. SQLite's side files follow.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA journal_size_limit=4194304")
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found > SCHEMA_VERSION:
+            raise PreconditionError(
+                f"{self.path} was written by a newer version (format {found}; this one knows {SCHEMA_VERSION})",
+                hint="start the newer version, or give this one another --data-dir",
+            )
+        if found == 0:
+            connection.executescript(f"BEGIN;{_SCHEMA}PRAGMA user_version={SCHEMA_VERSION};COMMIT;")
+        connection.execute(_ADDED)
+
+    def _in_transaction(self, change: Callable[[sqlite3.Connection], T]) -> T:
+        connection = self._connected()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            result = change(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return result
+
+    def _connected(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise UnavailableError(f"{self.path} is not open")
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._lock.release()
+
+
+_FULL = sqlite3.SQLITE_FULL
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def _translated(work: Callable[[], T], path: Path) -> T:
+    try:
+        return work()
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == _FULL:
+            raise ExhaustedError(f"no room left to write {path}", hint="free some disk space") from error
+        if code in _DAMAGED:
+            raise DamagedError(
+                f"{path} is damaged: {error}",
+                hint="move it away; the node begins empty then, and what still runs there is reported as orphaned "
+                "(docs/backup-and-restore.md)",
+                path=str(path),
+            ) from error
+        raise UnavailableError(f"{path} cannot be used: {error}") from error
+    except OSError as error:
+        raise UnavailableError(
+            f"{path.parent} cannot be used: {error.strerror or error}",
+            hint="the agent must be able to read and write its --data-dir",
+        ) from error

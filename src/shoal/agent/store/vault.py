@@ -1,0 +1,119 @@
+"""The values of secrets that workloads on this node need, encrypted on disk with a key of this agent's own.
+
+They come beside an order and are stored before it. After a restart with no control plane in sight a workload can so be
+started again. Only sealed values are held, in memory too; they are opened for the moment of a start. The key lies in a
+file of its own, so that a copy of the database alone is worth nothing. Owned by `shoal.agent.workloads.executor`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shoal.agent.store.database import AgentDatabase
+from shoal.core.errors import ShoalError
+from shoal.core.ids import WorkloadId
+from shoal.model.workloads import FailureReason, ProcessSpec
+from shoal.runtimes.base import RunError
+
+if TYPE_CHECKING:
+    # Loaded when there is something to seal: most agents never have any.
+    from shoal.wire.sealing import Sealer
+
+KEY_FILE = "secret.key"
+
+
+class Vault:
+    """The secrets of one agent's workloads."""
+
+    def __init__(self, database: AgentDatabase) -> None:
+        self._database = database
+        self._key_file = database.path.parent / KEY_FILE
+        self._sealed: dict[WorkloadId, bytes] = {}
+        self._sealer: Sealer | None = None
+
+    async def open(self) -> None:
+        """Read what is kept. What belongs to no order is dropped: the order never came, or was refused."""
+        await self._database.write(_drop_strays)
+        self._sealed = await self._database.read(_load)
+
+    async def keep(self, workload_id: WorkloadId, spec: ProcessSpec | None, values: Mapping[str, bytes]) -> None:
+        """Take over what came with an order. An order without values, such as one to stop, leaves those there are."""
+        if spec is None or not spec.env_from_secrets:
+            if workload_id in self._sealed:
+                await self._database.write(lambda connection: forget(connection, workload_id))
+                self.drop(workload_id)
+            return
+        if not values or self._opened(workload_id) == values:
+            return
+        text = json.dumps({name: base64.b64encode(value).decode("ascii") for name, value in values.items()})
+        sealed = self._open_sealer().seal(text.encode(), purpose=_purpose(workload_id))
+        await self._database.write(lambda connection: _put(connection, workload_id, sealed))
+        self._sealed[workload_id] = sealed
+
+    def drop(self, workload_id: WorkloadId) -> None:
+        """A workload is gone from the database."""
+        self._sealed.pop(workload_id, None)
+
+    def environment(self, workload_id: WorkloadId, spec: ProcessSpec) -> dict[str, str]:
+        """The variables that a spec takes from secrets. Raises `RunError` when one is not here."""
+        if not spec.env_from_secrets:
+            return {}
+        try:
+            values = self._open(workload_id)
+        except ShoalError as error:
+            raise RunError(error.message, failure=FailureReason.RUNTIME_ERROR, transient=True) from error
+        missing = sorted(set(spec.env_from_secrets.values()) - set(values))
+        if missing:
+            words = f"secret {missing[0]!r} has not been delivered to this node"
+            raise RunError(words, failure=FailureReason.RUNTIME_ERROR, transient=True)
+        return {name: values[secret].decode() for name, secret in spec.env_from_secrets.items()}
+
+    def _opened(self, workload_id: WorkloadId) -> Mapping[str, bytes] | None:
+        try:
+            return self._open(workload_id) if workload_id in self._sealed else None
+        except ShoalError:
+            return None  # sealed with a key that was lost: replaced by what came now
+
+    def _open(self, workload_id: WorkloadId) -> dict[str, bytes]:
+        sealed = self._sealed.get(workload_id)
+        if sealed is None:
+            return {}
+        text = self._open_sealer().open(sealed, purpose=_purpose(workload_id))
+        return {name: base64.b64decode(value) for name, value in json.loads(text).items()}
+
+    def _open_sealer(self) -> Sealer:
+        if self._sealer is None:
+            from shoal.wire.sealing import Sealer, load_or_make_key
+
+            self._sealer = Sealer(load_or_make_key(self._key_file))
+        return self._sealer
+
+
+def forget(connection: sqlite3.Connection, workload_id: WorkloadId) -> None:
+    """Drop what is kept for a workload."""
+    connection.execute("DELETE FROM secrets WHERE workload_id = ?", (workload_id,))
+
+
+def _put(connection: sqlite3.Connection, workload_id: WorkloadId, sealed: bytes) -> None:
+    connection.execute(
+        "INSERT INTO secrets (workload_id, sealed) VALUES (?, ?)"
+        " ON CONFLICT (workload_id) DO UPDATE SET sealed = excluded.sealed",
+        (workload_id, sealed),
+    )
+
+
+def _drop_strays(connection: sqlite3.Connection) -> None:
+    connection.execute("DELETE FROM secrets WHERE workload_id NOT IN (SELECT workload_id FROM intents)")
+
+
+def _load(connection: sqlite3.Connection) -> dict[WorkloadId, bytes]:
+    rows = connection.execute("SELECT workload_id, sealed FROM secrets")
+    return {WorkloadId(workload_id): bytes(sealed) for workload_id, sealed in rows}
+
+
+def _purpose(workload_id: WorkloadId) -> str:
+    return f"the secrets of workload {workload_id!r}"

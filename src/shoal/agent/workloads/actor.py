@@ -1,0 +1,479 @@
+"""One workload, acted upon: events are taken in order, the state is stored, then the instructions are carried out.
+
+Each workload has an actor of its own, so orders for one are never reordered and a slow one delays nobody else. Pure
+decisions come from `shoal.agent.workloads.state`; this module only does what they say. Starting, stopping and
+forgetting go on until the runtime has given a definite answer, because a run whose start is in doubt must not be
+followed by another.
+
+Owned by `shoal.agent.workloads.executor`, which posts orders, ends of runs and losses of contact here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from shoal.agent.facts import (
+    BecameReady,
+    ConfirmOwnership,
+    Event,
+    ForgetRun,
+    ForgetWorkload,
+    Forgotten,
+    Instruction,
+    IntentChanged,
+    Moment,
+    Outcome,
+    OwnershipConfirmed,
+    OwnershipDenied,
+    ProbeReadiness,
+    ReadinessTimedOut,
+    RunEnded,
+    RunStarted,
+    RunStopped,
+    RunTroubled,
+    Stage,
+    StartFailed,
+    StartRefused,
+    StartRun,
+    Step,
+    StopRun,
+    TimerFired,
+    Wait,
+    WorkloadState,
+    new_run_id,
+)
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.store import action_log, intents
+from shoal.agent.store.action_log import Action, ActionStatus, ActionType
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.store.vault import Vault
+from shoal.agent.workloads import readiness
+from shoal.agent.workloads.certificates import WorkloadCertificates
+from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.ports import PortBook
+from shoal.agent.workloads.state import handle
+from shoal.agent.workloads.views import status_of, verdict_of
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnsupportedError
+from shoal.core.faults import reach
+from shoal.core.ids import WorkloadId
+from shoal.core.retry import Backoff
+from shoal.core.tasks import TaskScope
+from shoal.model.workloads import Exit, FailureReason, RunStatus, WorkloadType
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Between two tries to get an answer out of a runtime, a full disk or the control plane.
+PATIENCE = Backoff(first=0.5, cap=15.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every actor of an agent shares."""
+
+    node_id: str
+    runtimes: Mapping[WorkloadType, Runtime]
+    database: AgentDatabase
+    clock: Clock
+    entropy: Entropy
+    ports: PortBook
+    contact: Contact
+    scope: TaskScope
+    #: How many runs each runtime may start at the same time; one that hangs does not hold up the others.
+    starts: Mapping[WorkloadType, asyncio.Semaphore]
+    vault: Vault
+    #: None: this agent has no certificate itself, and so cannot get any for others.
+    certificates: WorkloadCertificates | None
+    #: What each run is told about itself and its node.
+    identity: Callable[[WorkloadState, str], Mapping[str, str]]
+    #: Called when a status has changed.
+    changed: Callable[[], None]
+    #: Called, and awaited, when a workload is gone.
+    forgotten: Callable[[WorkloadActor], Awaitable[None]]
+    metrics: AgentMetrics
+
+
+class WorkloadActor:
+    """Carries out what is decided about one workload."""
+
+    def __init__(self, surroundings: Surroundings, first: Step, *, actions: Iterable[Action] = ()) -> None:
+        self._around = surroundings
+        self.state = first.state
+        self._actions = list(actions)
+        self._events: deque[Event | Step] = deque([first])
+        self._strays: list[RunInfo] = []
+        self._draining = False
+        self._watcher: asyncio.Task[Any] | None = None
+        self._trouble = ""
+        self._warning = ""
+
+    @property
+    def workload_id(self) -> WorkloadId:
+        """Whose actor it is."""
+        return self.state.intent.workload_id
+
+    def newest_intent(self) -> IntentChanged | None:
+        """The last order that was posted and not taken in yet."""
+        return next((event for event in reversed(self._events) if isinstance(event, IntentChanged)), None)
+
+    def status(self) -> RunStatus:
+        """What is reported of it."""
+        status = status_of(self.state)
+        words = "; ".join(each for each in (status.message, self._trouble, self._warning) if each)
+        return replace(status, message=words) if words != status.message else status
+
+    def warn(self, message: str) -> None:
+        """Say something in its status until told otherwise, with no words, or until its run is over."""
+        if message != self._warning:
+            self._warning = message
+            self._around.changed()
+
+    def begin(self, strays: tuple[RunInfo, ...] = ()) -> None:
+        """Start acting. `strays` are runs of this workload that are not its present one: they are ended first."""
+        self._strays.extend(strays)
+        self._wake()
+
+    def post(self, event: Event) -> None:
+        """Take in an event, after those before it."""
+        self._events.append(event)
+        self._wake()
+
+    def change_intent(self, event: IntentChanged, action: Action | None) -> None:
+        """Take in an order that was stored, with the entry of the log that follows it."""
+        if action is not None:
+            self._actions = [each for each in self._actions if each.type is ActionType.DELETE]
+            self._actions.append(action)
+        self.post(event)
+
+    def overtaken(self, by: str, now: datetime) -> list[Action]:
+        """The entries of the log that end when another order is stored: earlier applies that are not done yet."""
+        return [
+            replace(each, status=ActionStatus.FAILED, error=f"overtaken by the later order {by}", ended_at=now)
+            for each in self._actions
+            if each.type is not ActionType.DELETE
+        ]
+
+    # -----------------------------------------------------------------------------------------------------
+    # Taking in
+
+    def _wake(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._around.scope.start(self._drain(), name=f"workload {self.workload_id}")
+
+    async def _drain(self) -> None:
+        try:
+            await self._end_strays()
+            while self._events:
+                event = self._events.popleft()
+                before = status_of(self.state)
+                step = event if isinstance(event, Step) else handle(self.state, event, self._moment())
+                last, self.state = self.state, step.state
+                if status_of(self.state) != before or isinstance(event, Step):
+                    self._around.changed()
+                if self.state.stage is not last.stage:
+                    self._stop_watching()
+                await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))
+                self._count_failure(last)
+                for instruction in step.instructions:
+                    self._carry_out(instruction)
+                if self.state.stage is Stage.FORGOTTEN and not self._events:
+                    await self._around.forgotten(self)
+        finally:
+            self._draining = False
+
+    def _count_failure(self, last: WorkloadState) -> None:
+        """Count that it was given up, once each time."""
+        progress = self.state.progress
+        if progress.outcome is Outcome.FAILED and last.progress.outcome is not Outcome.FAILED:
+            self._around.metrics.failed(self.state.intent.type, progress.failure)
+
+    def _moment(self) -> Moment:
+        entropy = self._around.entropy
+        return Moment(
+            now=self._around.clock.wall(),
+            run_id=new_run_id(self.workload_id, entropy.token(10)),
+            chance=entropy.uniform(0.0, 1.0),
+        )
+
+    async def _store(self, *, stale: bool) -> None:
+        """Make the new state durable, however long it takes: nothing is done before."""
+        actions = self._advance_actions()
+        if not stale and not actions:
+            return
+        workload_id, progress = self.workload_id, self.state.progress
+
+        def change(connection: sqlite3.Connection) -> None:
+            intents.put_progress(connection, workload_id, progress)
+            action_log.put_actions(connection, actions)
+
+        failures = 0
+        while True:
+            try:
+                await self._around.database.write(change)
+            except ShoalError as error:
+                failures += 1
+                self._note_trouble(error.message)
+                await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+            else:
+                self._note_trouble("")
+                self._around.metrics.finished(actions)
+                return
+
+    def _advance_actions(self) -> list[Action]:
+        """Bring the open entries of the log up to date and return those that changed."""
+        now = self._around.clock.wall()
+        verdict = verdict_of(self.state)
+        changed, still_open = [], []
+        for action in self._actions:
+            if action.type is ActionType.DELETE:
+                # The last entry of a workload that is gone is written together with its removal.
+                done = self.state.progress.born > action.generation
+                ended = replace(action, status=ActionStatus.COMPLETED, ended_at=now) if done else None
+            elif verdict is not None and action.generation <= self.state.intent.generation:
+                status = ActionStatus.FAILED if verdict.error else ActionStatus.COMPLETED
+                ended = replace(action, status=status, error=verdict.error, ended_at=now)
+            else:
+                ended = None
+            latest = ended or action
+            if latest.started_at is None:
+                latest = replace(latest, started_at=now)
+            if latest.status is ActionStatus.PENDING:
+                latest = replace(latest, status=ActionStatus.RUNNING)
+            if latest != action:
+                changed.append(latest)
+            if latest.is_open:
+                still_open.append(latest)
+        self._actions = still_open
+        return changed
+
+    @property
+    def open_actions(self) -> int:
+        """How many orders about it have not ended."""
+        return len(self._actions)
+
+    def finished_actions(self, now: datetime) -> list[Action]:
+        """The open entries of a workload that is gone, as they are to be written."""
+        return [replace(each, status=ActionStatus.COMPLETED, ended_at=now) for each in self._actions]
+
+    def _note_trouble(self, message: str) -> None:
+        if message != self._trouble:
+            if message:
+                log.error("workload %s: %s", self.workload_id, message)
+            self._trouble = message
+            self._around.changed()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Carrying out
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartRun(run_id):
+                self._work(self._start(run_id, self.state), "start")
+            case StopRun(run_id):
+                self._work(self._stop(run_id), "stop")
+            case ForgetWorkload():
+                self._work(self._forget(), "forget")
+            case ForgetRun(run_id):
+                self._around.scope.start(self._forget_run(run_id), name=f"forget run {run_id}")
+            case ProbeReadiness(run_id, within):
+                self._watch(self._probe(run_id, within), "probe")
+            case Wait(seconds, serial):
+                self._watch(self._wait(seconds, serial), "wait")
+            case ConfirmOwnership(generation):
+                self._watch(self._confirm(generation), "confirm")
+
+    def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Something that must come to an end by itself. The state machine asks for one at a time."""
+        self._stop_watching()
+        self._around.scope.start(work, name=f"{name} {self.workload_id}")
+
+    def _watch(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Something that the next instruction may cut short."""
+        self._stop_watching()
+        self._watcher = self._around.scope.start(work, name=f"{name} {self.workload_id}")
+
+    def _stop_watching(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
+            self._watcher = None
+
+    @property
+    def _runtime(self) -> Runtime:
+        return self._around.runtimes[self.state.intent.type]
+
+    async def _start(self, run_id: str, decided: WorkloadState) -> None:
+        """Start what was decided to be started, though the state may move on meanwhile."""
+        event: RunInfo | Event
+        self._warning = ""
+        try:
+            # Before it takes its turn: one that waits for the control plane holds up nobody else.
+            proof = await self._prove(decided)
+            async with self._around.starts[decided.intent.type]:
+                event = await self._persist(lambda: self._start_once(run_id, decided, proof), run_id)
+        except RunError as error:
+            event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
+        if isinstance(event, RunInfo):
+            self.post(RunStarted(run_id, event.started_at, event.pid, event.ports))
+            if event.phase is RunPhase.ENDED:
+                self.post(ended(event))
+        else:
+            self.post(event)
+
+    async def _prove(self, decided: WorkloadState) -> Mapping[str, str]:
+        """Get a run what proves who it is, if it asks for that."""
+        process = decided.spec.process if decided.spec is not None else None
+        if process is None:
+            return {}
+        if self._around.certificates is not None:
+            return await self._around.certificates.prepare(self.workload_id, process)
+        if process.identity:
+            words = "waits for its certificate: this agent has none itself, so it gets none for others"
+            raise RunError(words, failure=FailureReason.RUNTIME_ERROR, transient=True)
+        return {}
+
+    async def _start_once(self, run_id: str, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
+        spec = decided.spec
+        if spec is None or spec.process is None:
+            return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
+        deadline = None
+        if decided.rules.needs_contact:
+            deadline = self._around.contact.time_left(decided.rules.stop_after)
+            if deadline <= 0:
+                return await self._runtime.inspect(run_id) or StartRefused(run_id)
+        ports = self._around.ports.choose(self.workload_id, spec.process.ports, before=decided.progress.ports)
+        request = RunRequest(
+            run_id=run_id,
+            workload_id=self.workload_id,
+            spec=spec.process,
+            limits=spec.request,
+            ports=ports,
+            identity={**self._around.identity(decided, run_id), **proof},
+            secrets=self._around.vault.environment(self.workload_id, spec.process),
+            deadline=deadline,
+        )
+        reach("agent.start.before")
+        try:
+            info = await self._runtime.start(request)
+        except (InvalidError, UnsupportedError) as error:
+            return StartFailed(run_id, FailureReason.INVALID_SPEC, error.message)
+        reach("agent.start.after")
+        return info
+
+    async def _stop(self, run_id: str) -> None:
+        info = await self._persist(lambda: self._stop_once(run_id), run_id)
+        if info is None:
+            self.post(RunStopped(run_id))
+        else:
+            self.post(RunStopped(run_id, info.exit, info.last_output, info.ended_by))
+
+    async def _stop_once(self, run_id: str) -> RunInfo | None:
+        reach("agent.stop.before")
+        return await self._runtime.stop(run_id)
+
+    async def _forget(self) -> None:
+        await self._end_strays()
+        await self._persist(lambda: self._runtime.forget_workload(self.workload_id), None)
+        if self._around.certificates is not None:
+            await self._around.certificates.forget(self.workload_id)
+        self._around.ports.release(self.workload_id)
+        self.post(Forgotten())
+
+    async def _forget_run(self, run_id: str) -> None:
+        """Tell the runtime that a run's end is recorded. One that is not told now is told after the next restart."""
+        try:
+            await self._runtime.forget(run_id)
+        except (ShoalError, OSError) as error:
+            log.warning("run %s could not be forgotten yet: %s", run_id, error)
+
+    async def _end_strays(self) -> None:
+        """End runs that belong to this workload and are not its present run: there must never be two."""
+        while self._strays:
+            stray = self._strays[0]
+            await self._persist(partial(self._end_stray, stray), None)
+            self._strays.pop(0)
+
+    async def _end_stray(self, stray: RunInfo) -> None:
+        if stray.phase is RunPhase.RUNNING:
+            log.warning("workload %s: ending run %s, which is not its present one", self.workload_id, stray.run_id)
+            await self._runtime.stop(stray.run_id)
+        await self._runtime.forget(stray.run_id)
+
+    async def _persist(self, call: Callable[[], Awaitable[T]], run_id: str | None) -> T:
+        """Ask a runtime until it answers. `RunError` is an answer: the run was not started."""
+        failures = 0
+        while True:
+            try:
+                return await call()
+            except RunError:
+                raise
+            except Exception as error:  # a bug in one runtime must not end the agent
+                failures += 1
+                unexpected = not isinstance(error, ShoalError | OSError)
+                log.warning("workload %s: %s", self.workload_id, error, exc_info=error if unexpected else None)
+                self.post(RunTroubled(run_id, f"the runtime does not answer: {error}"))
+                await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+
+    async def _probe(self, run_id: str, within: float) -> None:
+        spec, clock = self.state.spec, self._around.clock
+        probe = spec.process.readiness if spec is not None and spec.process is not None else None
+        if probe is None:
+            self.post(BecameReady(run_id))
+            return
+        ends_at = clock.monotonic() + within
+        while True:
+            ports = self.state.progress.ports
+            if await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports):
+                self.post(BecameReady(run_id))
+                return
+            left = ends_at - clock.monotonic()
+            if left <= 0:
+                self.post(ReadinessTimedOut(run_id))
+                return
+            await clock.sleep(min(probe.interval.total_seconds(), left))
+
+    async def _wait(self, seconds: float, serial: int) -> None:
+        await self._around.clock.sleep(seconds)
+        self.post(TimerFired(serial))
+
+    async def _confirm(self, generation: int) -> None:
+        """Ask the control plane whether this generation is ours, until it says so."""
+        contact, failures = self._around.contact, 0
+        while True:
+            await contact.wait_for_lease()
+            try:
+                owner = await contact.ownership(self.workload_id)
+            except NotFoundError:
+                message = "held: the control plane does not know it"
+            except ShoalError as error:
+                message = f"held: the control plane cannot be asked: {error.message}"
+            else:
+                # A higher generation that is ours too is an order on its way here: nobody else may run it.
+                if owner.node_id == self._around.node_id and owner.generation >= generation and owner.wanted:
+                    self.post(OwnershipConfirmed(generation))
+                    return
+                message = f"held: the control plane says generation {owner.generation} is {_whose(owner.node_id)}"
+            self.post(OwnershipDenied(generation, message))
+            failures += 1
+            await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+
+
+def ended(info: RunInfo) -> RunEnded:
+    """The event that a run's end is."""
+    return RunEnded(info.run_id, info.exit or Exit(unknown=True), info.last_output, info.ended_by)
+
+
+def _whose(node_id: str) -> str:
+    return f"node {node_id}'s" if node_id else "nobody's"

@@ -1,0 +1,187 @@
+"""Whether an order is taken, and what it makes of what the agent knows. Pure.
+
+    generation       workload here               apply                      delete
+    0                any                         as highest + 1             removes it
+    below highest    any                         refused as stale           refused as stale, if it is here
+    the highest      same content                skipped                    removes it
+    the highest      other content, or removed   refused                    nothing to remove
+    above highest    same content                noted, skipped             removes it
+    above highest    other content, or none      taken                      removes it; noted if it is not here
+
+Called by `shoal.agent.workloads.executor` for each order, before anything is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from shoal.agent.facts import Intent, Outcome, RunRules, Stage, WorkloadState
+from shoal.agent.workloads.slots import Claim
+from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError, problem
+from shoal.core.ids import WorkloadId
+from shoal.model.workloads import AgentSpec, DesiredState, Readiness, WorkloadType
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOrder:
+    """An apply that was read and found well-formed."""
+
+    workload_id: WorkloadId
+    type: WorkloadType
+    revision_id: str
+    desired: DesiredState
+    spec_bytes: bytes
+    spec_sha256: bytes
+    #: What the bytes say.
+    spec: AgentSpec
+    #: 0 from a scheduler that knows none.
+    generation: int = 0
+    attempt: int = 0
+    #: The values of the secrets that the spec names.
+    secrets: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOrder:
+    """A delete that was read and found well-formed."""
+
+    workload_id: WorkloadId
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What an order makes of an intent."""
+
+    #: None: there is nothing to remove.
+    intent: Intent | None
+    #: Nothing is to be done about it.
+    skipped: bool = False
+    #: There is something new to remember, if only a generation.
+    stored: bool = True
+
+
+def judge_apply(order: ApplyOrder, state: WorkloadState | None, *, highest: int, now: datetime) -> Decision:
+    """Take or refuse an apply. `highest` is the highest generation ever accepted for the workload."""
+    generation = order.generation or highest + 1
+    if generation < highest:
+        raise StaleGenerationError(order.workload_id, offered=generation, highest=highest)
+    current = state.intent if state is not None else None
+    if state is None or current is None or current.deleting:
+        if generation <= highest:
+            raise _removed(order.workload_id, generation)
+        return Decision(_new_life(order, generation, now))
+    if order.type is not current.type:
+        rule = f"must stay {current.type.value}; delete the workload to give its id to another kind"
+        raise InvalidError([problem("type", order.type.value, rule)])
+    same = (
+        order.revision_id == current.revision_id
+        and order.desired is current.desired
+        and order.spec_sha256 == current.spec_sha256
+    )
+    if generation == current.generation:
+        if same and order.attempt == current.attempt:
+            return Decision(current, skipped=True, stored=False)
+        raise PreconditionError(
+            f"workload {order.workload_id!r}: generation {generation} was accepted already, with another content",
+            hint="every change of a workload needs a higher generation",
+            workload_id=order.workload_id,
+            generation=generation,
+        )
+    intent = replace(
+        current,
+        revision_id=order.revision_id,
+        desired=order.desired,
+        spec_bytes=order.spec_bytes,
+        spec_sha256=order.spec_sha256,
+        generation=generation,
+        attempt=max(order.attempt, current.attempt),
+        updated_at=now,
+    )
+    return Decision(intent, skipped=same and not _has_to_act(state, intent))
+
+
+def judge_delete(order: DeleteOrder, state: WorkloadState | None, *, now: datetime) -> Decision:
+    """Take or refuse a delete."""
+    if state is None:
+        return Decision(None, skipped=True, stored=order.generation > 0)
+    current = state.intent
+    if order.generation and order.generation < current.generation:
+        raise StaleGenerationError(order.workload_id, offered=order.generation, highest=current.generation)
+    generation = max(order.generation, current.generation)
+    if current.deleting:
+        intent = replace(current, generation=generation)
+        return Decision(intent, skipped=True, stored=generation > current.generation)
+    return Decision(replace(current, deleting=True, generation=generation, updated_at=now))
+
+
+def _new_life(order: ApplyOrder, generation: int, now: datetime) -> Intent:
+    return Intent(
+        workload_id=order.workload_id,
+        type=order.type,
+        revision_id=order.revision_id,
+        desired=order.desired,
+        spec_bytes=order.spec_bytes,
+        spec_sha256=order.spec_sha256,
+        generation=generation,
+        born=generation,
+        attempt=order.attempt,
+        created_at=now,
+        updated_at=now,
+    )
+
+
+def _has_to_act(state: WorkloadState, intent: Intent) -> bool:
+    """Whether an order of the same content is a wish to try again what is over."""
+    progress = state.progress
+    if not intent.wanted:
+        return False
+    if progress.outcome is Outcome.FAILED:
+        return True
+    over = progress.outcome is Outcome.COMPLETED or state.stage is Stage.WAITING
+    return over and intent.attempt > progress.attempt
+
+
+def _removed(workload_id: WorkloadId, generation: int) -> StaleGenerationError:
+    error = StaleGenerationError(workload_id, offered=generation, highest=generation)
+    error.message = f"workload {workload_id!r}: it was removed at generation {generation}; only a newer one is taken"
+    error.args = (error.message,)
+    return error
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What a spec means for the other parts of the agent
+
+
+def rules_of(spec: AgentSpec) -> RunRules:
+    """The part of a spec that decides about restarts and readiness."""
+    stop_after = spec.stop_after.total_seconds()
+    if spec.process is None:
+        return RunRules(at_most_one=spec.at_most_one, stop_after=stop_after)
+    readiness = spec.process.readiness
+    return RunRules(
+        restart=spec.process.restart,
+        ready_within=readiness.deadline.total_seconds() if readiness is not None else None,
+        probe=probe_words(readiness) if readiness is not None else "",
+        at_most_one=spec.at_most_one,
+        stop_after=stop_after,
+    )
+
+
+def claim_of(spec: AgentSpec) -> Claim:
+    """What a workload takes of its node."""
+    ports = spec.process.ports if spec.process is not None else ()
+    return Claim(request=spec.request, ports=frozenset((port.port, "tcp") for port in ports if port.port))
+
+
+def probe_words(readiness: Readiness) -> str:
+    """What readiness waits for, for people."""
+    if readiness.tcp_port is not None:
+        return f"port {readiness.tcp_port}"
+    if readiness.http is not None:
+        return f"GET {readiness.http.path} on port {readiness.http.port}"
+    if readiness.command is not None:
+        return f"command {readiness.command.command[0]!r}"
+    return "nothing"

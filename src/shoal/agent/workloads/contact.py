@@ -1,0 +1,97 @@
+"""Contact with the control plane, as the agent itself counts it.
+
+A lease is counted from the moment the last acknowledged heartbeat was *sent*, and ends a tenth early. The control plane
+counts the same lease from the moment it received that beat. So the agent always believes in an earlier end than the
+control plane does, whatever their wall clocks say, as long as the clocks run at nearly the same rate. What may exist
+only once lives by this count: it is started only while there is time left, and only on the control plane's word.
+
+Renewed by `shoal.agent.contact.registration`, read by `shoal.agent.workloads.actor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from shoal.core.clock import Clock
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import WorkloadId
+from shoal.model.nodes import LEASE_MARGIN
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """Whose a workload is, in the control plane's words."""
+
+    node_id: str
+    generation: int
+    #: Whether it is to run.
+    wanted: bool = True
+
+
+Question = Callable[[WorkloadId], Awaitable[Ownership]]
+
+
+class Contact:
+    """The lease, and the way to ask."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sent_at: float | None = None
+        self._lease = 0.0
+        self._renewed = asyncio.Event()
+        self._ask: Question | None = None
+
+    @property
+    def sent_at(self) -> float | None:
+        """When the last acknowledged heartbeat was sent, on the monotonic clock; None before there was one."""
+        return self._sent_at
+
+    @property
+    def ends_at(self) -> float | None:
+        """When the lease ends, on the monotonic clock; None before there was one."""
+        return None if self._sent_at is None else self._sent_at + self.allowance()
+
+    def time_left(self, stop_after: float = 0.0) -> float:
+        """Seconds until the lease ends; 0 when it has, or when there was none.
+
+        With `stop_after`, until what may go on for so long without contact has to end, which is never before the lease.
+        """
+        if self._sent_at is None:
+            return 0.0
+        return max(0.0, self.allowance(stop_after) - self.silence())
+
+    def allowance(self, stop_after: float = 0.0) -> float:
+        """How long the last acknowledged heartbeat is good for, as the agent counts."""
+        return max(self._lease, stop_after) * (1.0 - LEASE_MARGIN)
+
+    def silence(self) -> float:
+        """Seconds since the last acknowledged heartbeat was sent; 0 before there was one."""
+        return 0.0 if self._sent_at is None else self._clock.monotonic() - self._sent_at
+
+    def has_lapsed(self) -> bool:
+        """Whether there was a lease and it has ended."""
+        return self._sent_at is not None and self.time_left() <= 0
+
+    def renew(self, *, sent_at: float, lease: float) -> None:
+        """A heartbeat sent at `sent_at` was acknowledged."""
+        self._sent_at = sent_at if self._sent_at is None else max(self._sent_at, sent_at)
+        self._lease = lease
+        self._renewed.set()
+
+    def ask_through(self, ask: Question | None) -> None:
+        """How the control plane is asked."""
+        self._ask = ask
+
+    async def wait_for_lease(self) -> None:
+        """Wait until there is time left."""
+        while self.time_left() <= 0:
+            self._renewed.clear()
+            await self._renewed.wait()
+
+    async def ownership(self, workload_id: WorkloadId) -> Ownership:
+        """Ask whose a workload is. Raises what the question was answered with."""
+        if self._ask is None:
+            raise UnavailableError("there is no control plane to ask")
+        return await self._ask(workload_id)

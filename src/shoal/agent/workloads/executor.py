@@ -1,0 +1,386 @@
+"""The agent's workloads, from opening to closing: orders in, runs kept as ordered, reports out.
+
+On opening, what was remembered is compared with what the runtimes still have: runs are adopted, ends that were missed
+are taken in, and everything converges with no control plane in sight. Runs that belong to no workload known here are
+left alone and reported. After that, ends of runs reach the actors of their workloads as they happen.
+
+Called by `shoal.agent.service` (orders, questions) and `shoal.agent.contact.registration` (reports, contact, draining).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from shoal.agent.facts import (
+    RUNNING_STAGES,
+    ContactLost,
+    FoundRun,
+    Intent,
+    Moment,
+    RunRules,
+    Stage,
+    WorkloadState,
+    new_run_id,
+)
+from shoal.agent.metrics import AgentMetrics
+from shoal.agent.store import action_log, intents
+from shoal.agent.store.action_log import Action, ActionQuery, ActionStatus
+from shoal.agent.store.database import AgentDatabase
+from shoal.agent.store.intents import StoredWorkload
+from shoal.agent.store.vault import Vault
+from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, ended
+from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder, rules_of
+from shoal.agent.workloads.certificates import WorkloadCertificates
+from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.intake import Answer, Intake
+from shoal.agent.workloads.ports import PortBook
+from shoal.agent.workloads.roster import Roster
+from shoal.agent.workloads.slots import slot_share
+from shoal.agent.workloads.state import reopen
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import ShoalError, UnsupportedError
+from shoal.core.ids import WorkloadId
+from shoal.core.tasks import TaskScope
+from shoal.model.resources import Resources
+from shoal.model.workloads import AgentSpec, ProcessSpec, Usage, WorkloadType
+from shoal.runtimes.base import LogPiece, RunInfo, RunPhase, Runtime, SupportsDeadlines, SupportsLogs, SupportsUsage
+from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+
+log = logging.getLogger(__name__)
+
+MAX_STARTS = 8
+#: A runtime that does not say how it is in this time is not well.
+HEALTH_TIMEOUT = 2.0
+USAGE_TIMEOUT = 1.0
+
+_ALIVE = frozenset({Stage.PROBING, Stage.READY})
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSelf:
+    """What an agent knows of itself and hands on to its workloads."""
+
+    node_id: str
+    capacity: Resources
+    host_id: str = ""
+    #: The control plane's addresses, for workloads that talk to it.
+    control: tuple[str, ...] = ()
+    workers_per_slot: int = 1
+
+
+class Executor:
+    """Every workload of one agent."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeSelf,
+        database: AgentDatabase,
+        runtimes: Mapping[WorkloadType, Runtime],
+        contact: Contact,
+        clock: Clock,
+        entropy: Entropy,
+        changed: Callable[[], None],
+        ports: PortBook | None = None,
+        metrics: AgentMetrics | None = None,
+        certificates: WorkloadCertificates | None = None,
+    ) -> None:
+        self.node = node
+        self.roster = Roster()
+        self._database = database
+        self._runtimes = runtimes
+        self._clock = clock
+        self._entropy = entropy
+        self._scope = TaskScope(f"agent {node.node_id}")
+        self._ports = ports or PortBook(entropy)
+        self._vault = Vault(database)
+        self._certificates = certificates
+        self._surroundings = Surroundings(
+            node_id=node.node_id,
+            runtimes=runtimes,
+            database=database,
+            clock=clock,
+            entropy=entropy,
+            ports=self._ports,
+            contact=contact,
+            scope=self._scope,
+            starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in runtimes},
+            vault=self._vault,
+            certificates=certificates,
+            identity=self._identity,
+            changed=changed,
+            forgotten=self._forgotten,
+            metrics=metrics or AgentMetrics(),
+        )
+        self._intake = Intake(self._surroundings, self.roster, node.capacity)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Life
+
+    async def open(self) -> None:
+        """Take up again what an earlier agent left. The database is open already."""
+        await self._vault.open()
+        stored = await self._database.read(intents.load_workloads)
+        if self._certificates is not None:
+            await self._certificates.open(each.intent.workload_id for each in stored)
+        actions = await self._database.read(action_log.open_actions)
+        runs: dict[WorkloadId, list[RunInfo]] = {}
+        for runtime in self._runtimes.values():
+            await runtime.open()
+            for info in await runtime.list_runs():
+                runs.setdefault(info.workload_id, []).append(info)
+        for each in stored:
+            own = [action for action in actions if action.workload_id == each.intent.workload_id]
+            await self._reopen(each, runs.pop(each.intent.workload_id, []), own)
+        for info in (info for infos in runs.values() for info in infos):
+            log.warning("run %s of workload %s belongs to no order: left alone", info.run_id, info.workload_id)
+            self.roster.orphans[info.run_id] = info
+        for kind, runtime in self._runtimes.items():
+            self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
+        if self._certificates is not None:
+            keeping = self._certificates.keep_fresh(self._proving, self._warn)
+            self._scope.start(keeping, name="certificates of workloads")
+
+    async def close(self) -> None:
+        """Let go of everything; what runs goes on."""
+        await self._scope.close()
+        for runtime in self._runtimes.values():
+            await runtime.close()
+
+    async def stop_all(self, grace: float | None = None) -> frozenset[WorkloadId]:
+        """Stop every run of a known workload, each by its own stop policy, and act no more. Returns what was stopped.
+
+        What is wished stays as it was: the next agent on this data directory starts them again.
+        """
+        await self._scope.close()
+        stopping = [
+            (runtime, info)
+            for runtime in self._runtimes.values()
+            for info in await runtime.list_runs()
+            if info.phase is RunPhase.RUNNING and info.run_id not in self.roster.orphans
+        ]
+        stopped: set[WorkloadId] = set()
+
+        async def stop(runtime: Runtime, info: RunInfo) -> None:
+            try:
+                await runtime.stop(info.run_id)
+            except ShoalError as error:
+                log.warning("a workload could not be stopped: %s", error)
+            else:
+                stopped.add(info.workload_id)
+
+        try:
+            async with asyncio.timeout(grace):
+                await asyncio.gather(*(stop(runtime, info) for runtime, info in stopping))
+        except TimeoutError:
+            log.warning("some workloads were not stopped within %s seconds", grace)
+        return frozenset(stopped)
+
+    async def failed(self) -> None:
+        """Wait until something of this agent breaks that should not, and raise it."""
+        await self._scope.failed()
+
+    async def _reopen(self, stored: StoredWorkload, runs: list[RunInfo], actions: list[Action]) -> None:
+        intent, progress = stored.intent, stored.progress
+        spec, rules = _read_spec(intent)
+        current = next((info for info in runs if info.run_id == progress.run_id), None)
+        found = _found(current) if current is not None else None
+        self._ports.adopt(intent.workload_id, (found.ports if found is not None else progress.ports).values())
+        run_id = new_run_id(intent.workload_id, self._entropy.token(10))
+        moment = Moment(self._clock.wall(), run_id, self._entropy.uniform(0.0, 1.0))
+        first = reopen(intent, rules, progress, found, moment, spec=spec)
+        actor = WorkloadActor(self._surroundings, first, actions=await self._keep_newest(actions))
+        self.roster.actors[intent.workload_id] = actor
+        actor.begin(tuple(info for info in runs if info is not current))
+
+    async def _keep_newest(self, actions: list[Action]) -> list[Action]:
+        """The open entries of the log that still count; the others end."""
+        kept = {action.type: action for action in actions}
+        now = self._clock.wall()
+        lost = [
+            replace(action, status=ActionStatus.FAILED, error="overtaken by a later order", ended_at=now)
+            for action in actions
+            if kept[action.type] is not action
+        ]
+        if lost:
+            await self._database.write(lambda connection: action_log.put_actions(connection, lost))
+        return list(kept.values())
+
+    # -----------------------------------------------------------------------------------------------------
+    # Orders
+
+    async def apply(self, order: ApplyOrder) -> Answer:
+        """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
+        return await self._intake.apply(order)
+
+    async def delete(self, order: DeleteOrder) -> Answer:
+        """Take an order to remove a workload. Removing what is not here is done already."""
+        return await self._intake.delete(order)
+
+    async def _forgotten(self, actor: WorkloadActor) -> None:
+        await self._intake.drop(actor)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Runs
+
+    async def _watch(self, runtime: Runtime) -> None:
+        failures = 0
+        while True:
+            try:
+                async for info in runtime.watch():
+                    failures = 0
+                    self._run_ended(info)
+                log.warning("the %s runtime stopped telling of ends", runtime.type.value)
+            except (ShoalError, OSError) as error:
+                log.warning("the %s runtime cannot be watched: %s", runtime.type.value, error)
+            failures += 1
+            await self._clock.sleep(PATIENCE.delay(failures, self._entropy))
+
+    def _run_ended(self, info: RunInfo) -> None:
+        if info.run_id in self.roster.orphans:
+            self.roster.orphans[info.run_id] = info
+            return
+        actor = self.roster.actors.get(info.workload_id)
+        if actor is not None and info.phase is RunPhase.ENDED:
+            actor.post(ended(info))
+
+    def _proving(self) -> dict[WorkloadId, ProcessSpec]:
+        """The workloads that run and have a certificate of their own."""
+        return {
+            workload_id: spec.process
+            for workload_id, actor in self.roster.actors.items()
+            if actor.state.stage in _ALIVE
+            and (spec := actor.state.spec) is not None
+            and spec.process is not None
+            and spec.process.identity
+        }
+
+    def _warn(self, workload_id: WorkloadId, message: str) -> None:
+        actor = self.roster.actors.get(workload_id)
+        if actor is not None:
+            actor.warn(message)
+
+    def lose_contact(self, silence: float) -> None:
+        """There was no contact for so long: what must not go on without it is stopped."""
+        for actor in self.roster.actors.values():
+            if actor.state.rules.needs_contact and self._has_lapsed(actor, silence):
+                actor.post(ContactLost())
+
+    async def extend_deadlines(self, silence: float) -> None:
+        """There is contact again after so long: what has not lapsed meanwhile may go on, each for its own time."""
+        due: dict[tuple[WorkloadType, float], list[str]] = {}
+        for actor in self.roster.actors.values():
+            state = actor.state
+            if state.rules.needs_contact and state.stage in RUNNING_STAGES and not self._has_lapsed(actor, silence):
+                due.setdefault((state.intent.type, state.rules.stop_after), []).append(state.progress.run_id)
+        for (kind, stop_after), ids in due.items():
+            runtime = self._runtimes.get(kind)
+            if not isinstance(runtime, SupportsDeadlines):
+                continue
+            try:
+                await runtime.extend_deadlines(tuple(ids), self._surroundings.contact.time_left(stop_after))
+            except (ShoalError, OSError) as error:
+                log.warning("deadlines of the %s runtime could not be moved on: %s", kind.value, error)
+
+    def _has_lapsed(self, actor: WorkloadActor, silence: float) -> bool:
+        return silence >= self._surroundings.contact.allowance(actor.state.rules.stop_after)
+
+    def _identity(self, state: WorkloadState, run_id: str) -> Mapping[str, str]:
+        node, intent = self.node, state.intent
+        identity = {
+            "SHOAL_NODE_ID": node.node_id,
+            "SHOAL_HOST_ID": node.host_id,
+            "SHOAL_CONTROL": ",".join(node.control),
+            "SHOAL_WORKLOAD_ID": intent.workload_id,
+            "SHOAL_RUN_ID": run_id,
+            "SHOAL_REVISION_ID": intent.revision_id,
+            "SHOAL_GENERATION": str(intent.generation),
+        }
+        slots = state.spec.request.slots if state.spec is not None else 0
+        if slots:
+            identity["SHOAL_SLOTS"] = str(slots)
+            identity["SHOAL_WORKERS"] = str(slots * node.workers_per_slot)
+            identity["SHOAL_MEMORY_MB"] = str(slot_share(node.capacity, slots))
+        return identity
+
+    # -----------------------------------------------------------------------------------------------------
+    # Questions
+
+    @property
+    def types(self) -> tuple[WorkloadType, ...]:
+        """The kinds of workload that can run here."""
+        return tuple(self._runtimes)
+
+    async def usages(self) -> dict[WorkloadId, Usage]:
+        """What each run uses now, as far as its runtime says so in time."""
+        asked: dict[WorkloadId, Coroutine[Any, Any, Usage | None]] = {}
+        for workload_id, actor in self.roster.actors.items():
+            runtime = self._runtimes.get(actor.state.intent.type)
+            if actor.state.stage in RUNNING_STAGES and isinstance(runtime, SupportsUsage):
+                asked[workload_id] = runtime.usage(actor.state.progress.run_id)
+        answers = await asyncio.gather(*(_in_time(question) for question in asked.values()))
+        return {workload_id: usage for workload_id, usage in zip(asked, answers, strict=True) if usage is not None}
+
+    async def list_actions(self, query: ActionQuery) -> list[Action]:
+        """Part of the log of actions."""
+        return await self._database.read(lambda connection: action_log.list_actions(connection, query))
+
+    def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
+        """What a workload printed. Raises `NotFoundError` or `UnsupportedError`."""
+        kind = self.roster.actor(workload_id).state.intent.type
+        runtime = self._runtimes.get(kind)
+        if not isinstance(runtime, SupportsLogs):
+            raise UnsupportedError(f"the {kind.value} runtime keeps no logs")
+        return runtime.read_logs(workload_id, tail_lines=tail_lines, follow=follow)
+
+    async def health(self) -> dict[str, str]:
+        """How each runtime is, by its name."""
+        return {kind.value: await _health_of(runtime) for kind, runtime in self._runtimes.items()}
+
+
+def _read_spec(intent: Intent) -> tuple[AgentSpec | None, RunRules]:
+    try:
+        message = pb.WorkloadSpec.FromString(intent.spec_bytes)
+        spec = agent_spec_from_proto(message, workload_type_to_agent(intent.type))
+    except (ShoalError, DecodeError) as error:
+        log.error("workload %s: its stored spec cannot be read: %s", intent.workload_id, error)
+        return None, RunRules()
+    return spec, rules_of(spec)
+
+
+def _found(info: RunInfo) -> FoundRun:
+    return FoundRun(
+        run_id=info.run_id,
+        started_at=info.started_at,
+        pid=info.pid,
+        ports=info.ports,
+        exit=ended(info).exit if info.phase is RunPhase.ENDED else None,
+        last_output=info.last_output,
+        ended_by=info.ended_by,
+    )
+
+
+async def _in_time(question: Coroutine[Any, Any, Usage | None]) -> Usage | None:
+    with contextlib.suppress(ShoalError, OSError, TimeoutError):
+        async with asyncio.timeout(USAGE_TIMEOUT):
+            return await question
+    return None
+
+
+async def _health_of(runtime: Runtime) -> str:
+    try:
+        async with asyncio.timeout(HEALTH_TIMEOUT):
+            return await runtime.health()
+    except TimeoutError:
+        return f"unhealthy: no answer within {HEALTH_TIMEOUT:g}s"
+    except (ShoalError, OSError) as error:
+        return f"unhealthy: {error}"

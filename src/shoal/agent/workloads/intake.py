@@ -1,0 +1,288 @@
+"""Orders: checked, stored, and only then answered. What they cause happens in the workload's own actor.
+
+Orders are stored one at a time, because admission must see every claim and each order needs the disk anyway. An order
+is carried through also when its caller gives up: it may be on disk by then, and must not be unknown in memory.
+
+Owned by `shoal.agent.workloads.executor`; called by `shoal.agent.service` through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
+from shoal.agent.store import action_log, intents, vault
+from shoal.agent.store.action_log import Action, ActionStatus, ActionType
+from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor
+from shoal.agent.workloads.admission import (
+    ApplyOrder,
+    Decision,
+    DeleteOrder,
+    claim_of,
+    judge_apply,
+    judge_delete,
+    rules_of,
+)
+from shoal.agent.workloads.roster import Roster
+from shoal.agent.workloads.slots import find_no_room, find_refusal
+from shoal.agent.workloads.state import begin_life
+from shoal.core.errors import ShoalError, UnavailableError, UnsupportedError
+from shoal.core.faults import reach
+from shoal.core.ids import WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import RunState, RunStatus
+from shoal.runtimes.base import SupportsDeadlines
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an order is answered with."""
+
+    status: RunStatus | None
+    message: str
+    task_id: str = ""
+    skipped: bool = False
+
+
+class Intake:
+    """Takes orders."""
+
+    def __init__(self, surroundings: Surroundings, roster: Roster, capacity: Resources) -> None:
+        self._around = surroundings
+        self._roster = roster
+        self._capacity = capacity
+        self._one_at_a_time = asyncio.Lock()
+
+    async def apply(self, order: ApplyOrder) -> Answer:
+        """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
+        return await self._carried_through(self._apply(order))
+
+    async def delete(self, order: DeleteOrder) -> Answer:
+        """Take an order to remove a workload. Removing what is not here is done already."""
+        return await self._carried_through(self._delete(order))
+
+    async def drop(self, actor: WorkloadActor) -> None:
+        """A workload is gone: drop its row and its actor, unless it was ordered again meanwhile."""
+        failures = 0
+        while not await self._try_to_drop(actor):
+            failures += 1
+            await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+
+    async def _try_to_drop(self, actor: WorkloadActor) -> bool:
+        workload_id = actor.workload_id
+        async with self._one_at_a_time:
+            if actor.newest_intent() is not None or self._roster.actors.get(workload_id) is not actor:
+                return True
+            actions = actor.finished_actions(self._around.clock.wall())
+
+            def change(connection: sqlite3.Connection) -> None:
+                intents.remove_intent(connection, workload_id)
+                vault.forget(connection, workload_id)
+                action_log.put_actions(connection, actions)
+
+            try:
+                reach("agent.forget.before")
+                await self._around.database.write(change)
+            except ShoalError as error:
+                log.error("workload %s cannot be forgotten yet: %s", workload_id, error.message)
+                return False
+            del self._roster.actors[workload_id]
+            self._around.vault.drop(workload_id)
+        self._around.metrics.finished(actions)
+        self._around.metrics.removed(actor.state.intent.type)
+        self._around.changed()
+        return True
+
+    # -----------------------------------------------------------------------------------------------------
+    # Applying
+
+    async def _apply(self, order: ApplyOrder) -> Answer:
+        self._check_runtime(order)
+        async with self._one_at_a_time:
+            actor = self._roster.actors.get(order.workload_id)
+            highest = await self._highest(order.workload_id)
+            state = self._roster.latest(order.workload_id)
+            decision = judge_apply(order, state, highest=highest, now=self._around.clock.wall())
+            if decision.intent is not None and decision.intent.wanted and decision.stored and not decision.skipped:
+                self._admit(order)
+            if actor is None:
+                self._admit_one_more(order)
+            # Before the order itself: a start that it causes finds them, also after a crash in between.
+            await self._around.vault.keep(order.workload_id, order.spec.process, order.secrets)
+            if decision.intent is None or not decision.stored:
+                return self._nothing_to_do(actor, decision)
+            action = None if decision.skipped else self._new_action(ActionType.APPLY, decision.intent)
+            event = IntentChanged(decision.intent, rules_of(order.spec), order.spec)
+            actor = await self._store_and_act(actor, event, action)
+            if action is None:
+                return self._nothing_to_do(actor, decision)
+            return Answer(_accepted(decision.intent), "accepted", task_id=action.task_id)
+
+    def _check_runtime(self, order: ApplyOrder) -> None:
+        runtime, kind = self._around.runtimes.get(order.type), order.type.value
+        if runtime is None:
+            raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
+        process = order.spec.process
+        if process is not None and process.identity and self._around.certificates is None:
+            raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
+        if rules_of(order.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
+            raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)
+
+    def _admit(self, order: ApplyOrder) -> None:
+        roster = self._roster
+        refusal = find_refusal(
+            self._capacity, roster.claims(), order.workload_id, claim_of(order.spec), draining=roster.draining
+        )
+        if refusal is not None:
+            raise refusal.error(order.workload_id)
+
+    def _admit_one_more(self, order: ApplyOrder) -> None:
+        refusal = find_no_room(len(self._roster.actors))
+        if refusal is not None:
+            raise refusal.error(order.workload_id)
+
+    def _nothing_to_do(self, actor: WorkloadActor | None, decision: Decision) -> Answer:
+        status = actor.status() if actor is not None else None
+        if status is not None and decision.intent is not None:
+            status = replace(status, generation=decision.intent.generation, revision_id=decision.intent.revision_id)
+        return Answer(status, "nothing to do: it is as ordered", skipped=True)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Deleting
+
+    async def _delete(self, order: DeleteOrder) -> Answer:
+        async with self._one_at_a_time:
+            actor = self._roster.actors.get(order.workload_id)
+            state = self._roster.latest(order.workload_id)
+            decision = judge_delete(order, state, now=self._around.clock.wall())
+            if decision.intent is None or actor is None or state is None:
+                return await self._delete_nothing(order)
+            action = None if decision.skipped else self._new_action(ActionType.DELETE, decision.intent)
+            if decision.stored:
+                await self._store_and_act(actor, IntentChanged(decision.intent, state.rules, state.spec), action)
+            if action is None:
+                return Answer(actor.status(), "being removed already", skipped=True)
+            return Answer(actor.status(), "being removed", task_id=action.task_id)
+
+    async def _delete_nothing(self, order: DeleteOrder) -> Answer:
+        """Removing what is not here: done, noted, and its generation remembered so that no older order comes back."""
+        now = self._around.clock.wall()
+        action = Action(
+            task_id=self._task_id(),
+            workload_id=order.workload_id,
+            type=ActionType.DELETE,
+            status=ActionStatus.COMPLETED,
+            generation=order.generation,
+            created_at=now,
+            started_at=now,
+            ended_at=now,
+        )
+
+        def change(connection: sqlite3.Connection) -> None:
+            if order.generation:
+                intents.raise_highest(connection, order.workload_id, order.generation)
+            action_log.put_actions(connection, [action])
+
+        await self._around.database.write(change)
+        self._around.metrics.finished([action])
+        return Answer(None, "not found, nothing to delete", task_id=action.task_id, skipped=True)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Storing and handing on
+
+    async def _highest(self, workload_id: WorkloadId) -> int:
+        return await self._around.database.read(lambda connection: intents.highest_generation(connection, workload_id))
+
+    async def _store_and_act(
+        self, actor: WorkloadActor | None, event: IntentChanged, action: Action | None
+    ) -> WorkloadActor:
+        actions = [action] if action is not None else []
+        if actor is not None and action is not None:
+            actions = [*actor.overtaken(action.task_id, self._around.clock.wall()), action]
+
+        def change(connection: sqlite3.Connection) -> None:
+            intents.put_intent(connection, event.intent)
+            action_log.put_actions(connection, actions)
+
+        reach("agent.intent.before")
+        await self._around.database.write(change)
+        self._around.metrics.finished(actions)
+        actor = self._act_on(actor, event, action)
+        reach("agent.intent.after")  # the actor was woken and has not moved yet
+        return actor
+
+    def _act_on(self, actor: WorkloadActor | None, event: IntentChanged, action: Action | None) -> WorkloadActor:
+        if actor is not None:
+            actor.change_intent(event, action)
+            return actor
+        intent, entropy = event.intent, self._around.entropy
+        run_id = new_run_id(intent.workload_id, entropy.token(10))
+        moment = Moment(self._around.clock.wall(), run_id, entropy.uniform(0.0, 1.0))
+        first = begin_life(intent, event.rules, moment, spec=event.spec)
+        actor = WorkloadActor(self._around, first, actions=[action] if action is not None else [])
+        self._roster.actors[intent.workload_id] = actor
+        self._around.metrics.began(intent.type)
+        # A run of this workload that no order stood behind was left alone; now it would be a second one.
+        actor.begin(self._roster.take_orphans(intent.workload_id))
+        return actor
+
+    def _new_action(self, kind: ActionType, intent: Intent) -> Action:
+        return Action(
+            task_id=self._task_id(),
+            workload_id=intent.workload_id,
+            type=kind,
+            status=ActionStatus.PENDING,
+            generation=intent.generation,
+            created_at=self._around.clock.wall(),
+        )
+
+    def _task_id(self) -> str:
+        return f"task_{self._around.entropy.token(16)}"
+
+    async def _carried_through(self, work: Coroutine[Any, Any, T]) -> T:
+        outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def carry() -> None:
+            try:
+                result = await work
+            except asyncio.CancelledError:
+                if not outcome.done():
+                    outcome.set_exception(UnavailableError("the agent is stopping; the order may have been taken"))
+                raise
+            except Exception as error:  # noqa: BLE001 - every error is the caller's
+                if outcome.cancelled():
+                    log.warning("an order whose caller has gone failed: %s", error)
+                else:
+                    outcome.set_exception(error)
+            else:
+                if not outcome.cancelled():
+                    outcome.set_result(result)
+
+        try:
+            self._around.scope.start(carry(), name="order")
+        except RuntimeError:
+            work.close()
+            raise UnavailableError("the agent is stopping and takes no orders") from None
+        return await outcome
+
+
+def _accepted(intent: Intent) -> RunStatus:
+    """What an order is answered with at once: it is stored, and nothing more is known yet."""
+    return RunStatus(
+        workload_id=intent.workload_id,
+        state=RunState.PENDING,
+        message="accepted",
+        last_transition=intent.updated_at,
+        generation=intent.generation,
+        revision_id=intent.revision_id,
+        spec_sha256=intent.spec_sha256,
+    )

@@ -1,0 +1,76 @@
+"""Readiness probes: one try each. Nothing here blocks, and no try lasts longer than it may.
+
+Called by `shoal.agent.workloads.actor` while a run is not ready yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from urllib.parse import quote
+
+from shoal.core.errors import ShoalError
+from shoal.model.workloads import HttpProbe, Readiness
+from shoal.runtimes.base import Runtime, SupportsProbes
+
+_LOOPBACK = ("127.0.0.1", "::1")
+_LONGEST_STATUS_LINE = 1024
+
+
+async def try_once(readiness: Readiness, *, runtime: Runtime, run_id: str, ports: Mapping[str, int]) -> bool:
+    """Whether the run is ready now."""
+    timeout = readiness.timeout.total_seconds()
+    try:
+        async with asyncio.timeout(timeout):
+            if readiness.tcp_port is not None:
+                return await _accepts(_number(readiness.tcp_port, ports))
+            if readiness.http is not None:
+                return await _answers(readiness.http, _number(readiness.http.port, ports))
+            if readiness.command is not None and isinstance(runtime, SupportsProbes):
+                return await runtime.run_probe(run_id, readiness.command.command, timeout=timeout)
+    except (OSError, TimeoutError, ValueError, ShoalError):  # ValueError: an answer longer than any status line
+        return False
+    return False
+
+
+def _number(reference: str, ports: Mapping[str, int]) -> int:
+    return ports[reference] if reference in ports else int(reference)
+
+
+async def _accepts(port: int) -> bool:
+    async with _connected(port):
+        return True
+
+
+async def _answers(probe: HttpProbe, port: int) -> bool:
+    # Quoted, so that nothing in it can end the request line.
+    path = "/" + quote(probe.path.removeprefix("/"), safe="/?&=%:@!$'()*+,;~#[]")
+    async with _connected(port) as (reader, writer):
+        request = f"GET {path} HTTP/1.1\r\nHost: localhost:{port}\r\nConnection: close\r\n\r\n"
+        writer.write(request.encode())
+        await writer.drain()
+        line = await reader.readline()
+    words = line[:_LONGEST_STATUS_LINE].split()
+    if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():
+        return False
+    return 200 <= int(words[1]) <= 399
+
+
+@asynccontextmanager
+async def _connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await _connect(port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+
+
+async def _connect(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(_LOOPBACK[0], port, limit=_LONGEST_STATUS_LINE * 8)
+    except OSError:
+        return await asyncio.open_connection(_LOOPBACK[1], port, limit=_LONGEST_STATUS_LINE * 8)

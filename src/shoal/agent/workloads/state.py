@@ -1,0 +1,511 @@
+"""What an agent knows of one workload, and what it does next: events in, new state and instructions out.
+
+No I/O, no clock, no chance: the time, an unused run id and a number for jitter are handed in with each event
+(`Moment`). `shoal.agent.workloads.executor` stores the durable part of a new state (`Progress`) before it carries out
+any of the instructions, so at every instant the disk knows at least as much as the world. After a restart `reopen` puts
+the state together again from the intent, the progress and what the runtime says became of the run.
+
+    stage        what is true                                           left by
+    RESTING      nothing runs and nothing is to be done                 IntentChanged
+    HELD         waits for the control plane's word                     OwnershipConfirmed, IntentChanged
+    WAITING      a start is due later                                   TimerFired, IntentChanged
+    STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
+    PROBING      it runs and is not ready yet                           BecameReady, ReadinessTimedOut, RunEnded, …
+    READY        it runs and is ready                                   RunEnded, IntentChanged, ContactLost
+    STOPPING     the runtime was told to stop; no answer yet            RunStopped
+    FORGETTING   no run; what is kept for it is being removed           Forgotten
+    FORGOTTEN    nothing is left                                        IntentChanged (a new life)
+
+There is one run at a time because a run is begun in exactly one place (`_begin`), reached only from stages without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from shoal.agent.facts import (
+    MOVES,
+    BecameReady,
+    ConfirmOwnership,
+    ContactLost,
+    Event,
+    ForgetRun,
+    ForgetWorkload,
+    Forgotten,
+    FoundRun,
+    Intent,
+    IntentChanged,
+    Moment,
+    Outcome,
+    OwnershipConfirmed,
+    OwnershipDenied,
+    ProbeReadiness,
+    Progress,
+    ReadinessTimedOut,
+    RunEnded,
+    RunRules,
+    RunStarted,
+    RunStopped,
+    RunTroubled,
+    Stage,
+    StartFailed,
+    StartRefused,
+    StartRun,
+    Step,
+    StopRun,
+    TimerFired,
+    Wait,
+    WorkloadState,
+    describe_exit,
+)
+from shoal.core.durations import format_duration
+from shoal.core.errors import InternalError
+from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy
+
+#: Share of a restart delay that is drawn at random, so that a crowd does not restart in step.
+JITTER = 0.25
+
+#: The end of what a failed run printed, as far as it is remembered and reported.
+MAX_LAST_OUTPUT = 4096
+
+
+def begin_life(intent: Intent, rules: RunRules, moment: Moment, *, spec: AgentSpec | None = None) -> Step:
+    """The first step of a workload that was not here before."""
+    progress = Progress(born=intent.born)
+    state = WorkloadState(intent=intent, rules=rules, progress=progress, spec=spec, since=moment.now)
+    return _converge(Step(state), moment)
+
+
+def reopen(
+    intent: Intent,
+    rules: RunRules,
+    progress: Progress,
+    found: FoundRun | None,
+    moment: Moment,
+    *,
+    spec: AgentSpec | None = None,
+) -> Step:
+    """The state after a restart of the agent, and what to do about it. `found` is the run `progress.run_id`."""
+    ended_at = progress.exit.ended_at if progress.ended and progress.exit is not None else None
+    since = ended_at or progress.started_at or moment.now
+    state = WorkloadState(intent=intent, rules=rules, progress=progress, spec=spec, since=since)
+    if found is None or not progress.run_id:
+        return _reopen_without_run(state, moment)
+    if progress.ended:
+        return _reopen_without_run(state, moment).then(ForgetRun(found.run_id))
+    stage = Stage.READY if progress.ready or rules.ready_within is None else Stage.PROBING
+    ready = stage is Stage.READY
+    progress = replace(progress, started_at=found.started_at, ports=dict(found.ports), ready=ready, held=False)
+    note = "" if ready else f"waiting for {rules.probe}"
+    state = replace(state, stage=stage, progress=progress, pid=found.pid, note=note)
+    if found.exit is not None:
+        return handle(state, RunEnded(found.run_id, found.exit, found.last_output, found.ended_by), moment)
+    step = _converge(Step(state), moment)
+    if step.state.stage is Stage.PROBING:
+        alive = max(0.0, (moment.now - found.started_at).total_seconds())
+        # A run that was adopted late is still given one try.
+        step = step.then(ProbeReadiness(found.run_id, within=max(0.0, (rules.ready_within or 0.0) - alive)))
+    return step
+
+
+def _reopen_without_run(state: WorkloadState, moment: Moment) -> Step:
+    progress = state.progress
+    if progress.run_id and not progress.ended:
+        # It was about to be started and never was: a runtime remembers every run until it is told to forget it,
+        # and it is told so only after the end was recorded here.
+        state = replace(state, progress=replace(progress, run_id="", run_sha256=b""))
+        return _converge(Step(state), moment)
+    if progress.next_start_at is not None and _still_asked_for(state) and not _asks_again(state):
+        longest = state.rules.restart.max_delay.total_seconds()
+        # The clock may have been set meanwhile: never wait longer than a delay can be.
+        seconds = min(max(0.0, (progress.next_start_at - moment.now).total_seconds()), longest)
+        return _wait(Step(state), seconds, note=progress.message, moment=moment)
+    return _converge(Step(state), moment)
+
+
+def handle(state: WorkloadState, event: Event, moment: Moment) -> Step:
+    """Take in one event. Events that come too late, or about an earlier run, change nothing."""
+    run_id = getattr(event, "run_id", None)
+    if run_id is not None and run_id != state.progress.run_id:
+        return Step(state)
+    stages, react = _REACTIONS[type(event)]
+    if stages is not None and state.stage not in stages:
+        return Step(state)
+    return react(state, event, moment)
+
+
+def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> Step:
+    before = state.intent
+    if event.intent.generation < before.generation:
+        return Step(state)
+    changed = event.intent.spec_sha256 != before.spec_sha256 or event.intent.wanted != before.wanted
+    failing = "" if changed else state.failing
+    state = replace(state, intent=event.intent, rules=event.rules, spec=event.spec, failing=failing)
+    if state.stage in _ALIVE or state.stage is Stage.STARTING:
+        # Whoever asked for another attempt meant a run that is over; one that is alive goes on.
+        state = replace(state, progress=replace(state.progress, attempt=event.intent.attempt))
+    if state.stage is Stage.FORGOTTEN:
+        if event.intent.deleting:
+            return Step(state)
+        state = replace(state, progress=Progress(born=event.intent.born), pid=0)
+        return _converge(_move(Step(state), Stage.RESTING, moment), moment)
+    if state.stage is Stage.HELD and event.intent.wanted and event.intent.generation > before.generation:
+        return _converge(_move(Step(state), Stage.RESTING, moment), moment)
+    return _converge(Step(state), moment)
+
+
+def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Step:
+    ready = state.rules.ready_within is None
+    progress = replace(
+        state.progress, started_at=event.started_at, ports=dict(event.ports), ready=ready, start_failures=0
+    )
+    step = Step(replace(state, progress=progress, pid=event.pid))
+    if ready:
+        return _converge(_move(step, Stage.READY, moment), moment)
+    step = _converge(_move(step, Stage.PROBING, moment, note=f"waiting for {state.rules.probe}"), moment)
+    if step.state.stage is Stage.PROBING:
+        step = step.then(ProbeReadiness(event.run_id, within=state.rules.ready_within or 0.0))
+    return step
+
+
+def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -> Step:
+    progress = replace(
+        state.progress,
+        ended=True,
+        started_at=None,
+        failure=event.failure,
+        message=event.message,
+        start_failures=state.progress.start_failures + 1,
+    )
+    step = _move(Step(replace(state, progress=progress, pid=0)), Stage.RESTING, moment, note=event.message)
+    if not _still_asked_for(step.state):
+        return _converge(step, moment)
+    if not event.transient:
+        return _fail(step, event.failure, event.message)
+    seconds = _delay(state.rules.restart, progress.start_failures, moment.chance)
+    return _wait(step, seconds, note=f"could not be started: {event.message}", moment=moment)
+
+
+def _on_trouble(state: WorkloadState, event: RunTroubled, moment: Moment) -> Step:
+    del moment
+    return Step(replace(state, note=event.message))
+
+
+def _on_start_refused(state: WorkloadState, event: StartRefused, moment: Moment) -> Step:
+    del event
+    progress = replace(state.progress, ended=True, held=True)
+    step = _move(Step(replace(state, progress=progress)), Stage.RESTING, moment)
+    return _converge(step, moment)
+
+
+def _on_ready(state: WorkloadState, event: BecameReady, moment: Moment) -> Step:
+    del event
+    step = Step(replace(state, progress=replace(state.progress, ready=True)))
+    return _converge(_move(step, Stage.READY, moment), moment)
+
+
+def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Step:
+    allowed = format_duration(state.rules.ready_within or 0.0)
+    why = f"not ready within {allowed} (waited for {state.rules.probe})"
+    step = _move(Step(replace(state, failing=why)), Stage.STOPPING, moment, note=why)
+    return step.then(StopRun(event.run_id))
+
+
+def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
+    step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
+    if not _still_asked_for(step.state):
+        # Seldom: it was told to stop, ended by itself, and the agent died before it was told of the end.
+        if _reached_its_end(state, event.exit, event.ended_by):
+            step = _complete(step, event.exit)
+        return _converge(step, moment)
+    return _after_own_end(step, event.exit, event.ended_by, moment)
+
+
+def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step:
+    step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
+    if event.exit is not None and _reached_its_end(state, event.exit, event.ended_by):
+        return _converge(_complete(step, event.exit), moment)
+    if state.failing and _still_asked_for(step.state):
+        return _fail(step, FailureReason.RUNTIME_ERROR, state.failing)
+    return _converge(step, moment)
+
+
+def _on_timer(state: WorkloadState, event: TimerFired, moment: Moment) -> Step:
+    if event.serial != state.waits:
+        return Step(state)
+    progress = replace(state.progress, next_start_at=None, restarts=state.progress.restarts + 1)
+    return _begin(Step(replace(state, progress=progress)), moment)
+
+
+def _on_confirmed(state: WorkloadState, event: OwnershipConfirmed, moment: Moment) -> Step:
+    return _start(Step(state), moment) if event.generation == state.intent.generation else Step(state)
+
+
+def _on_denied(state: WorkloadState, event: OwnershipDenied, moment: Moment) -> Step:
+    del moment
+    return Step(replace(state, note=event.message) if event.generation == state.intent.generation else state)
+
+
+def _on_contact_lost(state: WorkloadState, event: ContactLost, moment: Moment) -> Step:
+    del event
+    if not state.rules.needs_contact:
+        return Step(state)
+    held = replace(state, progress=replace(state.progress, held=True))
+    step = _move(Step(held), Stage.STOPPING, moment, note="no contact with the control plane")
+    return step.then(StopRun(state.progress.run_id))
+
+
+def _on_forgotten(state: WorkloadState, event: Forgotten, moment: Moment) -> Step:
+    del event
+    step = _move(Step(state), Stage.FORGOTTEN, moment)
+    if state.intent.deleting:
+        return step
+    # It was applied again while its old life was being removed.
+    fresh = replace(step.state, progress=Progress(born=state.intent.born), pid=0)
+    return _converge(_move(replace(step, state=fresh), Stage.RESTING, moment), moment)
+
+
+_Reaction = Callable[[WorkloadState, Any, Moment], Step]
+
+_ALIVE = frozenset({Stage.PROBING, Stage.READY})
+_REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
+    IntentChanged: (None, _on_intent),
+    RunStarted: (frozenset({Stage.STARTING}), _on_started),
+    StartFailed: (frozenset({Stage.STARTING}), _on_start_failed),
+    StartRefused: (frozenset({Stage.STARTING}), _on_start_refused),
+    RunTroubled: (frozenset({Stage.STARTING, Stage.STOPPING, Stage.FORGETTING}), _on_trouble),
+    BecameReady: (frozenset({Stage.PROBING}), _on_ready),
+    ReadinessTimedOut: (frozenset({Stage.PROBING}), _on_readiness_timeout),
+    RunEnded: (_ALIVE | {Stage.STARTING}, _on_ended),
+    RunStopped: (frozenset({Stage.STOPPING}), _on_stopped),
+    TimerFired: (frozenset({Stage.WAITING}), _on_timer),
+    OwnershipConfirmed: (frozenset({Stage.HELD}), _on_confirmed),
+    OwnershipDenied: (frozenset({Stage.HELD}), _on_denied),
+    ContactLost: (_ALIVE, _on_contact_lost),
+    Forgotten: (frozenset({Stage.FORGETTING}), _on_forgotten),
+}
+"""For each event the stages in which it means something (None: all) and what it does."""
+
+
+def _converge(step: Step, moment: Moment) -> Step:
+    """Move towards what the intent says, as far as the present stage allows."""
+    state = step.state
+    if state.stage in _ALIVE:
+        why = _reason_to_stop(state)
+        if not why:
+            return step
+        return _move(step, Stage.STOPPING, moment, note=why).then(StopRun(state.progress.run_id))
+    if state.stage not in (Stage.RESTING, Stage.HELD, Stage.WAITING):
+        return step  # an answer is awaited, and its arrival leads here again
+    intent, progress = state.intent, state.progress
+    if intent.deleting or progress.born != intent.born:
+        return _move(step, Stage.FORGETTING, moment, note="being removed").then(ForgetWorkload())
+    if intent.desired is not DesiredState.RUNNING:
+        return _rest(step, moment)
+    return _converge_wanted(step, moment)
+
+
+def _converge_wanted(step: Step, moment: Moment) -> Step:
+    """Get a workload going that should run and has no run."""
+    state, intent, progress = step.state, step.state.intent, step.state.progress
+    if progress.run_sha256 and progress.run_sha256 != intent.spec_sha256:
+        # Another spec owes nothing to the runs of the one before; only its ports are worth keeping.
+        fresh = replace(state, progress=Progress(born=intent.born, ports=progress.ports))
+        return _begin(replace(step, state=fresh), moment)
+    if _asks_again(state):
+        # Somebody asked again: the slate is clean.
+        again = Progress(
+            born=progress.born,
+            run_sha256=progress.run_sha256,
+            attempt=intent.attempt,
+            ports=progress.ports,
+            ended=True,
+            exit=progress.exit,
+            restarts=progress.restarts + 1,
+        )
+        return _begin(replace(step, state=replace(state, progress=again)), moment)
+    if state.stage is not Stage.RESTING or progress.outcome is not Outcome.NONE:
+        return step
+    return _begin(step, moment)
+
+
+def _asks_again(state: WorkloadState) -> bool:
+    """Whether the intent is to try once more what has ended, has failed or waits for its next try."""
+    intent, progress = state.intent, state.progress
+    if state.stage is Stage.HELD:
+        return False
+    if progress.outcome is Outcome.FAILED and intent.generation > progress.failed_generation:
+        return True
+    return bool(progress.run_sha256) and intent.attempt > progress.attempt
+
+
+def _rest(step: Step, moment: Moment) -> Step:
+    """Nothing is to run. A failure is over with that, a completion is not."""
+    state, progress = step.state, step.state.progress
+    note = "stopped"
+    if progress.outcome is Outcome.FAILED:
+        note = f"stopped; before that it failed: {progress.message}"
+    if progress.outcome is not Outcome.COMPLETED:
+        progress = replace(
+            progress, outcome=Outcome.NONE, failure=FailureReason.NONE, failures=0, start_failures=0, next_start_at=None
+        )
+    step = replace(step, state=replace(state, progress=replace(progress, held=False)))
+    if state.stage is Stage.RESTING:
+        return replace(step, state=replace(step.state, note=note))
+    return _move(step, Stage.RESTING, moment, note=note)
+
+
+def _begin(step: Step, moment: Moment) -> Step:
+    """Start a run; one that may exist only once, after the control plane has said that it is ours.
+
+    So too one that was stopped for want of contact: it may have been given to another node since.
+    """
+    state = step.state
+    if not state.rules.at_most_one and not (state.rules.needs_contact and state.progress.held):
+        return _start(step, moment)
+    held = "stopped: no contact with the control plane" if state.progress.held else "asking the control plane"
+    step = _move(step, Stage.HELD, moment, note=held)
+    return step.then(ConfirmOwnership(state.intent.generation))
+
+
+def _start(step: Step, moment: Moment) -> Step:
+    before = step.state.progress
+    # One that we ended ourselves for want of contact, and that had been started: for whoever looks it is a restart.
+    again = before.held and before.started_at is not None
+    progress = replace(
+        before,
+        run_id=moment.run_id,
+        run_sha256=step.state.intent.spec_sha256,
+        attempt=step.state.intent.attempt,
+        started_at=None,
+        ready=False,
+        ended=False,
+        held=False,
+        restarts=before.restarts + again,
+        next_start_at=None,
+    )
+    step = replace(step, state=replace(step.state, progress=progress, pid=0, failing=""))
+    return _move(step, Stage.STARTING, moment, note="starting").then(StartRun(moment.run_id))
+
+
+def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ended_by: str, moment: Moment) -> Step:
+    progress = replace(
+        state.progress,
+        ended=True,
+        ready=False,
+        exit=exit_,
+        last_output=last_output[-MAX_LAST_OUTPUT:],
+        held=state.progress.held or ended_by == "deadline",
+    )
+    step = _move(Step(replace(state, progress=progress, pid=0)), Stage.RESTING, moment)
+    return step.then(ForgetRun(progress.run_id))
+
+
+def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> Step:
+    """What follows the end of a run that is still wanted: the restart policy decides."""
+    state = step.state
+    if ended_by:
+        # Ended for want of contact, or by an agent that stopped its workloads with itself: no fault of the workload.
+        if not state.progress.held:
+            restarts = state.progress.restarts + 1
+            step = replace(step, state=replace(state, progress=replace(state.progress, restarts=restarts)))
+        return _begin(step, moment)
+    if _completes(state, exit_):
+        return _complete(step, exit_)
+    restart, progress = state.rules.restart, state.progress
+    healthy = _lifetime(progress.started_at, exit_.ended_at or moment.now) >= restart.healthy_after
+    failures = 1 if healthy else progress.failures + 1
+    message = describe_exit(exit_)
+    step = replace(step, state=replace(state, progress=replace(progress, failures=failures)))
+    if restart.policy == "no":
+        return _fail(step, FailureReason.RUNTIME_ERROR, message)
+    if restart.policy == "on-failure" and restart.max_retries and failures > restart.max_retries:
+        return _fail(step, FailureReason.RUNTIME_ERROR, f"{message}; gave up after {restart.max_retries} restarts")
+    failed = replace(step.state.progress, failure=FailureReason.RUNTIME_ERROR)
+    return _wait(
+        replace(step, state=replace(step.state, progress=failed)),
+        _delay(restart, failures, moment.chance),
+        note=message,
+        moment=moment,
+    )
+
+
+def _wait(step: Step, seconds: float, *, note: str, moment: Moment) -> Step:
+    at = moment.now + timedelta(seconds=seconds)
+    state = step.state
+    progress = replace(state.progress, next_start_at=at, message=note)
+    step = replace(step, state=replace(state, progress=progress, waits=state.waits + 1))
+    return _move(step, Stage.WAITING, moment, note=note).then(Wait(seconds, serial=state.waits + 1))
+
+
+def _complete(step: Step, exit_: Exit) -> Step:
+    message = describe_exit(exit_)
+    progress = replace(
+        step.state.progress,
+        outcome=Outcome.COMPLETED,
+        failure=FailureReason.NONE,
+        message=message,
+        failures=0,
+        next_start_at=None,
+    )
+    return replace(step, state=replace(step.state, progress=progress, note=message))
+
+
+def _fail(step: Step, failure: FailureReason, message: str) -> Step:
+    progress = replace(
+        step.state.progress,
+        outcome=Outcome.FAILED,
+        failure=failure,
+        message=message,
+        next_start_at=None,
+        failed_generation=step.state.intent.generation,
+    )
+    return replace(step, state=replace(step.state, progress=progress, note=message, failing=""))
+
+
+def _move(step: Step, stage: Stage, moment: Moment, *, note: str = "") -> Step:
+    before = step.state.stage
+    if stage not in MOVES[before]:
+        raise InternalError(
+            f"workload {step.state.intent.workload_id!r}: no move from {before.value} to {stage.value}",
+            workload_id=step.state.intent.workload_id,
+            state=step.state,
+        )
+    return replace(step, state=replace(step.state, stage=stage, since=moment.now, note=note))
+
+
+def _still_asked_for(state: WorkloadState) -> bool:
+    """Whether the run that is over was one of the present spec, and should be running."""
+    progress, intent = state.progress, state.intent
+    return intent.wanted and progress.born == intent.born and progress.run_sha256 == intent.spec_sha256
+
+
+def _reason_to_stop(state: WorkloadState) -> str:
+    intent, progress = state.intent, state.progress
+    if intent.deleting or progress.born != intent.born:
+        return "stopping, to be removed"
+    if intent.desired is not DesiredState.RUNNING:
+        return "stopping"
+    return "stopping, to be replaced" if progress.run_sha256 != intent.spec_sha256 else ""
+
+
+def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:
+    """Whether what is wished for completed by itself, in the moment before it was told to stop."""
+    same = state.progress.run_sha256 == state.intent.spec_sha256 and state.progress.born == state.intent.born
+    return same and ended_by == "" and _completes(state, exit_)
+
+
+def _completes(state: WorkloadState, exit_: Exit) -> bool:
+    return state.rules.restart.completes and exit_.code == 0 and exit_.signal == 0 and not exit_.unknown
+
+
+def _delay(restart: RestartPolicy, failures: int, chance: float) -> float:
+    plain = restart.delay.total_seconds() * 2.0 ** min(max(failures - 1, 0), 64)
+    return min(plain, restart.max_delay.total_seconds()) * (1.0 - JITTER * chance)
+
+
+def _lifetime(started_at: datetime | None, ended_at: datetime) -> timedelta:
+    return ended_at - started_at if started_at is not None else timedelta(0)

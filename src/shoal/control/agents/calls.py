@@ -1,0 +1,223 @@
+"""Calls from the control plane to agents: through the stream that an agent opened, else to where it listens.
+
+One kept channel per endpoint, a bounded number of calls per node. A node that answers slowly or not at all uses up its
+own share and nobody else's. Called by `shoal.control.workloads.dispatch` (orders) and `shoal.control.api.service`
+(logs).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from shoal.control.agents.streams import Streams
+from shoal.core import tracing
+from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.identity import Peer, Role
+from shoal.model.nodes import BeatMark, Feature, NodeRecord
+from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
+from shoal.wire import convert
+from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
+from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.serving import close_stream
+from shoal.wire.status import Code, status_of
+from shoal.wire.transport import Channel, Method, Request, Response, Transport
+
+CALLS_PER_NODE = 16
+ORDER_TIMEOUT = 5.0
+FOREIGN_ORDER_TIMEOUT = 45.0
+
+#: Told of each call to an agent: the RPC's name, the code it ended with, seconds.
+OnCall = Callable[[str, str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A channel, and whom it leads to if that is verified."""
+
+    channel: Channel
+    peer: Peer | None
+
+
+class _Caller:
+    """A channel whose calls are counted by name, outcome and duration."""
+
+    def __init__(self, channel: Channel, on_call: OnCall) -> None:
+        self._channel = channel
+        self._on_call = on_call
+
+    async def call(
+        self, method: Method[Request, Response], request: Request, *, timeout: float, metadata: Mapping[str, str]
+    ) -> Response:
+        loop = asyncio.get_running_loop()
+        began, code = loop.time(), Code.CANCELLED
+        try:
+            answer = await self._channel.call(method, request, timeout=timeout, metadata=metadata)
+            code = Code.OK
+        except ShoalError as error:
+            code = status_of(error).code
+            raise
+        finally:
+            self._on_call(method.name, code.name, loop.time() - began)
+        return answer
+
+
+class Agents:
+    """The control plane's side of `persys.agent.v1`."""
+
+    def __init__(self, transport: Transport, *, streams: Streams, term: int, on_call: OnCall | None = None) -> None:
+        self._transport = transport
+        self._on_call = on_call or (lambda _rpc, _code, _seconds: None)
+        self._streams = streams
+        self._term = term
+        self._lines: dict[NodeId, _Line] = {}
+        self._shares: dict[NodeId, asyncio.Semaphore] = {}
+
+    async def apply(
+        self, node: NodeRecord, record: WorkloadRecord, secrets: Mapping[str, bytes] | None = None
+    ) -> RunStatus | None:
+        """Tell an agent about the newest generation. Returns its status, or raises what it refused with."""
+        stopped = record.desired is DesiredState.STOPPED
+        request = pb.ApplyWorkloadRequest(
+            id=record.workload_id,
+            type=convert.workload_type_to_agent(record.spec.type),
+            revision_id=record.revision_id,
+            desired_state=pb.DESIRED_STATE_STOPPED if stopped else pb.DESIRED_STATE_RUNNING,
+            spec=convert.agent_spec_from_control(record.spec, record.workload_id),
+            generation=record.generation,
+            attempt=record.attempt,
+            secrets=secrets,
+        )
+        async with self._order("order.apply", node, record.workload_id) as channel:
+            answer = await channel.call(
+                AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
+            )
+        if not answer.applied and not answer.skipped:
+            raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
+        return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
+
+    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> BeatMark | None:
+        """Tell an agent to remove its copy, if it is of this generation or an older one.
+
+        Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing.
+        """
+        request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
+        async with self._order("order.delete", node, workload_id) as channel:
+            answer = await channel.call(
+                AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
+            )
+        if not answer.success and "not found" not in answer.message:
+            raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
+        return BeatMark(answer.session, answer.next_beat) if answer.session else None
+
+    async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
+        """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""
+        request = pb.GetWorkloadStatusRequest(id=workload_id)
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+            )
+        return convert.run_status_from_agent(answer.status)
+
+    async def spec(self, node: NodeRecord, workload_id: WorkloadId) -> pb.GetWorkloadSpecResponse:
+        """The exact spec that an agent runs a workload from. Raises UnsupportedError when it does not hand it out."""
+        request = pb.GetWorkloadSpecRequest(id=workload_id)
+        async with self._share(node) as channel:
+            return await channel.call(
+                AgentService.GET_WORKLOAD_SPEC, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+            )
+
+    async def deletion_is_done(self, node: NodeRecord, workload_id: WorkloadId) -> bool:
+        """Whether an agent that answers before it acts has finished removing a workload.
+
+        Its status is no proof, for a poll that overlaps a removal may bring the record back; its list of actions is.
+        """
+        request = pb.ListActionsRequest(
+            workload_id=workload_id, action_type="delete_workload", limit=1, newest_first=True
+        )
+        async with self._share(node) as channel:
+            answer = await channel.call(
+                AgentService.LIST_ACTIONS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+            )
+        if not answer.actions:
+            return False
+        newest = answer.actions[0]
+        return newest.status == "completed" or (newest.status == "failed" and "not found" in newest.error)
+
+    async def read_logs(
+        self, node: NodeRecord, workload_id: str, *, tail_lines: int, follow: bool
+    ) -> AsyncIterator[pb.LogChunk]:
+        """What a workload printed. Not counted against the node's share: followers stay long."""
+        request = pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail_lines, follow=follow)
+        channel = await self._channel(node)
+        chunks = channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node))
+        try:
+            async for chunk in chunks:
+                yield chunk
+        finally:
+            await close_stream(chunks)
+
+    def _header(self, node: NodeRecord) -> dict[str, str]:
+        """Whom a call is meant for, and in which term: an agent refuses what a leader of an older term says."""
+        return {NODE_HEADER: node.node_id, TERM_HEADER: str(self._term), **tracing.headers()}
+
+    async def forget(self, node_id: NodeId) -> None:
+        """Let go of a node that was removed."""
+        self._shares.pop(node_id, None)
+        self._streams.forget(node_id)
+        line = self._lines.pop(node_id, None)
+        if line is not None:
+            await line.channel.close()
+
+    async def close(self) -> None:
+        """Let go of every channel."""
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close()
+
+    @asynccontextmanager
+    async def _order(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[_Caller]:
+        with tracing.span(name, node_id=node.node_id, workload_id=workload_id):
+            async with self._share(node) as channel:
+                yield channel
+
+    @asynccontextmanager
+    async def _share(self, node: NodeRecord) -> AsyncIterator[_Caller]:
+        share = self._shares.setdefault(node.node_id, asyncio.Semaphore(CALLS_PER_NODE))
+        async with share:
+            yield _Caller(await self._channel(node), self._on_call)
+
+    async def _channel(self, node: NodeRecord) -> Channel:
+        """The agent's own stream if it has one open, else a connection to where it listens."""
+        through_stream = self._streams.channel(node)
+        if through_stream is not None:
+            return through_stream
+        if not node.spec.endpoint:
+            if not self._streams.opened:
+                raise NotLeaderError("")  # whoever leads has its stream
+            raise UnavailableError(
+                f"node {node.node_id!r} can be reached only through a stream that its agent opens, and none is open",
+                node_id=node.node_id,
+            )
+        peer = _peer(node)
+        line = self._lines.get(node.node_id)
+        if line is not None and line.channel.address == node.spec.endpoint and line.peer == peer:
+            return line.channel
+        fresh = self._transport.connect(node.spec.endpoint, peer=peer)
+        self._lines[node.node_id] = _Line(fresh, peer)
+        if line is not None:  # the agent came back at another address; nothing more is expected from the old one
+            await line.channel.close()
+        return fresh
+
+
+def _peer(node: NodeRecord) -> Peer | None:
+    """Whom to verify: our own agents by their node id; of a foreign one, that its certificate is good for its host."""
+    return Peer(Role.AGENT, node.node_id) if node.spec.has(Feature.SESSIONS) else None
+
+
+def _patience(node: NodeRecord) -> float:
+    """Our agents answer once an order is on disk; a foreign one may work first when its queue is full."""
+    return ORDER_TIMEOUT if node.spec.features else FOREIGN_ORDER_TIMEOUT

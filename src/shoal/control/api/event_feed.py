@@ -1,0 +1,83 @@
+"""Hands events to whoever follows them, with a bound for each follower.
+
+A follower that reads too slowly is not waited for: its queue is dropped and it goes on reading from the store where it
+was, so nothing is missed and nothing piles up. Called by `shoal.control.api.service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+
+from shoal.control.state.fleet import Ledger
+from shoal.control.store.base import EventQuery
+from shoal.model.events import Event
+
+MAX_QUEUED = 1000
+PAGE = 500
+
+
+class _Follower:
+    def __init__(self) -> None:
+        self.queue: deque[Event] = deque()
+        self.overflowed = False
+        self.ready = asyncio.Event()
+
+
+class EventFeed:
+    """The list of events, read and followed."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._store = ledger.store
+        self._followers: set[_Follower] = set()
+        ledger.on_events(self._publish)
+
+    def _publish(self, events: tuple[Event, ...]) -> None:
+        for follower in self._followers:
+            if len(follower.queue) + len(events) > MAX_QUEUED:
+                follower.queue.clear()
+                follower.overflowed = True
+            elif not follower.overflowed:
+                follower.queue.extend(events)
+            follower.ready.set()
+
+    async def follow(self, query: EventQuery) -> AsyncIterator[Event]:
+        """Events after `query.after` that match, those stored already first, then each as it happens."""
+        follower = _Follower()
+        self._followers.add(follower)
+        try:
+            cursor = query.after
+            async for event in self._catch_up(query, cursor):
+                cursor = event.cursor
+                yield event
+            while True:
+                await follower.ready.wait()
+                follower.ready.clear()
+                if follower.overflowed:
+                    follower.overflowed = False
+                    async for event in self._catch_up(query, cursor):
+                        cursor = event.cursor
+                        yield event
+                while follower.queue:
+                    event = follower.queue.popleft()
+                    if event.cursor > cursor:
+                        cursor = event.cursor
+                        if _matches(query, event):
+                            yield event
+        finally:
+            self._followers.discard(follower)
+
+    async def _catch_up(self, query: EventQuery, cursor: int) -> AsyncIterator[Event]:
+        while True:
+            page = await self._store.events(EventQuery(cursor, PAGE, query.subject_kind, query.subject_id))
+            for event in page.events:
+                yield event
+            if len(page.events) < PAGE:
+                return
+            cursor = page.next
+
+
+def _matches(query: EventQuery, event: Event) -> bool:
+    kind = not query.subject_kind or query.subject_kind == event.subject_kind
+    return kind and (not query.subject_id or query.subject_id == event.subject_id)

@@ -1,0 +1,548 @@
+"""`persys.control.v1.AgentControl`: convert, call, convert. No decision is made here.
+
+Every request is checked in full before anything is called; what is wrong is answered with the field, the value and the
+rule. ApplyWorkload answers a bad spec in its response, as the contract has it; everything else by a status.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+
+from shoal.control.agents.calls import Agents
+from shoal.control.agents.streams import Streams
+from shoal.control.api.event_feed import EventFeed
+from shoal.control.api.pages import check_page, first_page, fitting
+from shoal.control.api.views import NODE_STATES, Views
+from shoal.control.nodes.membership import Beat, Nodes
+from shoal.control.nodes.operations import NodeWishes
+from shoal.control.placement.placer import Placer, request_for
+from shoal.control.placement.scheduler import place, place_together
+from shoal.control.state.causes import cause_of_call
+from shoal.control.state.facts import PlacementDecision
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.lifecycle import WORKLOAD_STATES
+from shoal.control.store.base import EventQuery, Store
+from shoal.control.workloads.adoption import Adoption
+from shoal.control.workloads.entitlements import check_identities, identity_problem
+from shoal.control.workloads.groups import Groups
+from shoal.control.workloads.requests import Outcome, Wish, Workloads, merge
+from shoal.core.clock import Clock
+from shoal.core.errors import (
+    ConflictError,
+    InvalidError,
+    NotFoundError,
+    NotLeaderError,
+    PreconditionError,
+    Problem,
+    ShoalError,
+    UnsupportedError,
+    problem,
+)
+from shoal.core.ids import IDENTIFIER_RULE, GroupId, NodeId, WorkloadId, is_identifier
+from shoal.model.identity import Role
+from shoal.model.nodes import Feature, NodeRecord, NodeUsage
+from shoal.model.views import NodeScore, PlannedPlacement
+from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
+from shoal.wire import convert
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.transport import Call
+
+MAX_REVISION = 256
+MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
+DEFAULT_EVENTS = 100
+MAX_EVENTS = 1000
+SUBJECT_KINDS = ("", "node", "workload", "group", "control")
+
+
+class ControlService:
+    """The handlers of the control plane's service."""
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        nodes: Nodes,
+        wishes: NodeWishes,
+        adoption: Adoption,
+        workloads: Workloads,
+        groups: Groups,
+        placer: Placer,
+        views: Views,
+        feed: EventFeed,
+        store: Store,
+        agents: Agents,
+        streams: Streams,
+        clock: Clock,
+        term: int,
+        is_confirmed: Callable[[], bool],
+        issues_certificates: bool,
+    ) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._wishes = wishes
+        self._adoption = adoption
+        self._workloads = workloads
+        self._groups = groups
+        self._placer = placer
+        self._views = views
+        self._feed = feed
+        self._store = store
+        self._agents = agents
+        self._streams = streams
+        self._clock = clock
+        self._term = term
+        self._is_confirmed = is_confirmed
+        self._issues_certificates = issues_certificates
+
+    # -----------------------------------------------------------------------------------------------------
+    # Agents
+
+    async def register_node(self, request: pb.RegisterNodeRequest, _call: Call) -> pb.RegisterNodeResponse:
+        """Take a node in."""
+        spec = convert.node_spec_from_proto(request)
+        sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
+        registered = await self._nodes.register(
+            spec, sent_at=sent_at, previous_session=request.previous_session, instance=request.instance
+        )
+        settings = self._nodes.settings
+        answer = pb.RegisterNodeResponse(
+            accepted=registered.accepted,
+            reason=registered.reason,
+            heartbeat_interval_seconds=max(1, math.floor(settings.heartbeat_interval.total_seconds())),
+            session=registered.session,
+            heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
+            lease_ms=round(settings.lease.total_seconds() * 1000),
+        )
+        if registered.accepted:
+            answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
+        return answer
+
+    async def heartbeat(self, request: pb.HeartbeatRequest, _call: Call) -> pb.HeartbeatResponse:
+        """Take in a beat."""
+        _check_id("node_id", request.node_id)
+        beat = Beat(
+            node_id=NodeId(request.node_id),
+            session=request.session,
+            sequence=request.sequence,
+            statuses=self._statuses(request),
+            usage=self._usage(request),
+            sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
+            measured=convert.Measurements(request),
+        )
+        draining = await self._nodes.heartbeat(beat)
+        settings = self._nodes.settings
+        answer = pb.HeartbeatResponse(
+            acknowledged=True,
+            drain_node=draining,
+            lease_ms=round(settings.lease.total_seconds() * 1000),
+            heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
+            term=self._term,
+            unconfirmed=not self._is_confirmed(),
+        )
+        answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
+        return answer
+
+    def _usage(self, request: pb.HeartbeatRequest) -> NodeUsage | None:
+        """What the node uses. Numbers that cannot be are left out: a beat is not refused for a measurement."""
+        if not request.HasField("usage"):
+            return None
+        try:
+            return convert.node_usage_from_proto(request.usage)
+        except InvalidError:
+            self._nodes.ignored(1)
+            return None
+
+    def control_stream(
+        self, requests: AsyncIterator[pb.ControlMessage], call: Call
+    ) -> AsyncIterator[pb.ControlMessage]:
+        """The same and more through one stream: what comes is answered as above, and calls to its agent go back."""
+        return self._streams.serve(requests, call, self)
+
+    def _statuses(self, request: pb.HeartbeatRequest) -> Mapping[bytes, RunStatus]:
+        """The statuses of a beat. One that cannot be read is counted and left out: the others still count."""
+        contact = self._nodes.contact(NodeId(request.node_id))
+        statuses = convert.run_statuses_from_heartbeat(request, contact.statuses if contact is not None else {})
+        self._nodes.ignored(len(request.workload_statuses) - len(statuses))
+        return statuses
+
+    # -----------------------------------------------------------------------------------------------------
+    # Workloads
+
+    async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
+        """Make a wish durable. A bad one is answered, not raised: the contract's clients read the response."""
+        try:
+            wish = _wish(request.workload_id, request.spec, request.revision_id, request.desired_state)
+            trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
+            if trouble is not None:
+                raise InvalidError([trouble])
+            applied = await self._workloads.apply(
+                wish, cause=cause_of_call(call), expected_revision=request.expected_revision
+            )
+        except InvalidError as error:
+            return pb.ApplyWorkloadResponse(
+                success=False,
+                failure_reason=pb.INVALID_SPEC,
+                error_message=error.message,
+                problems=convert.problems_to_proto(error.problems),
+            )
+        except NotLeaderError:
+            raise  # its term ended under way: as a sentence it would keep clients from following to the next leader
+        except (PreconditionError, ConflictError) as error:
+            return pb.ApplyWorkloadResponse(
+                success=False, failure_reason=pb.RUNTIME_ERROR, error_message=_sentence(error)
+            )
+        return pb.ApplyWorkloadResponse(
+            success=True,
+            revision_id=applied.record.revision_id,
+            generation=applied.record.generation,
+            outcome=applied.outcome.value,
+        )
+
+    async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
+        """Record the wish to have it gone."""
+        _check_id("workload_id", request.workload_id)
+        try:
+            await self._workloads.delete(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        except NotLeaderError:
+            raise
+        except (NotFoundError, PreconditionError) as error:
+            return pb.DeleteWorkloadResponse(success=False, error_message=_sentence(error))
+        return pb.DeleteWorkloadResponse(success=True)
+
+    async def retry_workload(self, request: pb.RetryWorkloadRequest, call: Call) -> pb.RetryWorkloadResponse:
+        """Run it again now."""
+        _check_id("workload_id", request.workload_id)
+        accepted = await self._workloads.retry(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        return pb.RetryWorkloadResponse(accepted=accepted)
+
+    async def set_desired_state(self, request: pb.SetDesiredStateRequest, call: Call) -> pb.SetDesiredStateResponse:
+        """Start or stop."""
+        _check_id("workload_id", request.workload_id)
+        desired = convert.desired_state_from_text(request.desired_state)
+        record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
+        return pb.SetDesiredStateResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
+
+    async def submit_automation_suggestion(
+        self, request: pb.SubmitAutomationSuggestionRequest, call: Call
+    ) -> pb.SubmitAutomationSuggestionResponse:
+        """Do what an automation suggests, where the same could be asked for directly."""
+        suggestion = request.suggestion
+        _check_id("suggestion.target_workload", suggestion.target_workload)
+        answer = pb.SubmitAutomationSuggestionResponse()
+        answer.decided_at.FromDatetime(self._clock.wall())
+        try:
+            answer.applied_action = await self._follow(suggestion, cause=cause_of_call(call))
+        except NotLeaderError:
+            raise
+        except ShoalError as error:
+            answer.decision, answer.reason = "rejected", _sentence(error)
+            return answer
+        answer.accepted, answer.decision = True, "accepted"
+        answer.reason = suggestion.reason
+        return answer
+
+    async def _follow(self, suggestion: pb.AutomationSuggestion, *, cause: str) -> str:
+        target = WorkloadId(suggestion.target_workload)
+        if suggestion.action_type not in pb.AutomationActionType.values():
+            raise InvalidError([problem("suggestion.action_type", suggestion.action_type, "must be a known action")])
+        action = pb.AutomationActionType.Name(suggestion.action_type)
+        if suggestion.action_type == pb.SET_DESIRED_STATE:
+            desired = convert.desired_state_from_text(suggestion.desired_state)
+            await self._workloads.set_desired(target, desired, cause=cause)
+        elif suggestion.action_type == pb.RETRY_WORKLOAD:
+            await self._workloads.retry(target, cause=cause)
+        elif suggestion.action_type == pb.DELETE_WORKLOAD:
+            await self._workloads.delete(target, cause=cause)
+        else:
+            raise UnsupportedError(f"the action {action} is not supported: a workload has one copy")
+        return action
+
+    # -----------------------------------------------------------------------------------------------------
+    # Groups
+
+    async def apply_group(self, request: pb.ApplyGroupRequest, call: Call) -> pb.ApplyGroupResponse:
+        """Make a group what is asked, all or none."""
+        _check_id("group_id", request.group_id)
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        wishes = _wishes(request.members)
+        check_identities(wishes, issues=self._issues_certificates)
+        applied = await self._groups.apply(
+            GroupId(request.group_id),
+            wishes,
+            cause=cause_of_call(call),
+            expected_generation=expected,
+            by=call.identity,
+        )
+        view = self._views.group(applied.record)
+        return pb.ApplyGroupResponse(
+            generation=applied.record.generation,
+            outcome=applied.outcome.value,
+            members=[convert.workload_view_to_proto(member) for member in view.members],
+        )
+
+    async def delete_group(self, request: pb.DeleteGroupRequest, call: Call) -> pb.DeleteGroupResponse:
+        """Record the wish to have a group gone."""
+        _check_id("group_id", request.group_id)
+        expected = request.expected_generation if request.HasField("expected_generation") else None
+        generation = await self._groups.delete(
+            GroupId(request.group_id), cause=cause_of_call(call), expected_generation=expected
+        )
+        return pb.DeleteGroupResponse(generation=generation)
+
+    async def get_group(self, request: pb.GetGroupRequest, _call: Call) -> pb.GetGroupResponse:
+        """One group."""
+        _check_id("group_id", request.group_id)
+        view = self._views.group(self._fleet.group(request.group_id))
+        return pb.GetGroupResponse(group=convert.group_view_to_proto(view))
+
+    async def list_groups(self, request: pb.ListGroupsRequest, _call: Call) -> pb.ListGroupsResponse:
+        """Every group, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        views = self._views.groups(after=request.page_token)
+        page, token = first_page(
+            ((view.group_id, convert.group_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListGroupsResponse(groups=page, next_page_token=token)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Reads
+
+    async def list_nodes(self, request: pb.ListNodesRequest, _call: Call) -> pb.ListNodesResponse:
+        """Every node, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        _check_state(request.status, NODE_STATES)
+        views = self._views.nodes(status=request.status, after=request.page_token)
+        page, token = first_page(
+            ((view.node_id, convert.node_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListNodesResponse(nodes=page, next_page_token=token)
+
+    async def get_node(self, request: pb.GetNodeRequest, _call: Call) -> pb.GetNodeResponse:
+        """One node."""
+        _check_id("node_id", request.node_id)
+        return pb.GetNodeResponse(node=convert.node_view_to_proto(self._views.node(self._fleet.node(request.node_id))))
+
+    async def list_workloads(self, request: pb.ListWorkloadsRequest, _call: Call) -> pb.ListWorkloadsResponse:
+        """Every workload, or a page of them."""
+        check_page(request.page_size, request.page_token)
+        _check_state(request.status, WORKLOAD_STATES)
+        views = self._views.workloads(
+            node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
+        )
+        page, token = first_page(
+            ((view.workload_id, convert.workload_view_to_proto(view)) for view in views), request.page_size
+        )
+        return pb.ListWorkloadsResponse(workloads=page, next_page_token=token)
+
+    async def get_workload(self, request: pb.GetWorkloadRequest, call: Call) -> pb.GetWorkloadResponse:
+        """One workload. An agent is told of another's whose it is, and not what it does."""
+        _check_id("workload_id", request.workload_id)
+        view = self._views.workload(self._fleet.workload(request.workload_id))
+        found = convert.workload_view_to_proto(view)
+        caller = call.identity
+        if caller is not None and caller.role is Role.AGENT and view.assigned_node_id != caller.name:
+            found.ClearField("spec")
+        return pb.GetWorkloadResponse(workload=found)
+
+    async def get_cluster_summary(self, _request: pb.GetClusterSummaryRequest, _call: Call) -> pb.ClusterSummary:
+        """The fleet in numbers."""
+        return convert.cluster_summary_to_proto(self._views.summary())
+
+    async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
+        """Forget a node that is gone for good."""
+        _check_id("node_id", request.node_id)
+        await self._nodes.remove(NodeId(request.node_id), cause=cause_of_call(call))
+        await self._agents.forget(NodeId(request.node_id))
+        return pb.RemoveNodeResponse()
+
+    async def cordon_node(self, request: pb.CordonNodeRequest, call: Call) -> pb.CordonNodeResponse:
+        """Let no new work go to a node."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.cordon(NodeId(request.node_id), cause=cause_of_call(call))
+        return pb.CordonNodeResponse(node=self._node_view(record))
+
+    async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Call) -> pb.UncordonNodeResponse:
+        """Let a node take work again."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
+        return pb.UncordonNodeResponse(node=self._node_view(record))
+
+    async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
+        """Have a node emptied."""
+        _check_id("node_id", request.node_id)
+        if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
+            rule = f"must be between 0 and {MAX_DEADLINE_MS:,} milliseconds"
+            raise InvalidError([problem("deadline_ms", request.deadline_ms, rule)])
+        deadline = timedelta(milliseconds=request.deadline_ms) if request.deadline_ms or request.force else None
+        if request.force:
+            deadline = timedelta(0)
+        record = await self._wishes.drain(NodeId(request.node_id), deadline=deadline, cause=cause_of_call(call))
+        return pb.DrainNodeResponse(node=self._node_view(record))
+
+    async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Call) -> pb.MarkNodeDeadResponse:
+        """Take an operator's word that a node is gone."""
+        _check_id("node_id", request.node_id)
+        record = await self._wishes.mark_dead(NodeId(request.node_id), force=request.force, cause=cause_of_call(call))
+        return pb.MarkNodeDeadResponse(node=self._node_view(record))
+
+    async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Call) -> pb.AdoptWorkloadResponse:
+        """Take over a workload that runs on a node and is not known here."""
+        _check_id("node_id", request.node_id)
+        _check_id("workload_id", request.workload_id)
+        record = await self._adoption.adopt(
+            NodeId(request.node_id), WorkloadId(request.workload_id), cause=cause_of_call(call)
+        )
+        return pb.AdoptWorkloadResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
+
+    def _node_view(self, record: NodeRecord) -> pb.NodeView:
+        return convert.node_view_to_proto(self._views.node(record))
+
+    async def plan_placement(self, request: pb.PlanPlacementRequest, _call: Call) -> pb.PlanPlacementResponse:
+        """Where workloads would go now, and why."""
+        planned = [
+            merge(
+                wish,
+                self._fleet.workloads.get(wish.workload_id),
+                clock=self._clock,
+                floor=self._fleet.generation_floor,
+            )
+            for wish in _wishes(request.members)
+        ]
+        running = [each.record for each in planned if each.record.desired is DesiredState.RUNNING]
+        requests = [
+            dataclasses.replace(request_for(self._fleet, record), needs_generations=_needs_generations(record, request))
+            for record in running
+        ]
+        decide = place_together if request.together else place
+        plan = decide(requests, self._fleet.facts(), strategy=self._placer.strategy, explain=True)
+        decisions = {decision.workload_id: decision for decision in plan.decisions}
+        placements = [
+            convert.planned_placement_to_proto(
+                _planned(each.record, each.outcome, decisions.get(each.record.workload_id))
+            )
+            for each in planned
+        ]
+        return pb.PlanPlacementResponse(placements=placements, placeable=plan.complete)
+
+    async def list_events(self, request: pb.ListEventsRequest, _call: Call) -> pb.ListEventsResponse:
+        """Part of the list of events."""
+        query = _event_query(request.after, request.limit, request.subject_kind, request.subject_id)
+        page = await self._store.events(dataclasses.replace(query, newest=request.newest))
+        events = [convert.event_to_proto(event) for event in page.events]
+        kept = fitting(events, from_end=request.newest)
+        cut_short = len(kept) < len(events) and not request.newest
+        return pb.ListEventsResponse(events=kept, next=kept[-1].cursor if cut_short else page.next, oldest=page.oldest)
+
+    async def watch_events(self, request: pb.WatchEventsRequest, _call: Call) -> AsyncIterator[pb.Event]:
+        """Events as they happen."""
+        query = _event_query(request.after, 0, request.subject_kind, request.subject_id)
+        async for event in self._feed.follow(query):
+            yield convert.event_to_proto(event)
+
+    async def read_logs(self, request: pb.ReadLogsRequest, _call: Call) -> AsyncIterator[pb.LogChunk]:
+        """What a workload printed, from the node that owns it."""
+        _check_id("workload_id", request.workload_id)
+        if request.tail_lines < 0:
+            raise InvalidError([problem("tail_lines", request.tail_lines, "must be 0 or more")])
+        record = self._fleet.workload(request.workload_id)
+        if record.node_id is None:
+            raise PreconditionError(f"workload {record.workload_id!r} has no node yet, so it has printed nothing")
+        node = self._fleet.node(record.node_id)
+        if not node.spec.has(Feature.LOGS):
+            raise UnsupportedError(f"the agent of node {node.node_id!r} does not serve logs", node_id=node.node_id)
+        async for chunk in self._agents.read_logs(
+            node, record.workload_id, tail_lines=request.tail_lines, follow=request.follow
+        ):
+            yield pb.LogChunk(data=chunk.data, stream=chunk.stream)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reading requests
+
+
+def _wish(workload_id: str, spec: pb.WorkloadSpec, revision_id: str, desired_state: str, *, at: str = "") -> Wish:
+    """A checked wish, or InvalidError with everything that is wrong with it."""
+    prefix = f"{at}." if at else ""
+    problems: list[Problem] = []
+    if not is_identifier(workload_id):
+        problems.append(problem(f"{prefix}workload_id", workload_id, IDENTIFIER_RULE))
+    if len(revision_id) > MAX_REVISION or not revision_id.isprintable():
+        problems.append(
+            problem(f"{prefix}revision_id", revision_id, f"must be at most {MAX_REVISION} printable characters")
+        )
+    checked, desired = None, DesiredState.RUNNING
+    try:
+        desired = convert.desired_state_from_text(desired_state, field=f"{prefix}desired_state")
+    except InvalidError as error:
+        problems.extend(error.problems)
+    try:
+        checked = convert.workload_spec_from_proto(spec, at=f"{prefix}spec")
+    except InvalidError as error:
+        problems.extend(error.problems)
+    if problems or checked is None:
+        raise InvalidError(problems)
+    exact = convert.spec_bytes(spec)
+    return Wish(WorkloadId(workload_id), checked, exact, convert.spec_sha256(exact), revision_id, desired)
+
+
+def _wishes(members: Iterable[pb.GroupMember]) -> tuple[Wish, ...]:
+    wishes: list[Wish] = []
+    problems: list[Problem] = []
+    for index, member in enumerate(members):
+        try:
+            wishes.append(
+                _wish(member.workload_id, member.spec, member.revision_id, member.desired_state, at=f"members[{index}]")
+            )
+        except InvalidError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise InvalidError(problems)
+    return tuple(wishes)
+
+
+def _check_id(field: str, value: str) -> None:
+    if not is_identifier(value):
+        raise InvalidError([problem(field, value, "is required" if not value else IDENTIFIER_RULE)])
+
+
+def _check_state(status: str, known: Sequence[str]) -> None:
+    """A state that there is not would be answered with an empty list, as if nothing were in it."""
+    if status and status.lower() not in {word.lower() for word in known}:
+        raise InvalidError([problem("status", status, f"must be one of {', '.join(known)}")])
+
+
+def _event_query(after: int, limit: int, subject_kind: str, subject_id: str) -> EventQuery:
+    problems = []
+    if after < 0:
+        problems.append(problem("after", after, "must be 0 or more"))
+    if not 0 <= limit <= MAX_EVENTS:
+        problems.append(problem("limit", limit, f"must be between 0 and {MAX_EVENTS:,}"))
+    if subject_kind not in SUBJECT_KINDS:
+        problems.append(problem("subject_kind", subject_kind, f"must be one of {', '.join(SUBJECT_KINDS[1:])}"))
+    if problems:
+        raise InvalidError(problems)
+    return EventQuery(after, limit or DEFAULT_EVENTS, subject_kind, subject_id)
+
+
+def _needs_generations(record: WorkloadRecord, request: pb.PlanPlacementRequest) -> bool:
+    return request.together or record.group_id is not None or record.spec.at_most_one
+
+
+def _planned(record: WorkloadRecord, outcome: Outcome, decision: PlacementDecision | None) -> PlannedPlacement:
+    change = {Outcome.CREATED: "create", Outcome.UPDATED: "update", Outcome.UNCHANGED: "unchanged"}[outcome]
+    if decision is None:
+        return PlannedPlacement(record.workload_id, record.node_id or "", change)
+    return PlannedPlacement(
+        workload_id=record.workload_id,
+        node_id=decision.node_id or "",
+        change=change,
+        rejections=decision.rejections,
+        scores=tuple(NodeScore(each.node_id, each.total, each.parts) for each in decision.scores),
+    )
+
+
+def _sentence(error: ShoalError) -> str:
+    return f"{error.message} ({error.hint})" if error.hint else error.message

@@ -1,0 +1,256 @@
+"""Puts views together from the working set. Pure but for reading it; called by `shoal.control.api.service`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from shoal.control.nodes.drain import Drains
+from shoal.control.nodes.membership import Nodes
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.lifecycle import group_status, is_about_newest, workload_status
+from shoal.control.workloads import retries
+from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.core.clock import Clock
+from shoal.model.nodes import NodeRecord, NodeState, NodeWish
+from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
+from shoal.model.workloads import (
+    FailureReason,
+    GroupRecord,
+    Observation,
+    RunState,
+    RunStatus,
+    Usage,
+    WorkloadRecord,
+)
+
+SHOWN_SESSION = 6
+#: Every state that the view of a node can have.
+NODE_STATES = tuple(state.value for state in NodeState)
+#: In a list of many workloads, the reasons of so many nodes are told; one workload alone has them all.
+LISTED_REJECTIONS = 20
+
+
+def _short(view: WorkloadView) -> WorkloadView:
+    """For lists: without what only somebody who looks at one workload wants to read."""
+    run = view.run
+    if run is not None and run.last_output:
+        run = dataclasses.replace(run, last_output="")
+    return dataclasses.replace(view, run=run, rejections=view.rejections[:LISTED_REJECTIONS])
+
+
+def _failover_word(node: NodeRecord) -> str:
+    if node.dead:
+        return "dead"
+    if node.state is not NodeState.NOT_READY:
+        return ""
+    return "moving" if node.given_up else "held"
+
+
+class Views:
+    """Reads the working set for people."""
+
+    def __init__(
+        self, fleet: Fleet, nodes: Nodes, dispatch: Dispatch, drains: Drains, *, clock: Clock, cluster_id: str
+    ) -> None:
+        self._fleet = fleet
+        self._nodes = nodes
+        self._dispatch = dispatch
+        self._drains = drains
+        self._clock = clock
+        self._cluster_id = cluster_id
+
+    def workload(self, record: WorkloadRecord, *, with_spec: bool = True) -> WorkloadView:
+        """One workload."""
+        observation = self._fleet.observations.get(record.workload_id)
+        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        status = workload_status(record, observation, owner)
+        mine = observation is not None and observation.node_id == record.node_id
+        run = observation.status if observation is not None and mine else None
+        newest = run if is_about_newest(record, observation) else None
+        rejections = self._dispatch.rejections.get(record.workload_id, ())
+        reason = self._reason(record, status, observation if newest is not None else None, owner)
+        return WorkloadView(
+            workload_id=record.workload_id,
+            type=record.spec.type.value,
+            desired_state=record.desired.value,
+            status=status,
+            assigned_node_id=record.node_id or "",
+            revision_id=record.revision_id,
+            observed_revision_id=run.revision_id if run is not None else "",
+            generation=record.generation,
+            group_id=record.group_id or "",
+            retry_attempts=record.retry.attempts,
+            retry_max_attempts=record.retry.max_attempts,
+            retry_next_at=record.retry.next_at,
+            failure_reason=reason.code if status == "Failed" and reason is not None else "",
+            created_at=record.created_at,
+            last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
+            reason=reason,
+            usage=self._usage(record, run) if run is not None else None,
+            run=run if self._nodes.hears or run is None else dataclasses.replace(run, usage=None),
+            rejections=rejections,
+            spec=record.spec if with_spec else None,
+            spec_sha256=record.spec_sha256,
+            moving_from=record.move.away_from if record.move is not None else "",
+            left_on=record.left_on,
+        )
+
+    def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
+        if not self._nodes.hears:
+            return None
+        contact = self._nodes.contact(record.node_id) if record.node_id is not None else None
+        measured = contact.measured.of(record.workload_id) if contact is not None and contact.measured else None
+        return measured or run.usage
+
+    def _reason(
+        self, record: WorkloadRecord, status: str, observation: Observation | None, owner: NodeRecord | None
+    ) -> Reason | None:
+        rejections = self._dispatch.rejections.get(record.workload_id)
+        if rejections is not None and record.placed_generation < record.generation:
+            code = FailureReason.INSUFFICIENT_RESOURCES.value
+            return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
+        if status == "Unknown" and owner is not None:
+            return Reason("NODE_LOST", self._why_lost(record, owner), owner.state_at, retryable=True)
+        stuck = self._drains.stuck.get(record.workload_id)
+        if stuck is not None and owner is not None and owner.wish is NodeWish.DRAINING:
+            return Reason("NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.wish_at, retryable=True)
+        trouble = self._dispatch.trouble.get(record.workload_id)
+        if trouble is not None and observation is None:
+            return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
+        if observation is None:
+            return None
+        run = observation.status
+        if not run.message and run.failure is FailureReason.NONE:
+            return None
+        code = run.failure.value if run.failure is not FailureReason.NONE else ""
+        return Reason(
+            code,
+            run.message,
+            run.last_transition,
+            next_retry_at=record.retry.next_at if run.state is RunState.FAILED else run.next_restart_at,
+            retryable=run.state is not RunState.FAILED or not retries.is_final(record, run.failure),
+        )
+
+    def _why_lost(self, record: WorkloadRecord, owner: NodeRecord) -> str:
+        """Why a workload on a lost node is not elsewhere yet."""
+        words = f"node {owner.node_id}: {owner.state_reason}"
+        if owner.dead:
+            return words
+        if record.spec.failover.policy == "keep":
+            return f"{words}; by its policy it is kept there"
+        if not owner.given_up:
+            return f"{words}; nothing is moved: {self._nodes.brake or 'other lost nodes come first'}"
+        return words
+
+    def workloads(
+        self, *, node_id: str = "", status: str = "", group_id: str = "", after: str = ""
+    ) -> Iterator[WorkloadView]:
+        """Every workload that matches, in order of the ids, from the one after `after` on."""
+        wanted = status.lower()
+        for workload_id in sorted(each for each in self._fleet.workloads if each > after):
+            record = self._fleet.workloads[workload_id]
+            if self._fleet.is_buried(record) or (node_id and record.node_id != node_id):
+                continue
+            if group_id and record.group_id != group_id:
+                continue
+            view = _short(self.workload(record, with_spec=False))
+            if not wanted or view.status.lower() == wanted:
+                yield view
+
+    def node(self, record: NodeRecord) -> NodeView:
+        """One node."""
+        facts = self._fleet.facts_of(record.node_id)
+        contact = self._nodes.contact(record.node_id)
+        expires = None
+        if contact is not None:
+            left = contact.lease.ends_at - self._clock.monotonic()
+            expires = self._clock.wall() + timedelta(seconds=left)
+        return NodeView(
+            node_id=record.node_id,
+            status=record.state.value,
+            status_reason=record.state_reason,
+            status_updated_by=record.state_by,
+            status_updated_at=record.state_at,
+            last_heartbeat=self._last_beat(record),
+            lease_expires_at=expires,
+            grpc_endpoint=record.spec.endpoint,
+            total=record.spec.capacity,
+            available=facts.free,
+            supported_workload_types=record.spec.workload_types,
+            storage_drivers=record.spec.storage_drivers,
+            labels=record.spec.labels,
+            host_id=record.spec.host_id,
+            session=record.session[-SHOWN_SESSION:],
+            agent_version=record.spec.agent_version,
+            features=tuple(sorted(record.spec.features)),
+            clock_skew_ms=contact.skew_ms if contact else 0,
+            usage=contact.usage if contact else None,
+            workload_count=len(facts.tenants),
+            orphans=contact.orphans if contact else (),
+            cluster_id=record.spec.cluster_id or self._cluster_id,
+            wish=record.wish.value,
+            wish_updated_at=record.wish_at,
+            drain_deadline=record.drain_deadline,
+            leaving=len(self._fleet.leaving(record.node_id)) if record.wish is NodeWish.DRAINING else 0,
+            failover=_failover_word(record),
+        )
+
+    def _last_beat(self, record: NodeRecord) -> datetime | None:
+        """When a node was last heard of. It is stored only now and then: who does not hear it cannot say."""
+        if not self._nodes.hears:
+            return None
+        contact = self._nodes.contact(record.node_id)
+        return contact.last_beat if contact and contact.last_beat else record.last_beat
+
+    def nodes(self, *, status: str = "", after: str = "") -> Iterator[NodeView]:
+        """Every node that matches, in order of the ids, from the one after `after` on."""
+        wanted = status.lower()
+        for node_id in sorted(each for each in self._fleet.nodes if each > after):
+            view = self.node(self._fleet.nodes[node_id])
+            if not wanted or view.status.lower() == wanted:
+                yield view
+
+    def group(self, record: GroupRecord) -> GroupView:
+        """One group with its members."""
+        members = tuple(
+            self.workload(self._fleet.workloads[each]) for each in record.members if each in self._fleet.workloads
+        )
+        status = group_status(record, [member.status for member in members])
+        return GroupView(record.group_id, record.generation, status, record.message, members)
+
+    def groups(self, *, after: str = "") -> Iterator[GroupView]:
+        """Every group, in order of the ids, from the one after `after` on."""
+        for group_id in sorted(each for each in self._fleet.groups if each > after):
+            yield self.group(self._fleet.groups[group_id])
+
+    def summary(self) -> ClusterSummary:
+        """The fleet in numbers. Every workload is counted exactly once."""
+        nodes = Counter(node.state for node in self._fleet.nodes.values())
+        words: Counter[str] = Counter()
+        for record in self._fleet.workloads.values():
+            owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+            buried = self._fleet.is_buried(record)
+            observation = self._fleet.observations.get(record.workload_id)
+            words["Deleted" if buried else workload_status(record, observation, owner)] += 1
+        waiting = sum(words[word] for word in ("Pending", "Scheduled", "Updating"))
+        return ClusterSummary(
+            total_nodes=sum(nodes.values()),
+            ready_nodes=nodes[NodeState.READY],
+            not_ready_nodes=nodes[NodeState.NOT_READY],
+            suspect_nodes=nodes[NodeState.SUSPECT],
+            total_workloads=sum(words.values()),
+            running_workloads=words["Running"],
+            pending_workloads=waiting,
+            failed_workloads=words["Failed"],
+            deleted_workloads=words["Deleted"],
+            stopped_workloads=words["Stopped"] + words["Stopping"],
+            completed_workloads=words["Completed"],
+            deleting_workloads=words["Deleting"],
+            lost_workloads=words["Unknown"],
+            groups=len(self._fleet.groups),
+            cluster_id=self._cluster_id,
+            generated_at=self._clock.wall(),
+        )

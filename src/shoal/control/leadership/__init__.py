@@ -1,0 +1,1 @@
+"""Which of several control planes leads, what exists only while it leads, and how calls are routed to it."""

@@ -1,0 +1,189 @@
+"""Everything that makes decisions during one leadership: made when it begins, thrown away when it ends.
+
+A reign that has begun places, tells agents and judges leases. One that has not only answers reads, from a working set
+that `refresh` brings up to date: that is what a control plane does that does not lead. Built by `shoal.control.server`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from shoal.control.agents.calls import Agents
+from shoal.control.agents.streams import Streams
+from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
+from shoal.control.api.event_feed import EventFeed
+from shoal.control.api.secret_service import SecretService
+from shoal.control.api.service import ControlService
+from shoal.control.api.views import Views
+from shoal.control.metrics import ControlMetrics
+from shoal.control.nodes.drain import Drains
+from shoal.control.nodes.membership import Nodes
+from shoal.control.nodes.operations import NodeWishes
+from shoal.control.placement.placer import Placer
+from shoal.control.settings import ControlSettings
+from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.store.base import EventQuery, Store
+from shoal.control.trust.enrollment import Enrolment, JoinDoor, Signer
+from shoal.control.trust.secrets import KEY_FILE, SecretBook
+from shoal.control.workloads.adoption import Adoption
+from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.groups import Groups
+from shoal.control.workloads.requests import Workloads
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.tasks import TaskScope
+from shoal.wire import convert
+from shoal.wire.transport import Transport
+
+#: A follower reads everything at least this often.
+QUIET_SECONDS = 10.0
+#: And spends at most a part of its time on it: after a reading it rests for so many times as long.
+REST = 4.0
+
+
+class Reign:
+    """The parts of a control plane, joined."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        *,
+        store: Store,
+        transport: Transport,
+        clock: Clock,
+        entropy: Entropy,
+        metrics: ControlMetrics,
+        join: JoinDoor,
+        term: int,
+        is_confirmed: Callable[[], bool],
+    ) -> None:
+        self.term = term
+        self._store = store
+        self.scope = TaskScope("reign")
+        self.fleet = Fleet()
+        self.ledger = Ledger(store, self.fleet, term=term, on_commit=metrics.stored)
+        self.streams = Streams(self.fleet, scope=self.scope, observer=metrics)
+        self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
+        self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
+        self.dispatch = Dispatch(
+            self.ledger,
+            self.placer,
+            self.agents,
+            clock=clock,
+            entropy=entropy,
+            scope=self.scope,
+            on_step=metrics.step,
+        )
+        self.nodes = Nodes(
+            self.ledger,
+            self.dispatch,
+            clock=clock,
+            entropy=entropy,
+            settings=settings.leases,
+            failover=settings.failover,
+            cluster_id=settings.cluster_id,
+            on_beat=metrics.beat,
+            on_ignored=metrics.ignored,
+        )
+        self.wishes = NodeWishes(self.ledger, self.nodes, self.dispatch, clock=clock)
+        self.drains = Drains(
+            self.ledger,
+            self.dispatch,
+            self.placer,
+            self.wishes,
+            clock=clock,
+            entropy=entropy,
+            parallel=settings.drain_parallel,
+        )
+        self.adoption = Adoption(self.ledger, self.dispatch, self.placer, self.agents, clock=clock)
+        self.workloads = Workloads(self.ledger, self.dispatch, clock=clock)
+        self.groups = Groups(
+            self.ledger, self.dispatch, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
+        )
+        self.dispatch.liveness = self.nodes
+        self.streams.loss = self.nodes
+        self.dispatch.groups = self.groups
+        self.views = Views(
+            self.fleet, self.nodes, self.dispatch, self.drains, clock=clock, cluster_id=settings.cluster_id
+        )
+        self.feed = EventFeed(self.ledger)
+        self.service = ControlService(
+            fleet=self.fleet,
+            nodes=self.nodes,
+            wishes=self.wishes,
+            adoption=self.adoption,
+            workloads=self.workloads,
+            groups=self.groups,
+            placer=self.placer,
+            views=self.views,
+            feed=self.feed,
+            store=store,
+            agents=self.agents,
+            streams=self.streams,
+            clock=clock,
+            term=term,
+            is_confirmed=is_confirmed,
+            issues_certificates=bool(settings.ca_key),
+        )
+        enrolment = Enrolment(
+            self.ledger,
+            signer=Signer(Path(settings.ca), Path(settings.ca_key)) if settings.ca_key else None,
+            cluster_id=settings.cluster_id,
+            clock=clock,
+            entropy=entropy,
+        )
+        secrets = SecretBook(
+            self.ledger,
+            key_file=Path(settings.data_dir) / KEY_FILE,
+            given_key=settings.secret_key,
+            shared=bool(settings.database),
+            clock=clock,
+            on_change=self.dispatch.retry_now,
+        )
+        self.dispatch.secrets = self.book = secrets
+        self.secrets = SecretService(secrets)
+        self.enrollment = EnrollmentService(enrolment, join)
+        self.credentials = CredentialService(enrolment, join)
+        self._decides = False
+        self._clock = clock
+        self._cursor = -1
+        self._read_at, self._took = -math.inf, 0.0
+
+    async def begin(self) -> None:
+        """Read what is stored and begin to decide. Every node gets a full lease from now."""
+        self._decides = True
+        await self.ledger.load()
+        await self.nodes.store_promise()
+        self.nodes.start()
+        self.streams.open()
+        self.scope.start(self.placer.run(), name="placer")
+        self.scope.start(self.nodes.watch(), name="leases")
+        self.scope.start(self.drains.run(), name="drains")
+        self.dispatch.enqueue_all(list(self.fleet.workloads))
+
+    async def refresh(self) -> None:
+        """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then.
+
+        What makes no event, such as the usage of a workload, is read now and then. A reading that takes long is not
+        made often.
+        """
+        if self._decides:
+            return
+        newest = (await self._store.events(EventQuery(limit=1, newest=True))).next
+        began = self._clock.monotonic()
+        due = self._read_at + (self._took * REST if newest != self._cursor else QUIET_SECONDS)
+        if began < due:
+            return
+        await self.ledger.load(again=True)
+        self._read_at = self._clock.monotonic()
+        self._took, self._cursor = self._read_at - began, newest
+
+    async def end(self) -> None:
+        """Stop deciding. Workloads are not touched."""
+        self.streams.close()
+        self.dispatch.close()
+        self.nodes.close()
+        await self.scope.close()
+        await self.agents.close()

@@ -1,0 +1,193 @@
+"""Empties the nodes that operators want empty: one workload at a time, until nothing is left there.
+
+Which one leaves next is decided in `shoal.control.state.moves`; how a move goes on once it has begun is the
+reconciler's business, like everything else about a workload. A workload for which there is no room elsewhere stays
+where it is and is tried again; one that runs to an end is waited for; past the deadline all that is left is moved by
+force. Nothing is kept here that a restart could lose: the wish is on the node, each move on its workload.
+
+Owned by `shoal.control.leadership.leader`; calls `shoal.control.workloads.dispatch` and
+`shoal.control.nodes.operations`.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shoal.control.nodes.operations import NodeWishes
+from shoal.control.placement.placer import Placer, Unplaced, request_for
+from shoal.control.placement.scheduler import place
+from shoal.control.state.fleet import Ledger, holds_reservation, workload_event
+from shoal.control.state.moves import Leaver, next_moves
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import ConflictError, ShoalError, UnavailableError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.retry import Backoff
+from shoal.core.tasks import Signal
+from shoal.model.nodes import NodeState, NodeWish
+from shoal.model.workloads import DesiredState, MoveKind, WorkloadRecord
+
+log = logging.getLogger(__name__)
+
+#: A draining node is looked at this often, and when anything about it was stored.
+LOOK_SECONDS = 1.0
+#: A workload that could not be moved is tried again after this long.
+STUCK_BACKOFF = Backoff(first=2.0, cap=30.0)
+
+
+class Drains:
+    """Every drain that is under way."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        placer: Placer,
+        wishes: NodeWishes,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        parallel: int,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._placer = placer
+        self._wishes = wishes
+        self._clock = clock
+        self._entropy = entropy
+        self._parallel = parallel
+        self._wake = Signal()
+        self._tries: dict[WorkloadId, tuple[int, float]] = {}
+        #: Why a workload has not left yet, for people.
+        self.stuck: dict[WorkloadId, str] = {}
+        # By what is stored, not by who asked for it: the answer to a wish may be lost, and whoever wished it be gone.
+        ledger.on_batch(self._stored)
+        ledger.on_reload(self._wake.set)
+
+    def _stored(self, batch: Batch) -> None:
+        if any(node.wish is NodeWish.DRAINING for node in batch.nodes):
+            self._wake.set()
+
+    def _is_wished(self, node_id: NodeId) -> bool:
+        node = self._fleet.nodes.get(node_id)
+        return node is not None and node.wish is NodeWish.DRAINING
+
+    async def run(self) -> None:
+        """Empty what is to be empty, for ever. Owned by the control plane's task scope."""
+        while True:
+            draining = [node_id for node_id in self._fleet.nodes if self._is_wished(node_id)]
+            for node_id in draining:
+                try:
+                    await self._look_at(node_id)
+                except (UnavailableError, ConflictError) as error:
+                    log.debug("drain of node %s: %s", node_id, error)
+                except ShoalError as error:
+                    log.warning("drain of node %s: %s", node_id, error)
+            if not draining:
+                self._tries.clear()
+                self.stuck.clear()
+            await self._wake.wait(timeout=LOOK_SECONDS if draining else None)
+
+    async def _look_at(self, node_id: NodeId) -> None:
+        node = self._fleet.nodes.get(node_id)
+        if node is None:
+            return
+        if not self._fleet.leaving(node_id):  # what has left and found no place yet goes on looking for one
+            if node.state is NodeState.DRAINING:  # it is heard of, so that nothing is left there is its own word
+                await self._wishes.drained(node_id)
+            return
+        if node.state is NodeState.NOT_READY:
+            return  # lost: what it owns moves by other rules
+        forced = node.drain_deadline is not None and self._clock.wall() >= node.drain_deadline
+        step = next_moves(
+            self._leavers(node_id),
+            on_the_way=self._on_the_way(node_id),
+            parallel=self._parallel,
+            forced=forced,
+            now=self._clock.monotonic(),
+        )
+        for leaver in step.begin:
+            if self._is_wished(node_id):  # else it was taken back while others were looked at
+                await self._begin(leaver, node_id)
+        for leaver in step.force:
+            if self._is_wished(node_id):
+                await self._force(leaver, node_id)
+
+    def _on_the_way(self, node_id: NodeId) -> int:
+        moving = (self._fleet.workloads[each] for each in self._fleet.moving_from(node_id))
+        return sum(each.desired is DesiredState.RUNNING for each in moving)
+
+    def _leavers(self, node_id: NodeId) -> list[Leaver]:
+        """What still has to leave and does not leave by itself: all that is to run."""
+        ids = self._fleet.owned_by(node_id) | self._fleet.moving_from(node_id)
+        records = (self._fleet.workloads[each] for each in ids)
+        return [self._leaver(each) for each in records if self._has_to_leave(each, node_id)]
+
+    def _has_to_leave(self, record: WorkloadRecord, node_id: NodeId) -> bool:
+        if record.desired is not DesiredState.RUNNING:
+            return False
+        if record.move is not None and record.move.away_from == node_id:
+            return record.move.kind is MoveKind.BEFORE or record.node_id == node_id
+        return holds_reservation(record, self._fleet.observations.get(record.workload_id))
+
+    def _leaver(self, record: WorkloadRecord) -> Leaver:
+        return Leaver(
+            record.workload_id,
+            MoveKind.BEFORE if record.spec.migrates_first else MoveKind.AFTER,
+            moving=record.move is not None,
+            ends=record.spec.completes and not record.spec.failover.migrate,
+            not_before=self._tries.get(record.workload_id, (0, 0.0))[1],
+        )
+
+    # -----------------------------------------------------------------------------------------------------
+    # Moves
+
+    async def _begin(self, leaver: Leaver, node_id: NodeId) -> None:
+        reason = f"node {node_id} is drained"
+        if leaver.kind is MoveKind.BEFORE:
+            unplaced = await self._dispatch.move_first(leaver.workload_id, reason=reason)
+        else:
+            unplaced = self._without_a_place(leaver.workload_id)
+            if unplaced is None:
+                await self._dispatch.move_after(leaver.workload_id, node_id, reason=reason)
+        # Also when it has begun: should it come back because its replacement failed, the next try is not at once.
+        tries = self._tries.get(leaver.workload_id, (0, 0.0))[0] + 1
+        again_at = self._clock.monotonic() + STUCK_BACKOFF.delay(tries, self._entropy)
+        self._tries[leaver.workload_id] = (tries, again_at)
+        if unplaced is None:
+            self.stuck.pop(leaver.workload_id, None)
+            return
+        self._wake.set()  # somebody else may be able to leave meanwhile
+        await self._note_stuck(leaver.workload_id, unplaced)
+
+    def _without_a_place(self, workload_id: WorkloadId) -> Unplaced | None:
+        """Whether there would be no place for a workload that has to be stopped before it gets one."""
+        record = self._fleet.workloads.get(workload_id)
+        if record is None:
+            return None
+        request = request_for(self._fleet, record, away_from=record.node_id)
+        (decision,) = place([request], self._fleet.facts(), strategy=self._placer.strategy).decisions
+        return Unplaced(decision.rejections) if decision.node_id is None else None
+
+    async def _note_stuck(self, workload_id: WorkloadId, unplaced: Unplaced) -> None:
+        is_news = workload_id not in self.stuck
+        words = self.stuck[workload_id] = describe_rejections(unplaced.rejections)
+        record = self._fleet.workloads.get(workload_id)
+        if is_news and record is not None:
+            cause = f"node {record.node_id} is drained, and no other takes it"
+            event = workload_event(record, "MoveWaits", words, at=self._clock.wall(), source="drain", cause=cause)
+            await self._ledger.commit(Batch(events=(event,)))
+
+    async def _force(self, leaver: Leaver, node_id: NodeId) -> None:
+        """Past the deadline: it goes, whether or not its replacement is ready or there is room for one."""
+        record = self._fleet.workloads.get(leaver.workload_id)
+        if record is None:
+            return
+        reason = f"the deadline for draining node {node_id} has passed"
+        if record.move is not None and record.move.kind is MoveKind.BEFORE:
+            await self._dispatch.finish_move(leaver.workload_id, reason)
+        if record.node_id == node_id:
+            await self._dispatch.move_after(leaver.workload_id, node_id, reason=reason)

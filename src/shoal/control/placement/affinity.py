@@ -1,0 +1,99 @@
+"""Who lives near whom: counts of the workloads that affinities speak of, kept up as placements are made.
+
+Counting the tenants of a thousand nodes for every node weighed would be the slowest part of scheduling, so each pair of
+labels and scope is counted once, when first asked for, and changed with each placement after that. Made by
+`shoal.control.placement.scheduler` for one plan; asked by `shoal.control.placement.feasible` and
+`shoal.control.placement.rank`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from shoal.control.placement.demand import CompanyRule, Neighbours, domain_of
+from shoal.control.state.facts import NodeFacts
+from shoal.core.ids import NodeId, WorkloadId
+
+
+class Company:
+    """The tenants of a fleet, by what they are to each other."""
+
+    def __init__(self, nodes: Iterable[NodeFacts]) -> None:
+        self._nodes = {node.node_id: node for node in nodes}
+        self._homes: dict[WorkloadId, set[NodeId]] = defaultdict(set)
+        for node_id, node in self._nodes.items():
+            for tenant in node.tenants:
+                self._homes[tenant].add(node_id)
+        self._domains: dict[str, dict[NodeId, str]] = {}
+        self._members: dict[str, dict[str, list[NodeId]]] = {}
+        self._counts: dict[Neighbours, dict[str, int]] = {}
+        self._totals: dict[Neighbours, int] = {}
+
+    def count(self, neighbours: Neighbours, node_id: NodeId, *, besides: WorkloadId | None = None) -> int:
+        """How many of them live within the scope around a node, not counting `besides`."""
+        found = self._counted(neighbours).get(self._domains[neighbours.scope][node_id], 0)
+        return found - self._own(neighbours, node_id, besides) if found and besides is not None else found
+
+    def total(self, neighbours: Neighbours, *, besides: WorkloadId | None = None) -> int:
+        """How many of them live anywhere, not counting `besides`."""
+        self._counted(neighbours)
+        found = self._totals[neighbours]
+        return found - self._own(neighbours, None, besides) if found and besides is not None else found
+
+    def within(self, scope: str, node_id: NodeId) -> Sequence[NodeId]:
+        """The nodes that share a scope with a node, itself included."""
+        return self._members_by_domain(scope)[self._domains[scope][node_id]]
+
+    def counts_itself(self, rules: Iterable[CompanyRule], workload_id: WorkloadId) -> bool:
+        """Whether a workload lives somewhere already and would be found by one of its own rules."""
+        homes = self._homes.get(workload_id, ())
+        return any(rule.neighbours.include(self._nodes[home].tenants[workload_id]) for rule in rules for home in homes)
+
+    def change(self, node: NodeFacts, workload_id: WorkloadId) -> frozenset[Neighbours]:
+        """Take over a node on which one workload was reserved anew. Returns the counts that are not what they were."""
+        before = self._nodes[node.node_id].tenants.get(workload_id)
+        after = node.tenants[workload_id]
+        self._nodes[node.node_id] = node
+        self._homes[workload_id].add(node.node_id)
+        changed = set()
+        for neighbours, counts in self._counts.items():
+            step = neighbours.include(after) - (before is not None and neighbours.include(before))
+            if step:
+                domain = self._domains[neighbours.scope][node.node_id]
+                counts[domain] = counts.get(domain, 0) + step
+                self._totals[neighbours] += step
+                changed.add(neighbours)
+        return frozenset(changed)
+
+    def _own(self, neighbours: Neighbours, node_id: NodeId | None, workload_id: WorkloadId) -> int:
+        domains = self._domains[neighbours.scope]
+        return sum(
+            neighbours.include(self._nodes[home].tenants[workload_id])
+            for home in self._homes.get(workload_id, ())
+            if node_id is None or domains[home] == domains[node_id]
+        )
+
+    def _counted(self, neighbours: Neighbours) -> dict[str, int]:
+        counts = self._counts.get(neighbours)
+        if counts is None:
+            counts = {}
+            self._members_by_domain(neighbours.scope)
+            domains = self._domains[neighbours.scope]
+            for node_id, node in self._nodes.items():
+                found = sum(map(neighbours.include, node.tenants.values()))
+                if found:
+                    counts[domains[node_id]] = counts.get(domains[node_id], 0) + found
+            self._counts[neighbours] = counts
+            self._totals[neighbours] = sum(counts.values())
+        return counts
+
+    def _members_by_domain(self, scope: str) -> dict[str, list[NodeId]]:
+        members = self._members.get(scope)
+        if members is None:
+            members = defaultdict(list)
+            self._domains[scope] = {node_id: domain_of(node.spec, scope) for node_id, node in self._nodes.items()}
+            for node_id, domain in self._domains[scope].items():
+                members[domain].append(node_id)
+            self._members[scope] = members
+        return members

@@ -1,0 +1,115 @@
+"""What a request asks of a node, reduced to what filters and scores look at.
+
+Requests that reduce to an equal `Demand` are interchangeable for the scheduler: a node that suits one suits the other
+equally well. Made by `shoal.control.placement.scheduler`, read by `shoal.control.placement.feasible` and
+`shoal.control.placement.rank`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from shoal.control.state.facts import PlacementRequest
+from shoal.model.nodes import NodeSpec
+from shoal.model.resources import Resources
+from shoal.model.workloads import Affinity, Constraint
+
+#: What a node is asked by the names `node_id` and `host_id` is its own id and host, whatever its labels say.
+_PSEUDO_KEYS = {"node": "node_id", "host": "host_id"}
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Workloads that carry all of these labels, as far as `scope` reaches."""
+
+    #: Sorted, so that equal wishes are equal values.
+    labels: tuple[tuple[str, str], ...]
+    scope: str
+
+    def include(self, labels: Mapping[str, str]) -> bool:
+        """Whether a workload with `labels` is one of them."""
+        return all(labels.get(key) == value for key, value in self.labels)
+
+    def __str__(self) -> str:
+        """For a person: which workloads."""
+        return ",".join(f"{key}={value}" for key, value in self.labels)
+
+
+@dataclass(frozen=True, slots=True)
+class CompanyRule:
+    """One affinity of a workload."""
+
+    neighbours: Neighbours
+    apart: bool
+    weight: int
+    #: The workload carries the labels itself, as the members of a group that wants to be together do.
+    names_itself: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What must be true of a node, and what would be good."""
+
+    type: str
+    needs_generations: bool
+    needs_stop_alone: bool
+    needs_named_ports: bool
+    needs_secrets: bool
+    needs_identity: bool
+    request: Resources
+    ports: frozenset[tuple[int, str]]
+    #: Without `local`, which every node has.
+    storage_drivers: frozenset[str]
+    constraints: tuple[Constraint, ...]
+    required: tuple[CompanyRule, ...]
+    wished: tuple[CompanyRule, ...]
+
+    @classmethod
+    def of(cls, request: PlacementRequest) -> Demand:
+        """Reduce a request."""
+        spec = request.spec
+        affinities = spec.placement.affinities
+        return cls(
+            type=spec.type.value,
+            needs_generations=request.needs_generations or spec.at_most_one,
+            needs_stop_alone=spec.failover.policy == "stop",
+            needs_named_ports=spec.process is not None and bool(spec.process.ports),
+            needs_secrets=spec.process is not None and bool(spec.process.env_from_secrets),
+            needs_identity=spec.process is not None and spec.process.identity,
+            request=spec.request,
+            ports=spec.host_ports,
+            storage_drivers=spec.storage_drivers - {"local"},
+            constraints=spec.placement.constraints,
+            required=tuple(_rule(each, spec.labels) for each in affinities if each.required),
+            wished=tuple(_rule(each, spec.labels) for each in affinities if not each.required),
+        )
+
+
+def _rule(affinity: Affinity, own_labels: Mapping[str, str]) -> CompanyRule:
+    neighbours = Neighbours(labels=tuple(sorted(affinity.workloads.items())), scope=affinity.scope)
+    return CompanyRule(
+        neighbours=neighbours,
+        apart=affinity.direction == "apart",
+        weight=affinity.weight,
+        names_itself=neighbours.include(own_labels),
+    )
+
+
+def label_of(node: NodeSpec, key: str) -> str | None:
+    """The value of a node's label, or of the pseudo keys `node_id` and `host_id`; None when it has none."""
+    if key == "node_id":
+        return node.node_id
+    if key == "host_id":
+        return node.host_id or None
+    return node.labels.get(key)
+
+
+def domain_of(node: NodeSpec, scope: str) -> str:
+    """The set of nodes that `scope` draws around a node, as a name that all of the set share.
+
+    A scope is `node`, `host` or the key of a node label. A node that does not say is a set of its own: a workload
+    that must be apart from another is then at least on another node.
+    """
+    value = label_of(node, _PSEUDO_KEYS.get(scope, scope))
+    return f"={value}" if value is not None else f"!{node.node_id}"

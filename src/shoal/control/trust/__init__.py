@@ -1,0 +1,1 @@
+"""Who may join and which secrets a workload gets: join tokens, certificates, sealed secrets."""

@@ -1,0 +1,168 @@
+"""What each step of the dispatch makes of the stored records: a record in, a batch out. Pure.
+
+`shoal.control.workloads.dispatch` decides on the newest record under compare-and-set and commits what is returned here;
+None is returned when there is nothing to change any more, because somebody else was faster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from datetime import datetime
+
+from shoal.control.state import moves
+from shoal.control.state.fleet import Fleet, group_event, workload_event
+from shoal.control.store.base import Batch
+from shoal.control.workloads import retries
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.workloads import DesiredState, FailureReason, RetryState, WorkloadRecord
+
+# ---------------------------------------------------------------------------------------------------------
+# Ownership
+
+
+def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> Batch | None:
+    """Above a generation that an agent has seen already."""
+    if record.generation > highest:
+        return None
+    raised = dataclasses.replace(record, generation=highest + 1, updated_at=at)
+    if record.placed_generation == record.generation:
+        raised = dataclasses.replace(raised, placed_generation=highest + 1)
+    message = f"above {highest}, which its agent had accepted already"
+    cause = f"node {record.node_id} refused generation {record.generation}"
+    event = workload_event(raised, "GenerationRaised", message, at=at, source="reconciler", cause=cause)
+    return Batch(workloads=(raised,), events=(event,))
+
+
+def place_given_up(record: WorkloadRecord, refused: WorkloadRecord, *, at: datetime) -> Batch | None:
+    """The node that a generation was placed on does not take it, and no other can: it has no place.
+
+    That generation may have been told to the node all the same, and taken before an answer was lost; so the next place
+    is a new ownership, and the node counts as one that may hold a copy.
+    """
+    if record.generation != refused.generation or record.node_id != refused.node_id or record.node_id is None:
+        return None
+    unbounded = () if record.placed_at_most_one else (record.node_id,)
+    homeless = dataclasses.replace(
+        record,
+        node_id=None,
+        generation=record.generation + 1,
+        placed_generation=0,
+        updated_at=at,
+        left_on=tuple(sorted({*record.left_on, record.node_id})),
+        left_without_deadline=tuple(sorted({*record.left_without_deadline, *unbounded})),
+    )
+    return Batch(workloads=(homeless,))
+
+
+def node_left(record: WorkloadRecord, *, at: datetime) -> Batch | None:
+    """Its owner has it no more: it is deleted, or on its way elsewhere."""
+    if record.desired is DesiredState.DELETED:
+        gone = dataclasses.replace(record, node_id=None)
+    elif moves.is_leaving(record):
+        gone = moves.left(record, at=at)
+    else:
+        return None
+    return Batch(workloads=(gone,), forgotten_observations=(record.workload_id,))
+
+
+def copies_gone(fleet: Fleet, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> Batch | None:
+    """A node no longer holds older copies of these."""
+    records = [fleet.workloads[each] for each in workload_ids if each in fleet.workloads]
+    changed = tuple(
+        dataclasses.replace(
+            each,
+            left_on=tuple(left for left in each.left_on if left != node_id),
+            left_without_deadline=tuple(left for left in each.left_without_deadline if left != node_id),
+        )
+        for each in records
+        if node_id in each.left_on
+    )
+    return Batch(workloads=changed) if changed else None
+
+
+def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime) -> Batch | None:
+    """The wish to delete a workload was carried out; with the last member of a deleted group the group goes too."""
+    if record.desired is not DesiredState.DELETED or record.node_id is not None or record.left_on:
+        return None
+    event = workload_event(record, "WorkloadDeleted", reason, at=at, source="reconciler", cause="deletion wished")
+    batch = Batch(
+        removed_workloads={record.workload_id: record.version}, generation_floor=record.generation, events=(event,)
+    )
+    group = fleet.groups.get(record.group_id) if record.group_id is not None else None
+    if group is None or group.desired is not DesiredState.DELETED:
+        return batch
+    # The group changes with each member that goes, so that two that go at once cannot overlook each other.
+    left = tuple(each for each in group.members if each != record.workload_id)
+    if any(each in fleet.workloads for each in left):
+        return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
+    ended = group_event(
+        group, "GroupDeleted", "all members are gone", at=at, source="reconciler", cause="deletion wished"
+    )
+    return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Moves
+
+
+def move_begun(record: WorkloadRecord, node_id: NodeId, reason: str, *, at: datetime) -> Batch | None:
+    """Its owner is to remove its copy before it is begun elsewhere."""
+    if record.node_id != node_id or record.desired is not DesiredState.RUNNING or moves.is_leaving(record):
+        return None
+    leaving = moves.begun_after(record, at=at)
+    event = workload_event(leaving, "MoveBegun", f"it leaves node {node_id}", at=at, source="drain", cause=reason)
+    return Batch(workloads=(leaving,), events=(event,))
+
+
+def move_finished(record: WorkloadRecord, reason: str, *, at: datetime) -> Batch | None:
+    """It runs elsewhere, or has to do without the copy that it left."""
+    if record.move is None:
+        return None
+    message = f"away from node {record.move.away_from}"
+    event = workload_event(record, "MoveFinished", message, at=at, source="reconciler", cause=reason)
+    return Batch(workloads=(moves.finished(record),), events=(event,))
+
+
+def move_taken_back(record: WorkloadRecord, reason: str, *, at: datetime) -> Batch | None:
+    """It does not run elsewhere: the copy that it was to leave counts again."""
+    if not moves.can_return(record):
+        return None
+    back = moves.returned(record, at=at)
+    message = f"it stays on node {back.node_id}"
+    event = workload_event(back, "MoveTakenBack", message, at=at, source="reconciler", cause=reason)
+    return Batch(workloads=(back,), events=(event,))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Failures of the workload itself
+
+
+def failure_noted(record: WorkloadRecord, failure: FailureReason, *, at: datetime, chance: float) -> Batch:
+    """A failure is counted, and the next try planned if there is one."""
+    retry = retries.after_failure(record, failure, at=at, chance=chance)
+    if retry.next_at is None:
+        kind, message = "RetriesExhausted", f"it failed {retry.failures} times and is not tried again"
+    else:
+        kind, message = "RetryPlanned", f"in {(retry.next_at - at).total_seconds():.1f} s"
+    event = workload_event(record, kind, message, at=at, source="reconciler", cause=failure.value)
+    return Batch(workloads=(dataclasses.replace(record, retry=retry),), events=(event,))
+
+
+def tried_again(record: WorkloadRecord, *, at: datetime) -> Batch:
+    """A workload that failed gets a new generation, and is placed and told anew."""
+    again = dataclasses.replace(
+        record,
+        generation=record.generation + 1,
+        attempt=record.attempt + 1,
+        retry=dataclasses.replace(record.retry, next_at=None),
+        updated_at=at,
+    )
+    message = f"attempt {record.retry.attempts} of {record.retry.max_attempts}"
+    event = workload_event(again, "WorkloadRetried", message, at=at, source="reconciler", cause="it had failed")
+    return Batch(workloads=(again,), events=(event,))
+
+
+def budget_refilled(record: WorkloadRecord) -> Batch:
+    """Its failures are forgotten."""
+    return Batch(workloads=(dataclasses.replace(record, retry=RetryState()),))

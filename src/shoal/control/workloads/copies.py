@@ -1,0 +1,118 @@
+"""Removes copies of workloads from nodes that own them no longer, and notes when they are gone.
+
+Owned by `shoal.control.workloads.dispatch`. A copy is only ever removed because a newer placement, or a delete, was the
+wish.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from shoal.control.agents.calls import Agents
+from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.store.base import Batch
+from shoal.control.workloads import changes
+from shoal.control.workloads.reports import is_superseded
+from shoal.core.errors import ShoalError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import BeatMark
+from shoal.model.workloads import DesiredState
+
+log = logging.getLogger(__name__)
+
+
+class Copies:
+    """The copies that lost their ownership, as far as they are known to be there still."""
+
+    def __init__(self, ledger: Ledger, agents: Agents, *, enqueue: Callable[[WorkloadId], None]) -> None:
+        self._ledger = ledger
+        self._fleet: Fleet = ledger.fleet
+        self._agents = agents
+        self._enqueue = enqueue
+        #: Copies that a node was told to remove and has agreed to: it will take no older order about them any more.
+        #: With the first beat that it made after that.
+        self._fenced: defaultdict[WorkloadId, dict[NodeId, BeatMark | None]] = defaultdict(dict)
+        self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
+        ledger.on_batch(self._stored)
+        ledger.on_reload(lambda: self._drop_old_fences(list(self._fenced)))
+
+    def _stored(self, batch: Batch) -> None:
+        self._drop_old_fences([each.workload_id for each in batch.workloads if each.workload_id in self._fenced])
+
+    def _drop_old_fences(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """What a node agreed to is over once it owns the workload again, or is gone: the next copy is another one."""
+        for workload_id in workload_ids:
+            record, fenced = self._fleet.workloads.get(workload_id), self._fenced[workload_id]
+            for node_id in list(fenced):
+                if node_id not in self._fleet.nodes or (record is not None and record.node_id == node_id):
+                    del fenced[node_id]
+
+    def note(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
+        """A node holds a copy that lost its ownership: it goes with the next `remove`."""
+        self._superseded[workload_id][node_id] = generation
+
+    def superseded(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
+        """A node holds a copy that lost its ownership: remove that copy there."""
+        self.note(workload_id, node_id, generation)
+        self._enqueue(workload_id)
+
+    async def absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId], beat: BeatMark) -> None:
+        """A node that may hold older copies of these reports without them.
+
+        That alone is no proof: an order that was sent before the move may still be on its way there. So the node is
+        told to remove what it has first, which it remembers; what a beat that was made after that does not list is gone
+        for good.
+        """
+        confirmed = []
+        for workload_id in workload_ids:
+            record = self._fleet.workloads.get(workload_id)
+            fenced = self._fenced.get(workload_id, {})
+            if node_id in fenced:
+                if not beat.is_before(fenced[node_id]):
+                    confirmed.append(workload_id)
+            elif record is not None:
+                deleted = record.desired is DesiredState.DELETED
+                self.superseded(workload_id, node_id, record.generation if deleted else record.placed_generation - 1)
+        if confirmed:
+            await self.gone(node_id, confirmed)
+
+    async def gone(self, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> None:
+        """A node no longer holds older copies of these."""
+        ids = tuple(workload_ids)
+        if await self._ledger.change(lambda: changes.copies_gone(self._fleet, node_id, ids)) is not None:
+            for workload_id in ids:
+                self._enqueue(workload_id)
+        for workload_id in ids:
+            if node_id in self._fenced.get(workload_id, {}):
+                del self._fenced[workload_id][node_id]
+
+    def forget(self, workload_id: WorkloadId) -> None:
+        """There is no such workload any more."""
+        self._fenced.pop(workload_id, None)
+        self._superseded.pop(workload_id, None)
+
+    async def remove(self, workload_id: WorkloadId) -> None:
+        """Tell the nodes that hold copies of a workload, and do not own it, to remove them."""
+        for node_id, generation in (self._superseded.pop(workload_id, None) or {}).items():
+            try:
+                await self._remove_one(workload_id, node_id, generation)
+            except ShoalError as error:  # the next heartbeat reports the copy again
+                log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
+
+    async def _remove_one(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
+        record = self._fleet.workloads.get(workload_id)
+        node = self._fleet.nodes.get(node_id)
+        if record is None or node is None or record.node_id == node_id:
+            return
+        if not is_superseded(record, node_id, generation):
+            return
+        # A foreign agent answers before it acts, and may go on reporting what it has removed. To tell it again would
+        # only add to the list that proves the removal, so that is looked at first.
+        told = node_id in self._fenced.get(workload_id, {})
+        if told and not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
+            await self.gone(node_id, [workload_id])
+            return
+        self._fenced[workload_id][node_id] = await self._agents.delete(node, workload_id, generation)
+        log.info("removed the copy of %s with generation %d on node %s", workload_id, generation, node_id)

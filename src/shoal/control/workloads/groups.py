@@ -1,0 +1,385 @@
+"""Groups: workloads placed all or none.
+
+A change of a group is placed, reserved and stored in one transaction, or nothing of it is. Starting the members is
+not atomic: each agent is told on its own. Until every agent concerned has taken its part, the group remembers what its
+members were; if one is refused everywhere, the change is undone. Called by `shoal.control.api.service` and, through
+`GroupUndo`, by `shoal.control.workloads.dispatch`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from shoal.control.placement.placer import Placer, first_unplaced, placed_on, placement_event, request_for
+from shoal.control.placement.scheduler import place_together
+from shoal.control.state.facts import PlacementDecision, PlacementPlan
+from shoal.control.state.fleet import Ledger, group_event, workload_event
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.control.workloads.entitlements import check_entitled
+from shoal.control.workloads.requests import Outcome, Wish, deletion, merge
+from shoal.core import faults
+from shoal.core.clock import Clock
+from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
+from shoal.core.ids import GroupId, WorkloadId
+from shoal.model.events import Event
+from shoal.model.identity import Identity
+from shoal.model.workloads import (
+    DesiredState,
+    GroupMemberBefore,
+    GroupRecord,
+    Rejection,
+    WorkloadRecord,
+    WorkloadSpec,
+)
+
+MAX_MEMBERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class GroupApplied:
+    """The answer to a change of a group."""
+
+    record: GroupRecord
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """The difference between what a group is and what it is to be."""
+
+    records: tuple[WorkloadRecord, ...]
+    removed: tuple[WorkloadRecord, ...]
+    before: tuple[GroupMemberBefore, ...]
+
+
+class Groups:
+    """The control plane's book of groups."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        placer: Placer,
+        *,
+        clock: Clock,
+        decode_spec: Callable[[bytes], WorkloadSpec],
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._placer = placer
+        self._clock = clock
+        self._decode_spec = decode_spec
+        #: Where in a change a member was last found that has not arrived.
+        self._missing: dict[GroupId, int] = {}
+
+    async def apply(
+        self,
+        group_id: GroupId,
+        wishes: tuple[Wish, ...],
+        *,
+        cause: str,
+        expected_generation: int | None = None,
+        by: Identity | None = None,
+    ) -> GroupApplied:
+        """Make the group what `wishes` say, all or none over the difference. A workload may not wish for just any."""
+        _check_wishes(wishes)
+        result: GroupApplied | None = None
+        changed: tuple[WorkloadId, ...] = ()
+
+        def decide() -> Batch | None:
+            nonlocal result, changed
+            known = self._fleet.groups.get(group_id)
+            check_entitled(by, group_id, known, self._members(known), wishes, expected_generation=expected_generation)
+            _check_generation(group_id, known, expected_generation)
+            change = self._difference(group_id, known, wishes)
+            if known is not None and not change.records and not change.removed:
+                result = GroupApplied(known, Outcome.UNCHANGED)
+                return None
+            placed, events = self._place(group_id, change)
+            record = self._next_record(group_id, known, wishes, change)
+            removals = [
+                deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
+            ]
+            changed = tuple(each.workload_id for each in (*placed, *change.removed))
+            result = GroupApplied(record, Outcome.CREATED if known is None else Outcome.UPDATED)
+            told = group_event(
+                record,
+                "GroupCreated" if known is None else "GroupUpdated",
+                f"{len(placed)} placed, {len(change.removed)} removed",
+                at=self._clock.wall(),
+                source="api",
+                cause=cause,
+            )
+            return Batch(
+                workloads=(*placed, *(each for batch in removals for each in batch.workloads)),
+                groups=(record,),
+                events=(told, *events, *(each for batch in removals for each in batch.events)),
+            )
+
+        async with self._placer.exclusive():
+            await self._ledger.change(decide)
+        assert result is not None  # noqa: S101 decide has run at least once
+        if result.outcome is not Outcome.UNCHANGED:
+            faults.reach("control.apply.accepted")
+        for workload_id in changed:
+            self._dispatch.reset_backoff(workload_id)
+        return GroupApplied(self._fleet.groups.get(group_id, result.record), result.outcome)
+
+    async def delete(self, group_id: GroupId, *, cause: str, expected_generation: int | None = None) -> int:
+        """Record the wish to have a group and its members gone. Returns the group's generation."""
+        generation = 0
+
+        def decide() -> Batch | None:
+            nonlocal generation
+            record = self._fleet.group(group_id)
+            generation = record.generation + 1
+            _check_generation(group_id, record, expected_generation)
+            if record.desired is DesiredState.DELETED:
+                return None
+            members = self._members(record)
+            why = f"group {group_id} is deleted: {cause}"
+            removals = [deletion(each, clock=self._clock, cause=why) for each in members]
+            gone = dataclasses.replace(
+                record,
+                desired=DesiredState.DELETED,
+                generation=record.generation + 1,
+                before=(),
+                before_members=(),
+                updated_at=self._clock.wall(),
+            )
+            event = group_event(
+                gone, "GroupDeletionWished", "it is to be deleted", at=self._clock.wall(), source="api", cause=cause
+            )
+            if not members:
+                return Batch(removed_groups={group_id: record.version}, events=(event,))
+            return Batch(
+                workloads=tuple(each for batch in removals for each in batch.workloads),
+                groups=(gone,),
+                events=(event, *(each for batch in removals for each in batch.events)),
+            )
+
+        await self._ledger.change(decide)
+        self._missing.pop(group_id, None)
+        current = self._fleet.groups.get(group_id)
+        return current.generation if current is not None else generation
+
+    def _members(self, group: GroupRecord | None) -> list[WorkloadRecord]:
+        members = group.members if group is not None else ()
+        return [self._fleet.workloads[each] for each in members if each in self._fleet.workloads]
+
+    # -----------------------------------------------------------------------------------------------------
+    # Change
+
+    def _difference(self, group_id: GroupId, known: GroupRecord | None, wishes: tuple[Wish, ...]) -> _Change:
+        records, before = [], []
+        for index, wish in enumerate(wishes):
+            member = self._fleet.workloads.get(wish.workload_id)
+            if member is not None and member.group_id != group_id and member.desired is not DesiredState.DELETED:
+                owner = f"a member of group {member.group_id!r}" if member.group_id else "a workload of its own"
+                raise PreconditionError(
+                    f"members[{index}].workload_id: {wish.workload_id!r} is {owner} already",
+                    workload_id=wish.workload_id,
+                    group_id=group_id,
+                )
+            applied = merge(wish, member, clock=self._clock, floor=self._fleet.generation_floor)
+            if applied.outcome is Outcome.UNCHANGED:
+                continue
+            records.append(dataclasses.replace(applied.record, group_id=group_id))
+            before.append(_before(wish.workload_id, None if applied.outcome is Outcome.CREATED else member))
+        wanted = {wish.workload_id for wish in wishes}
+        leaving = [
+            self._fleet.workloads[each]
+            for each in (known.members if known else ())
+            if each not in wanted and each in self._fleet.workloads
+        ]
+        removed = tuple(each for each in leaving if each.desired is not DesiredState.DELETED)
+        before.extend(_before(each.workload_id, each) for each in removed)
+        return _Change(tuple(records), removed, tuple(before))
+
+    def _place(self, group_id: GroupId, change: _Change) -> tuple[list[WorkloadRecord], list[Event]]:
+        """Place what is to run; what is not, keeps its node. Raises ExhaustedError when not all of it fits."""
+        running = [each for each in change.records if each.desired is DesiredState.RUNNING]
+        plan = self.plan(running)
+        lacking = first_unplaced(plan.decisions)
+        if lacking is not None:
+            raise ExhaustedError(
+                f"group {group_id!r}: member {lacking.workload_id!r} cannot be placed, so nothing was: "
+                f"{describe_rejections(lacking.rejections)}",
+                hint="free some room or ask for less; shoal apply --dry-run shows where it would fit",
+                group_id=group_id,
+                workload_id=lacking.workload_id,
+            )
+        at = self._clock.wall()
+        decisions: dict[WorkloadId, PlacementDecision] = {each.workload_id: each for each in plan.decisions}
+        placed, events = [], []
+        for record in change.records:
+            decision = decisions.get(record.workload_id)
+            if decision is None or decision.node_id is None:
+                placed.append(record)
+                continue
+            after = placed_on(record, decision.node_id, at=at)
+            placed.append(after)
+            event = placement_event(record, after, at=at, cause=f"group {group_id} changed")
+            if event is not None:
+                events.append(event)
+        return placed, events
+
+    def plan(self, records: list[WorkloadRecord]) -> PlacementPlan:
+        """Where these would go together, all or none."""
+        requests = [request_for(self._fleet, record) for record in records]
+        return place_together(requests, self._fleet.facts(), strategy=self._placer.strategy)
+
+    def _next_record(
+        self, group_id: GroupId, known: GroupRecord | None, wishes: tuple[Wish, ...], change: _Change
+    ) -> GroupRecord:
+        at = self._clock.wall()
+        return GroupRecord(
+            group_id=group_id,
+            generation=known.generation + 1 if known else 1,
+            members=tuple(wish.workload_id for wish in wishes),
+            created_at=known.created_at if known else at,
+            updated_at=at,
+            desired=DesiredState.RUNNING,
+            before=change.before,
+            before_members=known.members if known else (),
+            version=known.version if known else 0,
+        )
+
+    # -----------------------------------------------------------------------------------------------------
+    # What becomes of a change: called by the dispatch
+
+    async def member_accepted(self, record: WorkloadRecord) -> None:
+        """Note that an agent has taken a member; when all have, the change can no longer be undone."""
+        group_id = record.group_id
+
+        def decide() -> Batch | None:
+            group = self._fleet.groups.get(group_id) if group_id is not None else None
+            if group is None or not group.before or self._is_missing_one(group):
+                return None
+            settled = dataclasses.replace(group, before=(), before_members=(), message="")
+            event = group_event(
+                settled,
+                "GroupSettled",
+                "every agent has its part",
+                at=self._clock.wall(),
+                source="reconciler",
+                cause=f"member {record.workload_id} was the last to be accepted",
+            )
+            return Batch(groups=(settled,), events=(event,))
+
+        await self._ledger.change(decide)
+
+    def _is_missing_one(self, group: GroupRecord) -> bool:
+        """Whether a member has not arrived. The one that was missing last is asked first: this is asked for each."""
+        first, count = self._missing.pop(group.group_id, 0), len(group.before)
+        for index in itertools.chain(range(first, count), range(min(first, count))):
+            if not self._has_arrived(group.before[index]):
+                self._missing[group.group_id] = index
+                return True
+        return False
+
+    def _has_arrived(self, before: GroupMemberBefore) -> bool:
+        record = self._fleet.workloads.get(before.workload_id)
+        if record is None or record.desired is DesiredState.DELETED:
+            return True
+        return record.desired is DesiredState.STOPPED or self._dispatch.has_accepted(record)
+
+    async def member_unplaceable(self, record: WorkloadRecord, rejections: tuple[Rejection, ...]) -> bool:
+        """Undo the change under way, because one of its members fits nowhere."""
+        group_id = record.group_id
+        touched: tuple[WorkloadId, ...] = ()
+
+        def decide() -> Batch | None:
+            nonlocal touched
+            group = self._fleet.groups.get(group_id) if group_id is not None else None
+            changed = {each.workload_id for each in group.before} if group else set()
+            if group is None or record.workload_id not in changed or group.desired is DesiredState.DELETED:
+                return None
+            why = f"undone: member {record.workload_id} was refused, {describe_rejections(rejections)}"
+            restored = [each for before in group.before if (each := self._restored(before)) is not None]
+            touched = tuple(each.workload_id for each in restored)
+            undone = dataclasses.replace(
+                group,
+                generation=group.generation + 1,
+                members=group.before_members,
+                desired=DesiredState.RUNNING if group.before_members else DesiredState.DELETED,
+                before=(),
+                before_members=(),
+                message=why,
+                updated_at=self._clock.wall(),
+            )
+            if not group.before_members:  # it was new: its record goes when the last of its members is gone
+                undone = dataclasses.replace(undone, members=group.members)
+            cause = f"member {record.workload_id} fits nowhere"
+            events = [
+                workload_event(each, "ChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause)
+                for each in restored
+            ]
+            told = group_event(
+                undone, "GroupChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause
+            )
+            return Batch(workloads=tuple(restored), groups=(undone,), events=(told, *events))
+
+        async with self._placer.exclusive():
+            batch = await self._ledger.change(decide)
+        self._dispatch.enqueue_all(touched)
+        return batch is not None
+
+    def _restored(self, before: GroupMemberBefore) -> WorkloadRecord | None:
+        """A member as it was. One that did not exist before is to be deleted again."""
+        record = self._fleet.workloads.get(before.workload_id)
+        if record is None:
+            return None
+        at = self._clock.wall()
+        if before.spec_bytes is None:
+            if record.desired is DesiredState.DELETED:
+                return None
+            return dataclasses.replace(
+                record, desired=DesiredState.DELETED, generation=record.generation + 1, updated_at=at, move=None
+            )
+        return dataclasses.replace(
+            record,
+            spec=self._decode_spec(before.spec_bytes),
+            spec_bytes=before.spec_bytes,
+            spec_sha256=before.spec_sha256,
+            revision_id=before.revision_id,
+            desired=before.desired,
+            generation=record.generation + 1,
+            updated_at=at,
+        )
+
+
+def _before(workload_id: WorkloadId, record: WorkloadRecord | None) -> GroupMemberBefore:
+    if record is None:
+        return GroupMemberBefore(workload_id, None, "", DesiredState.DELETED)
+    return GroupMemberBefore(workload_id, record.spec_bytes, record.revision_id, record.desired, record.spec_sha256)
+
+
+def _check_wishes(wishes: tuple[Wish, ...]) -> None:
+    problems = []
+    if not wishes:
+        problems.append(problem("members", None, "must not be empty; delete the group instead"))
+    if len(wishes) > MAX_MEMBERS:
+        problems.append(problem("members", len(wishes), f"must have at most {MAX_MEMBERS:,} entries"))
+    seen: set[WorkloadId] = set()
+    for index, wish in enumerate(wishes):
+        if wish.workload_id in seen:
+            problems.append(problem(f"members[{index}].workload_id", wish.workload_id, "is given twice"))
+        seen.add(wish.workload_id)
+    if problems:
+        raise InvalidError(problems)
+
+
+def _check_generation(group_id: GroupId, known: GroupRecord | None, expected: int | None) -> None:
+    stored = known.generation if known is not None else 0
+    if expected is not None and expected != stored:
+        raise ConflictError(
+            f"group {group_id!r}: expected generation {expected}, stored is {stored}",
+            group_id=group_id,
+            stored=stored,
+        )

@@ -1,0 +1,412 @@
+"""What to do next about one workload: facts in, one step out. No I/O, no clock.
+
+Called by `shoal.control.workloads.dispatch` whenever anything about a workload may have changed (a write, a heartbeat,
+a timer). A step is carried out there, and its outcome becomes part of the facts of the next call, until the answer is
+`Settled`.
+
+    wish      owner         report                              step
+    Deleted   none          no older copies / some elsewhere    Forget / Settled: a tombstone until those are gone
+    Deleted   removed                                           Forget
+    Deleted   lost                                              Settled: a tombstone until it returns
+    Deleted   alive         not asked / asked / confirmed gone  SendDelete / Wait / Forget
+    Running   any           completed, or failed for good       Settled
+    Running   none, or the newest generation is not placed      Place
+    Running   gone, or declared dead                            Place elsewhere
+    Running   lost          by its policy: not yet / now        Settled or Wait / Place elsewhere
+    Running   alive         failed: not counted / not due / due NoteFailure / Wait / Retry
+    Running   alive         order not accepted / accepted       SendApply / Settled or Wait
+    Running   alive         runs, and has for a while           RefillBudget, if there is anything to refill
+    moving    the new one   runs / fails or is lost             FinishMove / TakeMoveBack
+    leaving   the old one   not asked / asked / confirmed gone  SendDelete / Wait / LeaveNode
+    Stopped   alive         order not accepted / accepted       SendApply / Settled or Wait
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import datetime
+
+from shoal.control.state import moves
+from shoal.control.workloads import retries
+from shoal.control.workloads.failover import seconds_until_move
+from shoal.core.ids import NodeId
+from shoal.model.nodes import BeatMark, Feature, NodeRecord, NodeState
+from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, WorkloadRecord
+
+#: A foreign agent answers before it has acted: how often its answer is asked for, and how many heartbeats without
+#: the workload it takes to believe that it is not there.
+FOREIGN_POLL_SECONDS = 1.0
+ABSENT_BEATS = 2
+
+
+class OrderKind(enum.Enum):
+    """What an agent was told."""
+
+    APPLY = "apply"
+    DELETE = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The last thing that an agent was told about a workload, as far as this process knows."""
+
+    kind: OrderKind
+    node_id: NodeId
+    generation: int
+    accepted: bool = False
+    failures: int = 0
+    #: Monotonic time before which it is not tried again.
+    not_before: float = 0.0
+    #: Heartbeats of the owner since it was accepted that did not list the workload.
+    absent_beats: int = 0
+    #: The agent confirmed that the workload is gone.
+    gone: bool = False
+    #: The first heartbeat that was made after the answer; None when the agent did not say.
+    first_beat: BeatMark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The node that owns the workload now."""
+
+    record: NodeRecord
+    #: With loss of contact: whether even an at-most-one copy must have stopped by now.
+    surely_stopped: bool = False
+    #: Seconds since it was last heard of, by the control plane's steady clock, and how long its lease is.
+    silence: float = 0.0
+    lease: float = 0.0
+    #: Another agent held this node id before and may still run at-most-one work until then, on the steady clock.
+    predecessor_until: float = 0.0
+
+    @property
+    def lost(self) -> bool:
+        """Whether its lease has run out."""
+        return self.record.state is NodeState.NOT_READY
+
+    @property
+    def foreign(self) -> bool:
+        """Whether its agent knows only the published contract."""
+        return not self.record.spec.has(Feature.GENERATIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Everything that a step is decided from."""
+
+    record: WorkloadRecord
+    owner: Owner | None
+    observation: Observation | None
+    order: Order | None
+    now: float
+    wall: datetime
+    #: Whether a copy of an earlier placement may still run on another node.
+    older_copy_may_run: bool = False
+    #: Monotonic time before which a placement that failed is not tried again, unless the fleet changes.
+    place_not_before: float = 0.0
+    #: Whether the node that a move leaves is heard of, so that its copy can be taken back.
+    way_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do next, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Step):
+    """Find a node and reserve on it. `away_from_owner`: the present one is lost."""
+
+    away_from_owner: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendApply(Step):
+    """Tell the owner about the newest generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendDelete(Step):
+    """Tell the owner to remove it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmWithForeignAgent(Step):
+    """Ask an agent that does not push its statuses what became of the order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveNode(Step):
+    """Note that its owner has it no more: it was deleted, or it moves."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishMove(Step):
+    """It runs elsewhere: let go of the copy on the node that it left."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeMoveBack(Step):
+    """It does not run elsewhere: the copy on the node that it was to leave counts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoteFailure(Step):
+    """Count a failure, and decide when it is tried again, if at all."""
+
+    failure: FailureReason
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(Step):
+    """Try a workload that has failed once more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefillBudget(Step):
+    """It has been well for long enough: its failures are forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Step):
+    """Drop the record: the wish to delete it has been carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait(Step):
+    """Look again after so many seconds, or earlier when something changes."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Settled(Step):
+    """Nothing to do until something changes."""
+
+
+def reconcile(facts: Facts) -> Step:
+    """The next step for one workload."""
+    if facts.record.desired is DesiredState.DELETED:
+        return _towards_gone(facts)
+    if facts.record.desired is DesiredState.STOPPED:
+        return _towards_stopped(facts)
+    return _towards_running(facts)
+
+
+def is_current(facts: Facts) -> bool:
+    """Whether the last report is about the newest generation, from its owner."""
+    observation, record = facts.observation, facts.record
+    if observation is None or facts.owner is None or observation.node_id != record.node_id:
+        return False
+    if observation.status.generation:
+        return observation.status.generation == record.generation
+    return _accepted(facts, OrderKind.APPLY)
+
+
+def _towards_gone(facts: Facts) -> Step:
+    record, owner = facts.record, facts.owner
+    if record.node_id is None:
+        held = f"an older copy may be left on {', '.join(record.left_on)}"
+        return Settled(held) if record.left_on else Forget("no node has it")
+    if owner is None:
+        return LeaveNode(f"its node {record.node_id} was removed")
+    order = _current_order(facts, OrderKind.DELETE)
+    if order is not None and order.gone:
+        return LeaveNode(f"node {record.node_id} confirmed its removal")
+    if owner.lost:
+        return Settled(f"node {record.node_id} is lost; its copy is removed when it returns")
+    if order is None:
+        return SendDelete("it is to be deleted")
+    if not order.accepted:
+        return _send_when_due(facts, order, SendDelete(f"attempt {order.failures + 1}"))
+    if owner.foreign:
+        return ConfirmWithForeignAgent("its agent answers before it has acted")
+    return Settled("its agent is removing it")
+
+
+def _towards_stopped(facts: Facts) -> Step:
+    owner = facts.owner
+    if facts.record.node_id is None or owner is None:
+        return Settled("it runs nowhere")
+    if owner.lost:
+        return Settled(f"node {facts.record.node_id} is lost; it is told when it returns")
+    return _tell(facts, owner, RunState.STOPPED)
+
+
+def _towards_running(facts: Facts) -> Step:
+    record, owner = facts.record, facts.owner
+    if record.node_id is None or owner is None:
+        return _place_when_due(facts, Place("it has no node" if record.node_id is None else "its node was removed"))
+    moving = _on_the_move(facts, owner)
+    if moving is not None:
+        return moving
+    if is_finished(facts):
+        return Settled("it has run to its end")
+    if owner.lost:
+        return _move_from_lost(facts, owner)
+    if record.placed_generation < record.generation:
+        return _place_when_due(facts, Place("its newest generation has no place yet"))
+    failed = _failure(facts)
+    if failed is not None:
+        return _after_failure(facts, failed)
+    step = _tell(facts, owner, RunState.RUNNING)
+    if record.spec.at_most_one and isinstance(step, SendApply):
+        return _wait_for_the_only_copy(facts, owner) or step
+    return _until_healthy(facts, step)
+
+
+def _wait_for_the_only_copy(facts: Facts, owner: Owner) -> Step | None:
+    """Why an at-most-one workload may not be started yet; None when nothing stands against it."""
+    if facts.older_copy_may_run:
+        return Settled(f"an older copy may still run on {', '.join(facts.record.left_on)}")
+    if owner.predecessor_until > facts.now:
+        return Wait("another agent held this node before", seconds=owner.predecessor_until - facts.now)
+    return None
+
+
+def is_finished(facts: Facts) -> bool:
+    """Whether the newest generation has ended for good: completed, or failed and not tried again."""
+    if not is_current(facts) or facts.observation is None:
+        return False
+    failed = _failure(facts)
+    return facts.observation.status.completed or (failed is not None and retries.is_final(facts.record, failed))
+
+
+def _on_the_move(facts: Facts, owner: Owner) -> Step | None:
+    """What a move asks for, beyond what is done for any workload."""
+    record = facts.record
+    if moves.is_leaving(record):
+        return _towards_leaving(facts, owner)
+    if record.move is None:
+        return None
+    if (owner.lost or _failure(facts) is not None) and facts.way_back and moves.can_return(record):
+        return TakeMoveBack(f"node {record.node_id} is lost" if owner.lost else "its replacement failed")
+    if is_finished(facts):
+        return FinishMove("it has run to its end")
+    placed = record.placed_generation == record.generation
+    return FinishMove(f"it runs on node {record.node_id}") if placed and not owner.lost and _runs(facts) else None
+
+
+def _runs(facts: Facts) -> bool:
+    observation = facts.observation
+    return observation is not None and is_current(facts) and observation.status.state is RunState.RUNNING
+
+
+def _failure(facts: Facts) -> FailureReason | None:
+    """Why the newest generation failed, if it did."""
+    observation = facts.observation
+    if observation is None or not is_current(facts) or observation.status.state is not RunState.FAILED:
+        return None
+    return observation.status.failure
+
+
+def _move_from_lost(facts: Facts, owner: Owner) -> Step:
+    """Off a node that is not heard of, by the workload's own policy."""
+    record, node = facts.record, owner.record
+    if node.dead:
+        return _place_when_due(facts, Place(f"node {node.node_id} is dead", away_from_owner=True))
+    left = seconds_until_move(record.spec, silence=owner.silence, lease=owner.lease)
+    if left is None:
+        return Settled(f"node {node.node_id} is lost; by its policy it is kept there")
+    if not node.given_up:
+        return Settled(f"node {node.node_id} is lost, and nothing is moved from it yet")
+    if record.spec.at_most_one and not (owner.surely_stopped and record.placed_at_most_one):
+        until = "until its own deadline" if record.placed_at_most_one else "until the node returns or is removed"
+        return Settled(f"node {record.node_id} is lost; its copy may run {until}")
+    if left > 0:
+        return Wait(f"node {node.node_id} is lost; by its policy it moves later", seconds=left)
+    return _place_when_due(facts, Place(f"node {node.node_id} is lost", away_from_owner=True))
+
+
+def _towards_leaving(facts: Facts, owner: Owner) -> Step:
+    """Off a node that is drained, where the old copy has to go first."""
+    record = facts.record
+    order = _current_order(facts, OrderKind.DELETE)
+    if order is not None and order.gone:
+        return LeaveNode(f"node {record.node_id} confirmed its removal")
+    if owner.lost:
+        return _move_from_lost(facts, owner)
+    if order is None:
+        return SendDelete(f"it leaves node {record.node_id}")
+    if not order.accepted:
+        return _send_when_due(facts, order, SendDelete(f"attempt {order.failures + 1}"))
+    if owner.foreign:
+        return ConfirmWithForeignAgent("its agent answers before it has acted")
+    return Settled("its agent is removing it")
+
+
+def _after_failure(facts: Facts, failure: FailureReason) -> Step:
+    retry = facts.record.retry
+    if retry.failed_generation != facts.record.generation or retry.next_at is None:
+        return NoteFailure("its agent gave up", failure=failure)
+    left = (retry.next_at - facts.wall).total_seconds()
+    if left > 0:
+        return Wait("it failed, and is tried again later", seconds=left)
+    return Retry(f"failure {retry.failures}")
+
+
+def _until_healthy(facts: Facts, step: Step) -> Step:
+    """While it runs: look again when its budget is full."""
+    observation = facts.observation
+    if not isinstance(step, Settled) or observation is None or not _runs(facts):
+        return step
+    left = retries.seconds_until_healthy(facts.record, observation.observed_at, now=facts.wall)
+    if left is None:
+        return step
+    return Wait(step.reason, seconds=left) if left > 0 else RefillBudget("it has been well for a while")
+
+
+def _place_when_due(facts: Facts, place: Place) -> Step:
+    if facts.place_not_before > facts.now:
+        return Wait("no node fits", seconds=facts.place_not_before - facts.now)
+    return place
+
+
+def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
+    order = _current_order(facts, OrderKind.APPLY)
+    if order is not None and order.accepted and order.absent_beats >= ABSENT_BEATS:
+        return _send_when_due(facts, order, SendApply("its agent does not have it any more"))
+    if is_current(facts) and not _contradicts(facts, wanted):
+        settled = facts.observation is not None and facts.observation.status.state is wanted
+        if settled or not owner.foreign:
+            return Settled("its agent has it")
+        return ConfirmWithForeignAgent("its agent does not push its statuses")
+    if order is None:
+        return SendApply("its agent does not have the newest generation")
+    if not order.accepted:
+        return _send_when_due(facts, order, SendApply(f"attempt {order.failures + 1}"))
+    if _contradicts(facts, wanted):
+        return _send_when_due(facts, order, SendApply("its agent stopped it, and nobody asked for that"))
+    if owner.foreign:
+        return ConfirmWithForeignAgent("its agent does not push its statuses")
+    return Settled("its agent has accepted it")
+
+
+def _contradicts(facts: Facts, wanted: RunState) -> bool:
+    """Whether the agent reports an end that nobody asked for, of a workload it should run."""
+    observation = facts.observation
+    if observation is None or not is_current(facts) or wanted is not RunState.RUNNING:
+        return False
+    status = observation.status
+    return status.state is RunState.STOPPED and not status.completed and not status.deleting
+
+
+def _send_when_due(facts: Facts, order: Order, step: Step) -> Step:
+    if order.not_before > facts.now:
+        return Wait("waiting to try again", seconds=order.not_before - facts.now)
+    return step
+
+
+def _current_order(facts: Facts, kind: OrderKind) -> Order | None:
+    order, record = facts.order, facts.record
+    if order is None or order.kind is not kind:
+        return None
+    same = order.node_id == record.node_id and order.generation == record.generation
+    return order if same else None
+
+
+def _accepted(facts: Facts, kind: OrderKind) -> bool:
+    order = _current_order(facts, kind)
+    return order is not None and order.accepted

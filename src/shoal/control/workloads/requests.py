@@ -1,0 +1,257 @@
+"""Wishes about single workloads: apply, delete, retry, start and stop.
+
+A wish is checked, made durable, and answered; carrying it out is the dispatch's business. Success means that the wish
+is kept, not that it came true: that is the workload's status. Called by `shoal.control.api.service`.
+
+Revisions: the user's word for a version of a spec. The same revision with the same spec changes nothing; the same
+revision with another spec is refused; an empty revision is the spec's own hash.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from dataclasses import dataclass
+
+from shoal.control.state.fleet import Ledger, workload_event
+from shoal.control.state.lifecycle import workload_status
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch
+from shoal.core import faults
+from shoal.core.clock import Clock
+from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
+from shoal.core.ids import WorkloadId
+from shoal.model.workloads import DesiredState, RetryState, WorkloadRecord, WorkloadSpec
+
+
+class Outcome(enum.Enum):
+    """What an apply did."""
+
+    CREATED = "created"
+    UPDATED = "updated"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A checked request to have a workload."""
+
+    workload_id: WorkloadId
+    spec: WorkloadSpec
+    spec_bytes: bytes
+    spec_sha256: bytes
+    revision_id: str
+    desired: DesiredState
+
+    @property
+    def revision(self) -> str:
+        """The revision to store: the given one, else the spec's hash."""
+        return self.revision_id or self.spec_sha256.hex()
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The answer to an apply."""
+
+    record: WorkloadRecord
+    outcome: Outcome
+
+
+def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
+    """What a wish makes of what is known. Raises InvalidError on a revision that means another spec already.
+
+    A new workload begins to count above `floor`, the highest generation of any that was forgotten.
+
+    A wish for a workload that is being deleted takes the deletion back: it is the newer word.
+    """
+    at = clock.wall()
+    if known is None:
+        record = WorkloadRecord(
+            workload_id=wish.workload_id,
+            spec=wish.spec,
+            spec_bytes=wish.spec_bytes,
+            spec_sha256=wish.spec_sha256,
+            revision_id=wish.revision,
+            desired=wish.desired,
+            generation=floor + 1,
+            created_at=at,
+            updated_at=at,
+        )
+        return Applied(record, Outcome.CREATED)
+    same_spec = known.spec_sha256 == wish.spec_sha256
+    reborn = known.desired is DesiredState.DELETED
+    if known.revision_id == wish.revision and not same_spec and not reborn:
+        raise InvalidError(
+            [
+                problem(
+                    "revision_id", wish.revision, "is stored with another spec already; a changed spec needs a new one"
+                )
+            ]
+        )
+    if same_spec and known.revision_id == wish.revision and known.desired is wish.desired:
+        return Applied(known, Outcome.UNCHANGED)
+    record = dataclasses.replace(
+        known,
+        spec=wish.spec,
+        spec_bytes=wish.spec_bytes,
+        spec_sha256=wish.spec_sha256,
+        revision_id=wish.revision,
+        desired=wish.desired,
+        generation=known.generation + 1,
+        updated_at=at,
+        retry=RetryState(),
+        move=known.move if wish.desired is DesiredState.RUNNING and not reborn else None,
+    )
+    if reborn:  # a new life under an old name: only the generation goes on, so that the old one's orders stay old
+        fresh = dataclasses.replace(record, created_at=at, group_id=None, attempt=record.attempt + 1)
+        return Applied(fresh, Outcome.CREATED)
+    return Applied(record, Outcome.UPDATED)
+
+
+class Workloads:
+    """The control plane's book of wishes."""
+
+    def __init__(self, ledger: Ledger, dispatch: Dispatch, *, clock: Clock) -> None:
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._clock = clock
+
+    async def apply(self, wish: Wish, *, cause: str, expected_revision: str = "") -> Applied:
+        """Make a wish durable. `cause`: who asked for it, by which call."""
+        result: Applied | None = None
+
+        def decide() -> Batch | None:
+            nonlocal result
+            known = self._fleet.workloads.get(wish.workload_id)
+            self._check_free(wish.workload_id)
+            if expected_revision and (known is None or known.revision_id != expected_revision):
+                stored = known.revision_id if known else "none"
+                raise ConflictError(
+                    f"workload {wish.workload_id!r}: expected revision {expected_revision!r}, stored is {stored!r}",
+                    workload_id=wish.workload_id,
+                    stored=stored,
+                )
+            result = merge(wish, known, clock=self._clock, floor=self._fleet.generation_floor)
+            if result.outcome is Outcome.UNCHANGED:
+                return None
+            kind = "WorkloadCreated" if result.outcome is Outcome.CREATED else "WorkloadUpdated"
+            message = f"revision {result.record.revision_id}, {result.record.desired.value}"
+            event = workload_event(result.record, kind, message, at=self._clock.wall(), source="api", cause=cause)
+            return Batch(workloads=(result.record,), events=(event,))
+
+        await self._ledger.change(decide)
+        assert result is not None  # noqa: S101 decide has run at least once
+        if result.outcome is not Outcome.UNCHANGED:
+            faults.reach("control.apply.accepted")
+            self._dispatch.reset_backoff(wish.workload_id)
+        return result
+
+    async def delete(self, workload_id: WorkloadId, *, cause: str) -> None:
+        """Record the wish to have it gone. Deleting twice is one wish; an unknown one is NotFoundError."""
+
+        def decide() -> Batch | None:
+            record = self._fleet.workload(workload_id)
+            self._check_free(workload_id)
+            if record.desired is DesiredState.DELETED:
+                return None
+            return deletion(record, clock=self._clock, cause=cause)
+
+        await self._ledger.change(decide)
+        self._dispatch.enqueue(workload_id)
+
+    async def set_desired(self, workload_id: WorkloadId, desired: DesiredState, *, cause: str) -> WorkloadRecord:
+        """Start or stop, with spec and revision as they are."""
+
+        def decide() -> Batch | None:
+            record = self._fleet.workload(workload_id)
+            self._check_free(workload_id)
+            if record.desired is DesiredState.DELETED:
+                raise PreconditionError(f"workload {workload_id!r} is being deleted", workload_id=workload_id)
+            if record.desired is desired:
+                return None
+            changed = dataclasses.replace(
+                record,
+                desired=desired,
+                generation=record.generation + 1,
+                updated_at=self._clock.wall(),
+                retry=RetryState(),
+                move=None,
+            )
+            kind = "WorkloadStartWished" if desired is DesiredState.RUNNING else "WorkloadStopWished"
+            message = f"it is to be {desired.value}"
+            event = workload_event(changed, kind, message, at=self._clock.wall(), source="api", cause=cause)
+            return Batch(workloads=(changed,), events=(event,))
+
+        if await self._ledger.change(decide) is not None:
+            self._dispatch.reset_backoff(workload_id)
+        return self._fleet.workload(workload_id)
+
+    async def retry(self, workload_id: WorkloadId, *, cause: str) -> bool:
+        """Run it again now: whatever waits, waits no longer. One that runs is left alone, so it can be asked twice.
+
+        This asks for no other workload than there is. So a member may be tried again without its group: the group, its
+        generation and the other members are as before.
+        """
+
+        def decide() -> Batch | None:
+            record = self._fleet.workload(workload_id)
+            if record.desired is not DesiredState.RUNNING:
+                raise PreconditionError(
+                    f"workload {workload_id!r} is wished to be {record.desired.value}",
+                    hint=_way_to_start(record),
+                    workload_id=workload_id,
+                )
+            if self._runs(record):
+                return None
+            changed = dataclasses.replace(
+                record,
+                generation=record.generation + 1,
+                attempt=record.attempt + 1,
+                retry=RetryState(),
+                updated_at=self._clock.wall(),
+            )
+            event = workload_event(
+                changed, "WorkloadRetried", "it is to be run again", at=self._clock.wall(), source="api", cause=cause
+            )
+            return Batch(workloads=(changed,), events=(event,))
+
+        if await self._ledger.change(decide) is not None:
+            self._dispatch.reset_backoff(workload_id)
+        return True
+
+    def _runs(self, record: WorkloadRecord) -> bool:
+        """Whether its newest generation is known to run, on a node that is heard of."""
+        observation = self._fleet.observations.get(record.workload_id)
+        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        return workload_status(record, observation, owner) == "Running"
+
+    def _check_free(self, workload_id: WorkloadId) -> None:
+        """A member of a group changes only with its group."""
+        record = self._fleet.workloads.get(workload_id)
+        if record is not None and record.group_id is not None and record.group_id in self._fleet.groups:
+            raise PreconditionError(
+                f"workload {workload_id!r} is a member of group {record.group_id!r}",
+                hint="change the group as a whole",
+                workload_id=workload_id,
+                group_id=record.group_id,
+            )
+
+
+def _way_to_start(record: WorkloadRecord) -> str:
+    return "start it first" if record.group_id is None else f"start it with its group {record.group_id!r}"
+
+
+def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
+    """The batch that records the wish to have a workload gone."""
+    wished = dataclasses.replace(
+        record,
+        desired=DesiredState.DELETED,
+        generation=record.generation + 1,
+        updated_at=clock.wall(),
+        move=None,
+    )
+    event = workload_event(
+        wished, "WorkloadDeletionWished", "it is to be deleted", at=clock.wall(), source="api", cause=cause
+    )
+    return Batch(workloads=(wished,), events=(event,))

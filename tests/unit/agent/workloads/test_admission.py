@@ -1,0 +1,164 @@
+"""Which orders are taken."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from shoal.agent.facts import Outcome, Stage, WorkloadState
+from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder, claim_of, judge_apply, judge_delete, rules_of
+from shoal.agent.workloads.state import begin_life
+from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError
+from shoal.core.ids import WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import (
+    CommandProbe,
+    DesiredState,
+    HttpProbe,
+    NamedPort,
+    Readiness,
+    RestartPolicy,
+    WorkloadType,
+)
+from tests.unit.agent.making import START, agent_spec, at, intent, process, rules
+
+
+def order(**fields) -> ApplyOrder:
+    base = intent()
+    values = {
+        "workload_id": base.workload_id,
+        "type": WorkloadType.PROCESS,
+        "revision_id": base.revision_id,
+        "desired": DesiredState.RUNNING,
+        "spec_bytes": base.spec_bytes,
+        "spec_sha256": base.spec_sha256,
+        "spec": agent_spec(),
+        **fields,
+    }
+    return ApplyOrder(**values)
+
+
+def here(**fields) -> WorkloadState:
+    return begin_life(intent(**fields), rules(), at()).state
+
+
+def judge(given: ApplyOrder, state=None, highest=0):
+    return judge_apply(given, state, highest=highest, now=START)
+
+
+def test_a_new_workload_begins_a_life_at_its_generation():
+    decision = judge(order(generation=5))
+    assert (decision.intent.generation, decision.intent.born, decision.skipped) == (5, 5, False)
+    assert judge(order(), highest=8).intent.born == 9
+
+
+@pytest.mark.parametrize("generation", [1, 7, 8])
+def test_after_a_removal_only_a_newer_generation_is_taken(generation):
+    with pytest.raises(StaleGenerationError):
+        judge(order(generation=generation), highest=8)
+    with pytest.raises(StaleGenerationError, match="removed at generation 8") as caught:
+        judge(order(generation=8), here(generation=8, deleting=True), highest=8)
+    assert pickle.loads(pickle.dumps(caught.value)).message == caught.value.message
+    assert judge(order(generation=9), here(generation=8, deleting=True), highest=8).intent.born == 9
+
+
+def test_an_older_generation_is_refused():
+    with pytest.raises(StaleGenerationError) as caught:
+        judge(order(generation=3), here(generation=4), highest=4)
+    assert caught.value.facts == {"workload_id": "w", "offered": "3", "highest": "4"}
+
+
+def test_the_same_order_again_changes_nothing():
+    decision = judge(order(generation=4), here(generation=4), highest=4)
+    assert (decision.skipped, decision.stored) == (True, False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"revision_id": "r2"}, {"spec_sha256": b"x"}, {"desired": DesiredState.STOPPED}, {"attempt": 1}]
+)
+def test_another_content_needs_another_generation(fields):
+    with pytest.raises(PreconditionError, match="with another content"):
+        judge(order(generation=4, **fields), here(generation=4), highest=4)
+    decision = judge(order(generation=5, **fields), here(generation=4), highest=4)
+    assert (decision.intent.generation, decision.intent.born, decision.stored) == (5, 1, True)
+    assert decision.skipped is ("attempt" in fields)
+
+
+def test_the_same_content_with_a_higher_generation_is_noted_and_skipped():
+    decision = judge(order(generation=9), here(generation=4), highest=4)
+    assert (decision.skipped, decision.stored, decision.intent.generation) == (True, True, 9)
+
+
+def ended(outcome: Outcome, stage: Stage = Stage.RESTING) -> WorkloadState:
+    state = here()
+    return replace(state, stage=stage, progress=replace(state.progress, outcome=outcome, ended=True))
+
+
+def test_the_same_content_is_a_wish_to_try_again_what_has_failed():
+    assert not judge(order(generation=2), ended(Outcome.FAILED), highest=1).skipped
+    stopped = replace(ended(Outcome.FAILED), intent=intent(desired=DesiredState.STOPPED))
+    assert judge(order(generation=2, desired=DesiredState.STOPPED), stopped, highest=1).skipped
+
+
+@pytest.mark.parametrize("state", [ended(Outcome.COMPLETED), ended(Outcome.NONE, Stage.WAITING)])
+def test_what_is_over_is_run_again_by_an_attempt_only(state):
+    assert judge(order(generation=2), state, highest=1).skipped
+    assert not judge(order(generation=2, attempt=1), state, highest=1).skipped
+
+
+def test_attempts_never_fall():
+    assert judge(order(generation=2), here(attempt=5), highest=1).intent.attempt == 5
+
+
+def test_the_kind_of_a_workload_cannot_change():
+    with pytest.raises(InvalidError, match="must stay process"):
+        judge(order(generation=2, type=WorkloadType.VM), here(), highest=1)
+
+
+def test_deleting():
+    w = WorkloadId("w")
+    assert judge_delete(DeleteOrder(w), None, now=START).intent is None
+    assert not judge_delete(DeleteOrder(w), None, now=START).stored
+    assert judge_delete(DeleteOrder(w, 4), None, now=START).stored
+    for generation, expected in ((0, 3), (3, 3), (7, 7)):
+        decision = judge_delete(DeleteOrder(w, generation), here(generation=3), now=START)
+        assert (decision.intent.deleting, decision.intent.generation, decision.skipped) == (True, expected, False)
+    with pytest.raises(StaleGenerationError):
+        judge_delete(DeleteOrder(w, 2), here(generation=3), now=START)
+    again = judge_delete(DeleteOrder(w, 3), here(generation=3, deleting=True), now=START)
+    assert (again.skipped, again.stored) == (True, False)
+    higher = judge_delete(DeleteOrder(w, 5), here(generation=3, deleting=True), now=START)
+    assert (higher.skipped, higher.stored, higher.intent.generation) == (True, True, 5)
+
+
+def test_what_a_spec_means():
+    spec = agent_spec(
+        process(
+            restart=RestartPolicy(policy="no"),
+            readiness=Readiness(tcp_port="http", deadline=timedelta(seconds=7)),
+            ports=(NamedPort("http"), NamedPort("admin", 9000)),
+        ),
+        request=Resources(memory_mb=5),
+        at_most_one=True,
+    )
+    found = rules_of(spec)
+    assert (found.restart.policy, found.ready_within, found.probe, found.at_most_one) == ("no", 7.0, "port http", True)
+    assert claim_of(spec).ports == {(9000, "tcp")}
+    assert claim_of(spec).request == Resources(memory_mb=5)
+    assert rules_of(agent_spec()).ready_within is None
+    assert rules_of(replace(spec, process=None)).at_most_one
+
+
+@pytest.mark.parametrize(
+    ("readiness", "words"),
+    [
+        (Readiness(tcp_port="80"), "port 80"),
+        (Readiness(http=HttpProbe("http", "/up")), "GET /up on port http"),
+        (Readiness(command=CommandProbe(("check", "it"))), "command 'check'"),
+    ],
+)
+def test_what_readiness_waits_for_in_words(readiness, words):
+    assert rules_of(agent_spec(process(readiness=readiness))).probe == words

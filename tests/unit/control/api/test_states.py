@@ -1,0 +1,49 @@
+"""Lists that are asked for one state: every state there is, and no other."""
+
+import pytest
+
+from shoal.control.api.views import NODE_STATES
+from shoal.control.state.lifecycle import WORKLOAD_STATES
+from shoal.core.errors import InvalidError
+from shoal.testing.control import ControlKit
+from shoal.wire.methods import AgentControl
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+
+pytestmark = pytest.mark.looptime
+
+
+@pytest.fixture
+async def kit(tmp_path):
+    async with ControlKit(tmp_path) as kit:
+        yield kit
+
+
+async def test_a_state_that_there_is_not_is_no_empty_list(kit):
+    with pytest.raises(InvalidError) as caught:
+        await kit.channel.call(AgentControl.LIST_WORKLOADS, pb.ListWorkloadsRequest(status="Flying"))
+    [problem] = caught.value.problems
+    assert (problem.field, problem.value) == ("status", "'Flying'")
+    assert problem.rule == f"must be one of {', '.join(WORKLOAD_STATES)}"
+    with pytest.raises(InvalidError, match="must be one of Ready, Suspect, NotReady, Draining, Drained"):
+        await kit.channel.call(AgentControl.LIST_NODES, pb.ListNodesRequest(status="Flying"))
+
+
+async def test_every_state_can_be_asked_for_however_it_is_written(kit):
+    kit.node("n1")
+    await kit.apply("web")
+    await kit.wait_status("web", "Running")
+    found = {}
+    for state in WORKLOAD_STATES:
+        for word in (state, state.upper()):
+            answer = await kit.channel.call(AgentControl.LIST_WORKLOADS, pb.ListWorkloadsRequest(status=word))
+            found[word] = [view.workload_id for view in answer.workloads]
+    assert {word for word, ids in found.items() if ids} == {"Running", "RUNNING"}
+    for state in NODE_STATES:
+        answer = await kit.channel.call(AgentControl.LIST_NODES, pb.ListNodesRequest(status=state.lower()))
+        assert [view.node_id for view in answer.nodes] == (["n1"] if state == "Ready" else [])
+
+
+async def test_a_node_or_group_that_nobody_knows_has_no_workloads(kit):
+    """Foreign clients ask for nodes that have gone; only the command line knows that a name was mistyped."""
+    request = pb.ListWorkloadsRequest(node_id="nope", group_id="nope")
+    assert not (await kit.channel.call(AgentControl.LIST_WORKLOADS, request)).workloads

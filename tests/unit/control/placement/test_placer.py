@@ -1,0 +1,61 @@
+"""Placements come together when there are many, and at once when there are few."""
+
+import asyncio
+import dataclasses
+import time
+
+import pytest
+
+from shoal.control.placement.placer import BUSY_BATCH, BUSY_SECONDS, GATHER_SECONDS
+
+pytestmark = pytest.mark.looptime(start=time.monotonic)
+
+
+async def apply(kit, *names):
+    await asyncio.gather(*(kit.apply(name, cpu=10, memory=10) for name in names))
+
+
+async def placed_at(kit, *names):
+    workloads = kit.plane.reign.fleet.workloads
+    await kit.wait(lambda: all(name in workloads and workloads[name].node_id for name in names))
+    return {workloads[name].placed_at for name in names}
+
+
+@pytest.fixture
+async def busy(kit):
+    """Right after many workloads were placed at once."""
+    kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    names = [f"w{number}" for number in range(2 * BUSY_BATCH)]
+    await apply(kit, *names)
+    await placed_at(kit, *names)
+    return kit
+
+
+async def test_when_there_is_much_to_place_wishes_are_gathered(busy):
+    await apply(busy, "one")
+    await busy.clock.sleep(GATHER_SECONDS / 2)
+    await apply(busy, "two")
+    assert len(await placed_at(busy, "one", "two")) == 1
+
+
+async def test_a_single_wish_is_not_kept_waiting(busy):
+    await busy.clock.sleep(BUSY_SECONDS)
+    wished = busy.clock.wall()
+    await apply(busy, "alone")
+    (placed,) = await placed_at(busy, "alone")
+    assert (placed - wished).total_seconds() < GATHER_SECONDS
+
+
+async def test_memory_that_fell_behind_is_read_anew_and_nothing_waits_for_ever(kit):
+    await kit.apply("w", cpu=10, memory=10)
+    fleet = kit.plane.reign.fleet
+    unplaced = fleet.workloads["w"]
+    kit.node("n1")
+    await placed_at(kit, "w")
+    await kit.wait_status("w", "Running")
+    stored = await kit.store.load()
+    fleet.load(dataclasses.replace(stored, workloads=(unplaced,)))
+    kit.plane.reign.dispatch.enqueue("w")
+    await kit.wait(lambda: fleet.workloads["w"].node_id == "n1", what="it is known again where it runs")
+    assert fleet.workloads["w"].version > unplaced.version
