@@ -22,7 +22,7 @@ from bench.areas import Area, Note
 from bench.figures import Against, Bar, Figure, at_most, percentile
 from bench.load import PATIENCE, CpuWatch, Load, Sightings, sightings
 from bench.peers import Peer
-from shoal.cli.fleet import CONTROL, LocalFleet
+from shoal.cli.local.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
 from shoal.core.errors import DeadlineError
 from shoal.model.documents import WorkloadDocument

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from shoal.core.errors import UnavailableError
 
 _FETCH = Path(__file__).resolve().parent.parent / "scripts" / "fetch_kafka.sh"

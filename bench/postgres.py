@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from shoal.core.errors import UnavailableError
 
 _STARTS_WITHIN = 60.0

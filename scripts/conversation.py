@@ -30,7 +30,7 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from shoal.cli.children import Child
+from shoal.cli.local.children import Child
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.model.identity import CONTROL_PLANE, Identity, Peer, Role

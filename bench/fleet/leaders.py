@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.fleet.stage import spec_of
 from bench.load import PATIENCE
 from bench.postgres import running
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.core.errors import DeadlineError, ShoalError
 from shoal.model.documents import WorkloadDocument

@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 
 from bench.load import PATIENCE
-from shoal.cli.fleet import CONTROL, LocalFleet
-from shoal.cli.fleet_certificates import CLUSTER, FOLDER
+from shoal.cli.local.certificates import CLUSTER, FOLDER
+from shoal.cli.local.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
 from shoal.control.store.base import Batch
 from shoal.control.store.select import FILE_NAME, open_store

@@ -75,6 +75,18 @@ def test_the_wheel_has_what_is_not_python_and_what_is_generated(wheel: Path) -> 
     assert not any(name.startswith(("tests/", "bench/", "scripts/")) for name in names)
 
 
+def test_the_wheel_has_the_example_that_the_demo_runs(environment: Path) -> None:
+    program = (
+        "from shoal.cli.local.examples import make_importable\n"
+        "print(make_importable())\n"
+        "import shoal.cli.local.demo_stream, clicks.clicks, clicks.feed\n"
+        "print(clicks.feed.__file__)"
+    )
+    folder, feed = run(environment, "python", "-c", program).split()
+    assert Path(folder).is_relative_to(environment)
+    assert Path(feed).is_relative_to(folder)
+
+
 def test_the_package_comes_from_the_wheel(environment: Path) -> None:
     where = run(environment, "python", "-c", "import shoal; print(shoal.__file__)").strip()
     assert Path(where).is_relative_to(environment)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from shoal.agent.node.probes import parse_memory
 from shoal.agent.server import ENV_NAMES as AGENT_ENV
 from shoal.agent.server import AgentSettings
-from shoal.cli.children import read_json
-from shoal.cli.session import read_addresses
-from shoal.cli.specs import parse_specs, read_specs
+from shoal.cli.commands.specs import parse_specs, read_specs
+from shoal.cli.connection.session import read_addresses
+from shoal.cli.local.children import read_json
 from shoal.control.settings import ControlSettings
 from shoal.control.state.fleet import parse_port
 from shoal.control.store.codec import FORMAT, DocumentCodec
@@ -196,13 +196,13 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.addresses.parse_address": ParserCase(
         parse_address, texts | changed_text("[::1%eth0]:80") | changed_text("a.example:8085"), good=("a:1", "[::1]:2")
     ),
-    "shoal.cli.session.read_addresses": ParserCase(
+    "shoal.cli.connection.session.read_addresses": ParserCase(
         read_addresses, texts | changed_text("a:1,[::1]:2"), good=("a", "a:1,b:2")
     ),
-    "shoal.cli.specs.parse_specs": ParserCase(
+    "shoal.cli.commands.specs.parse_specs": ParserCase(
         lambda text: parse_specs(text, source="x"), texts | changed_text(YAML), good=(YAML,)
     ),
-    "shoal.cli.specs.read_specs": ParserCase(
+    "shoal.cli.commands.specs.read_specs": ParserCase(
         with_folder(file_named("a.yaml"), lambda folder: read_specs([str(folder / "a.yaml")])),
         texts | blobs | changed_text(YAML),
         good=(YAML,),
@@ -402,7 +402,7 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.runtimes.cgroups.read_memberships": ParserCase(
         with_folder(file_named("proc/self/mountinfo"), cgroups.read_memberships), texts | changed_text(MOUNTS), ()
     ),
-    "shoal.cli.children.read_json": ParserCase(
+    "shoal.cli.local.children.read_json": ParserCase(
         with_folder(file_named("a.json"), lambda folder: read_json(folder / "a.json")),
         blobs | JSON_VALUES.map(json.dumps),
         (),
@@ -414,7 +414,7 @@ PARSERS: dict[str, ParserCase] = {
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
-    "shoal.cli.daemon.load": "is load_settings, and sets up the log",
+    "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",
     "shoal.control.store.rows.event_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.group_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.node_from_row": "columns have types; the document is the codec's",

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from shoal.cli.clicks.feed import read_progress
 from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout, decode_state, encode_state
@@ -246,16 +245,11 @@ STREAM_PARSERS: dict[str, ParserCase] = {
     "shoal.topics.local.leases.read_lease": ParserCase(
         with_folder(file_named("lease"), lambda folder: read_lease(folder / "lease")), blobs, (), (b"b" * 44,)
     ),
-    "shoal.cli.clicks.feed.read_progress": ParserCase(
-        with_folder(file_named("feed.json"), read_progress),
-        _changed_json({"start": 1, "next": 2}),
-        good=('{"start": 1, "next": 2}',),
-    ),
 }
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_STREAM_PARSERS: dict[str, str] = {
-    "shoal.cli.programs.load_program": "runs the module of whoever calls it, and says what that raised",
+    "shoal.cli.programs.loading.load_program": "runs the module of whoever calls it, and says what that raised",
     "shoal.dataflow.language.keys.from_canonical": "columns that canonical made, in the memory of this process",
     "shoal.topics.kafka.binding.read_bytes": "the client library's own memory, at places that it gave",
     "shoal.topics.kafka.binding.read_messages": "the client library's own memory, at places that it gave",

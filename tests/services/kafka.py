@@ -22,7 +22,7 @@ from typing import NoReturn
 
 import pytest
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from tests.services import absence
 
 ENVIRONMENT = "SHOAL_TEST_KAFKA"

@@ -25,7 +25,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from tests.services import absence
 
 ENVIRONMENT = "SHOAL_TEST_POSTGRES"

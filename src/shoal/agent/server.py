@@ -1,7 +1,7 @@
 """Builds an agent from its settings and runs it until it is told to stop. The only place that wires it.
 
 SIGTERM and a restart leave workloads running: they are children of the keeper. `stop_workloads_on_exit` stops them
-first, and with nothing left to keep the keeper ends too. Called by `shoal.cli.agent` and by `shoal.testing`.
+first, and with nothing left to keep the keeper ends too. Called by `shoal agent` and by `shoal.testing`.
 """
 
 from __future__ import annotations

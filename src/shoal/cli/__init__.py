@@ -1,1 +1,1 @@
-"""The command line. Importing it loads nothing heavy: commands import what they need when they run."""
+"""The command line. `main` builds the command tree; each room holds one kind of command or what commands share."""

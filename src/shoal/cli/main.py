@@ -16,38 +16,41 @@ from typing import Annotated, Any
 
 import typer
 
-from shoal.cli import hints, output, session
-from shoal.cli.options import FLEET, SERVERS, START, without_library_words
+from shoal.cli import output
+from shoal.cli.connection import session
+from shoal.cli.connection.options import FLEET, SERVERS, START, without_library_words
+from shoal.cli.output import hints
 from shoal.core.errors import InvalidError, ShoalError, problem
 
-#: The modules of the commands, in the order of the help. Each has `register(app)`, or an `app` of its own for a panel.
-_MODULES: dict[str, str] = {
-    "up": "",
-    "demo": "",
-    "run": "",
-    "apply": "",
-    "status": "",
-    "top": "",
-    "workloads": FLEET,
-    "groups": FLEET,
-    "nodes": FLEET,
-    "logs": "",
-    "events": "",
-    "control": "",
-    "agent": "",
-    "certs": SERVERS,
-    "tokens": SERVERS,
-    "secrets": FLEET,
-    "migrate": "",
-    "schema": "",
+#: Every command in the order of the help: its module, and the panel of one that has commands below it. A module has
+#: `register(tree)`, or an `app` of its own for a panel.
+_MODULES: dict[str, tuple[str, str]] = {
+    "up": ("local.up", ""),
+    "demo": ("local.demo", ""),
+    "run": ("programs.run", ""),
+    "apply": ("commands.apply", ""),
+    "status": ("commands.status", ""),
+    "top": ("commands.top", ""),
+    "workload": ("commands.workloads", FLEET),
+    "group": ("commands.groups", FLEET),
+    "node": ("commands.nodes", FLEET),
+    "logs": ("commands.logs", ""),
+    "events": ("commands.events", ""),
+    "control": ("servers.control", ""),
+    "agent": ("servers.agent", ""),
+    "certs": ("servers.certs", SERVERS),
+    "token": ("commands.tokens", SERVERS),
+    "secret": ("commands.secrets", FLEET),
+    "migrate": ("programs.migrate", ""),
+    "schema": ("commands.schema", ""),
 }
-#: Commands whose start is waited for, and which need nothing of the others.
+#: Commands that load alone, so that they start quickly.
 _ALONE = ("run", "migrate")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from shoal.cli import schema
+        from shoal.cli.commands import schema
 
         schema.version()
         raise typer.Exit
@@ -73,7 +76,7 @@ def root(
 
 def demo() -> int:
     """Watch a fleet and a live stream lose processes and a whole machine, and put themselves right; under a minute."""
-    from shoal.cli.demo import run_demo
+    from shoal.cli.local.demo import run_demo
 
     return run_demo()
 
@@ -92,9 +95,10 @@ def build(modules: Sequence[str] = tuple(_MODULES)) -> typer.Typer:
         if name == "demo":
             tree.command("demo", rich_help_panel=START)(demo)
             continue
-        module = importlib.import_module(f"shoal.cli.{name}")
-        if _MODULES[name]:
-            tree.add_typer(module.app, rich_help_panel=_MODULES[name])
+        path, panel = _MODULES[name]
+        module = importlib.import_module(f"shoal.cli.{path}")
+        if panel:
+            tree.add_typer(module.app, rich_help_panel=panel)
         else:
             module.register(tree)
     without_library_words(tree)

@@ -2,7 +2,7 @@
 
 Beside ours stand the series `persys_scheduler_…`, under the names and labels that existing dashboards ask for; codes
 are spelled there as Go spells them. docs/reference/metrics.md lists all of them. What counts up is told by whoever does
-it (`shoal.control.leadership.leader` and `shoal.cli.control` connect them); what goes up and down is counted anew for
+it (`shoal.control.leadership.leader` and `shoal control` connect them); what goes up and down is counted anew for
 each reader.
 """
 

@@ -1,7 +1,7 @@
 """Builds the control plane from its settings and runs it until it is told to stop. The only place that wires it.
 
 One database, one leader: with SQLite that is this process; with PostgreSQL several control planes campaign, one reigns,
-and the others answer reads and refuse writes with the leader's address. Called by `shoal.cli.control` and by
+and the others answer reads and refuse writes with the leader's address. Called by `shoal control` and by
 `shoal.testing`.
 """
 

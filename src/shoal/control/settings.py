@@ -1,4 +1,4 @@
-"""Everything that can be set about a control plane. Read by `shoal.cli.control`."""
+"""Everything that can be set about a control plane. Read by `shoal control`."""
 
 from __future__ import annotations
 

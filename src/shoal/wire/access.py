@@ -1,7 +1,7 @@
 """How a program was told to prove who it is: three files, or `insecure`.
 
 Servers and clients are given the same settings and break the same rules, so the rules are here. Called by the settings
-of the control plane and the agent, by their servers, and by `shoal.cli.session`; what becomes of it is in
+of the control plane and the agent, by their servers, and by `shoal.cli.connection.session`; what becomes of it is in
 `shoal.wire.security`.
 """
 

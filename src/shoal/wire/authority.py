@@ -1,7 +1,7 @@
 """The authority of a cluster: making one, issuing certificates, and signing the requests of others.
 
 An authority signs for one cluster. Keys are EC P-256. Everything here is bytes in, bytes out: files are in
-`shoal.wire.credentials`. Called by that, by `shoal.cli.certs`, and by whoever lets agents join.
+`shoal.wire.credentials`. Called by that, by `shoal.cli.servers.certs`, and by whoever lets agents join.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Certificates as they are read: who somebody is, until when, and whether a key belongs.
 
 A certificate of ours carries one URI that says who the holder is (`shoal.model.identity`), a host name that says the
-same to TLS clients, and the hosts that others dial. Called by `shoal.cli.certs` and whoever signs; they are made in
+same to TLS clients, and the hosts that others dial. Called by `shoal certs` and by code that signs; made in
 `shoal.wire.authority`. Programs that only run read the little that they need with `shoal.wire.der`.
 """
 

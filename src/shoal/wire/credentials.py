@@ -7,7 +7,7 @@ takes whichever does. Whoever brings files of their own (a secret of Kubernetes,
 pair that does not belong together is left alone until it does.
 
 `ca.pem` may hold several authorities, so that an old and a new one are trusted side by side. Every file is 0600.
-Called by `shoal.wire.security` and `shoal.cli.certs`.
+Called by `shoal.wire.security` and `shoal.cli.servers.certs`.
 """
 
 from __future__ import annotations

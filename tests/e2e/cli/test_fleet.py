@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.model.documents import WorkloadDocument
 from shoal.model.workloads import ProcessSpec, WorkloadSpec, WorkloadType

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from shoal.cli.children import Child, free_port
+from shoal.cli.local.children import Child, free_port
 from shoal.core.clock import SystemClock
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 from tests.e2e.deploy.reading import DEPLOY, load_yaml

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local.fleet import LocalFleet
 
 LEASE = timedelta(seconds=2)
 HEARTBEAT = timedelta(milliseconds=300)

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.cli.fleet import CONTROL
+from shoal.cli.local.fleet import CONTROL
 from shoal.control.store.select import FILE_NAME
 from tests.e2e.fleet.drill import insist, is_alive, process, processes_of, python, until, until_status
 

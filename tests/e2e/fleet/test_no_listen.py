@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import UnavailableError
 from tests.e2e.fleet.drill import insist, is_alive, life, process, processes_of, until, until_gone, until_status
 

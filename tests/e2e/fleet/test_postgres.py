@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local.fleet import LocalFleet
 from tests.e2e.fleet.drill import life, nurse, process, until_status
 
 pytestmark = pytest.mark.e2e

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import InvalidError
 from shoal.model.documents import read_document
 from shoal.model.identity import workload_identity

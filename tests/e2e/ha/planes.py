@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 from shoal.wire.channel import GrpcTransport

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from tests.e2e.fleet.drill import until
 from tests.e2e.pages.blocks import DOCS, Command
 from tests.e2e.pages.terminal import Reader, Stage, Terminal

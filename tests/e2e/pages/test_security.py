@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from tests.e2e.fleet.drill import until
 from tests.e2e.pages.blocks import Block, Command
 from tests.e2e.pages.terminal import Reader, Stage, Terminal

@@ -14,7 +14,7 @@ import signal
 import sys
 import urllib.request
 
-from shoal.cli.children import free_port
+from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.core.errors import NotFoundError
 from shoal.model.identity import CONTROL_PLANE, Peer, Role

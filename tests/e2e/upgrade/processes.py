@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from shoal.cli.children import Child, free_port
+from shoal.cli.local.children import Child, free_port
 from shoal.client import ControlPlane as Client
 from shoal.core.clock import SystemClock
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups

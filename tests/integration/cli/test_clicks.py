@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,18 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.clicks import audit
-from shoal.cli.clicks.feed import LOG, close_windows, read_progress
-from shoal.cli.clicks.watch import Watch
+from clicks import audit
+from clicks.feed import LOG, close_windows, read_progress
+from clicks.watch import Watch
 from shoal.core.clock import SystemClock
 from shoal.topics.base import records
 from shoal.topics.local import LocalTopics
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 RULES = audit.Rules()
-PROGRAM = ("-m", "shoal", "run", "shoal.cli.clicks.clicks:app", "--data-dir")
-FEED = ("-m", "shoal.cli.clicks.feed")
+PROGRAM = ("-m", "shoal", "run", "clicks.clicks:app", "--data-dir")
+FEED = ("-m", "clicks.feed")
 
 
 class Processes:
@@ -33,7 +35,8 @@ class Processes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        started = subprocess.Popen([sys.executable, *arguments], stderr=subprocess.DEVNULL)
+        variables = {**os.environ, "PYTHONPATH": str(EXAMPLES)}
+        started = subprocess.Popen([sys.executable, *arguments], stderr=subprocess.DEVNULL, env=variables)
         self._started.append(started)
         return started
 

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from shoal.cli import children
-from shoal.cli import fleet as fleets
-from shoal.cli.fleet import LocalFleet
+from shoal.cli.local import children
+from shoal.cli.local import fleet as fleets
+from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import DeadlineError, UnavailableError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.children import free_port, is_free
+from shoal.cli.local.children import free_port, is_free
 from shoal.core.entropy import SeededEntropy
 
 pytestmark = pytest.mark.integration

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import io
+import sys
 from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,7 +15,7 @@ import looptime
 import pytest
 
 from shoal.cli import main
-from shoal.cli.session import Surroundings
+from shoal.cli.connection.session import Surroundings
 from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.model.events import Event
 from shoal.model.nodes import NodeUsage
@@ -401,6 +403,24 @@ class Outcome:
     stderr: str
     #: Virtual seconds it took.
     seconds: float
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def run_on_terminal(control: ScriptedControl, arguments: list[str], capsys: Any, *, width: int = 80) -> Outcome:
+    """Run a command line with a terminal of some width as stdout, without colors."""
+    screen = Terminal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        patch.setenv("TERM", "dumb")
+        patch.setattr(sys, "stdout", screen)
+        outcome = run_cli(control, arguments, capsys)
+    return dataclasses.replace(outcome, stdout=screen.getvalue())
 
 
 def run_cli(control: ScriptedControl | None, arguments: list[str], capsys: Any) -> Outcome:

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from shoal.cli import children
-from shoal.cli.children import Child, ChildExit, OwnedFolder, read_json, trim_log
-from shoal.cli.up import LoudLines
+from shoal.cli.local import children
+from shoal.cli.local.children import Child, ChildExit, OwnedFolder, read_json, trim_log
+from shoal.cli.local.up import LoudLines
 from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError
 

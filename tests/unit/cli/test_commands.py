@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from shoal.model.workloads import Exit, RunState, RunStatus
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1.run_pb2 import FieldProblem
-from tests.unit.cli.scripted import NO_ROOM, START, ScriptedControl, Step, node, run_cli, workload
+from tests.unit.cli.scripted import NO_ROOM, START, ScriptedControl, Step, node, run_cli, run_on_terminal, workload
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 
@@ -127,19 +128,49 @@ def check_golden(name: str, text: str) -> None:
     ],
 )
 def test_screens(control, capsys, name, arguments):
-    outcome = run_cli(control, arguments, capsys)
+    outcome = run_on_terminal(control, arguments, capsys)
     assert (outcome.code, outcome.stderr) == (0, "")
     assert all(len(line) <= 80 for line in outcome.stdout.splitlines())
     check_golden(name, outcome.stdout)
 
 
+TABLES = (["node", "list"], ["workload", "list"], ["group", "list"], ["events"], ["top", "--once"])
+
+
 @pytest.mark.parametrize("width", [40, 60, 120, 200])
-def test_tables_fit_other_widths_and_keep_ids_whole(control, capsys, monkeypatch, width):
-    monkeypatch.setenv("COLUMNS", str(width))
-    for arguments in (["node", "list"], ["workload", "list"], ["events"], ["top", "--once"]):
-        outcome = run_cli(control, arguments, capsys)
-        assert all(len(line) <= width for line in outcome.stdout.splitlines()), outcome.stdout
-        assert "node-1" in outcome.stdout
+@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
+def test_tables_fit_a_terminal_and_keep_ids_whole(control, capsys, arguments, width):
+    outcome = run_on_terminal(control, arguments, capsys, width=width)
+    assert all(len(line) <= width for line in outcome.stdout.splitlines()), outcome.stdout
+    assert "nightly" in outcome.stdout if arguments[0] == "group" else "node-1" in outcome.stdout
+
+
+@pytest.mark.parametrize("columns", ["", "20"])
+@pytest.mark.parametrize("arguments", TABLES, ids=" ".join)
+def test_piped_tables_are_never_cut_and_keep_every_column(control, capsys, monkeypatch, arguments, columns):
+    """Whatever the shell exports as COLUMNS: it is the width of a terminal, and a pipe is none."""
+    monkeypatch.setenv("COLUMNS", columns)
+    control.nodes["node-2"] = dataclasses.replace(control.nodes["node-2"], status_reason="a long story " * 30)
+    control.groups["nightly"] = dataclasses.replace(control.groups["nightly"], message="a long story " * 30)
+    lines = run_cli(control, arguments, capsys).stdout.splitlines()
+    assert not any("…" in line for line in lines)
+    for table in "\n".join(lines).split("\n\n"):
+        header, *rows = table.splitlines()
+        starts = [match.start() for match in re.finditer(r"(?<!\S)\S", header.replace(" FREE", "_FREE"))]
+        titles = re.split(r"\s{2,}", header.strip())
+        assert rows
+        assert len(starts) == len(titles)
+        assert all(len(re.split(r"\s{2,}", row.strip())) == len(titles) for row in rows), table
+
+
+def test_a_piped_list_has_the_same_columns_whatever_is_in_it(control, capsys):
+    full = run_cli(control, ["workload", "list"], capsys).stdout.splitlines()[0].split()
+    for name in ("batch", "huge"):
+        del control.workloads[name]
+    control.workloads["web"] = dataclasses.replace(control.workloads["web"], revision_id="")
+    header, row = run_cli(control, ["workload", "list"], capsys).stdout.splitlines()
+    assert header.split() == full
+    assert len(row.split()) == len(full)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ import pytest
 
 from shoal.agent.settings import ENV_NAMES as AGENT_ENV_NAMES
 from shoal.agent.settings import AgentSettings
-from shoal.cli import daemon
-from shoal.cli.control import ENV_NAMES
+from shoal.cli.servers import daemon
+from shoal.cli.servers.control import ENV_NAMES
 from shoal.control.settings import ControlSettings
 from shoal.core.errors import InvalidError
 
@@ -45,7 +45,7 @@ def test_the_ready_file_is_json_and_appears_whole(tmp_path):
 def test_a_server_begins_anew_as_the_same_process_with_what_was_typed():
     program = (
         "import os, sys\n"
-        "from shoal.cli import daemon\n"
+        "from shoal.cli.servers import daemon\n"
         "print(os.getpid(), flush=True)\n"
         "daemon.become(daemon.CommandLine('agent', {'slots': 'many', 'standalone': True}, typed=['agent', '--slots']))"
     )

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.cli import demo
-from shoal.cli.demo_stage import Report
+from shoal.cli.local import demo
+from shoal.cli.local.demo_stage import Report
 
 
 @pytest.mark.parametrize(("seconds", "lease"), [(0.0, 4.0), (0.5, 4.0), (1.0, 6.0), (2.5, 15.0), (60.0, 20.0)])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli import hints, main, waiting
-from shoal.cli.waiting import Judgement, Verdict, Waited
+from shoal.cli import main
+from shoal.cli.commands import waiting
+from shoal.cli.commands.waiting import Judgement, Verdict, Waited
+from shoal.cli.output import hints
 from shoal.core import errors
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
 from shoal.model.workloads import Rejection

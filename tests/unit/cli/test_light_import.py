@@ -30,7 +30,7 @@ def test_importing_the_command_tree_loads_no_heavy_package():
 def test_the_process_of_an_agent_loads_nothing_that_it_does_not_need():
     """A command line takes 12 MB to read, what signs 9 MB more; an idle agent has no use for either."""
     program = (
-        "import sys, shoal.cli.serve, shoal.cli.agent_process, shoal.agent.server, shoal.wire.channel\n"
+        "import sys, shoal.cli.servers.serve, shoal.cli.servers.agent_process, shoal.agent.server, shoal.wire.channel\n"
         "import shoal.agent.contact.renewal, shoal.agent.contact.joining, shoal.runtimes.process\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from shoal.cli import output
-from shoal.cli.tables import Column
+from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType

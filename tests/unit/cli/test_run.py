@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.cli import main
-from shoal.cli.programs import ProgramError, load_program
+from shoal.cli.programs.loading import ProgramError, load_program
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.context import Launch
 from shoal.dataflow.language.errors import PlanError

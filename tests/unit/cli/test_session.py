@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from shoal.cli.profile import Profile, write_profile
-from shoal.cli.session import Connection, exit_code_of, read_addresses
+from shoal.cli.connection.profile import Profile, find_profile, write_profile
+from shoal.cli.connection.session import Connection, exit_code_of, read_addresses
 from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, problem
 from shoal.wire.access import Access
 
@@ -92,6 +93,41 @@ def test_the_profile_of_a_local_fleet_says_what_was_not_said(elsewhere, files):
     assert Connection("127.0.0.1:1").resolved() == (("127.0.0.1:1",), access)
     assert Connection(insecure=True).resolved() == (("127.0.0.1:8085",), Access(insecure=True))
     assert Connection(**files).resolved() == (("127.0.0.1:8085",), Access(**files))
+
+
+def test_the_profile_is_found_from_folders_below_the_nearest_first(elsewhere, files, monkeypatch):
+    for place, address in ((elsewhere, "127.0.0.1:7777"), (elsewhere / "a", "127.0.0.1:8888")):
+        (place / ".shoal").mkdir(parents=True)
+        write_profile(place / ".shoal", Profile(address, **files))
+    below = elsewhere / "b" / "c"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    addresses, access = Connection().resolved()
+    assert addresses == ("127.0.0.1:7777",)
+    assert Path(access.cert).read_text() == "x"
+    (elsewhere / "a" / "d").mkdir()
+    monkeypatch.chdir(elsewhere / "a" / "d")
+    assert Connection().resolved()[0] == ("127.0.0.1:8888",)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_profile_of_another_user_counts_nowhere(elsewhere, files, monkeypatch):
+    (elsewhere / ".shoal").mkdir()
+    write_profile(elsewhere / ".shoal", Profile("127.0.0.1:7777", **files))
+    os.chown(elsewhere / ".shoal" / "client.toml", 12345, 12345)
+    with pytest.raises(InvalidError, match="must be yours"):
+        find_profile()
+    (elsewhere / "below").mkdir()
+    monkeypatch.chdir(elsewhere / "below")
+    assert find_profile() is None
+
+
+def test_a_current_folder_that_was_deleted_has_no_profile(elsewhere, monkeypatch):
+    gone = elsewhere / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert find_profile() is None
 
 
 def test_a_profile_that_others_may_have_written_is_not_taken(elsewhere, files):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.cli.tables import GAP, Column, cells, clean, cut, fit, pad
+from shoal.cli.output.tables import GAP, Column, cells, clean, cut, fit, pad
 
 COLUMNS = (Column("NAME"), Column("STATE"), Column("EXTRA", rank=1), Column("REASON", rank=2, least=10))
 

@@ -10,7 +10,7 @@ import looptime
 import pytest
 
 from shoal.cli import main
-from shoal.cli.session import Surroundings
+from shoal.cli.connection.session import Surroundings
 from shoal.core.errors import NotLeaderError
 from shoal.testing.clock import LoopClock
 from shoal.wire.local import LocalNetwork

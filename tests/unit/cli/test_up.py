@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli import session, up
-from shoal.cli.children import ChildExit
-from shoal.cli.fleet import together
+from shoal.cli.connection import session
+from shoal.cli.local import up
+from shoal.cli.local.children import ChildExit
+from shoal.cli.local.fleet import together
 from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.testing.clock import LoopClock
 from tests.unit.cli.scripted import START

@@ -5,7 +5,7 @@ connection that proves nothing, and know the right one when it sees it; everythi
 whom that authority vouches for. The key is made here and never leaves. It is written down before it is used: after a
 crash, or an answer that was lost, the same key asks again and the token is not used twice.
 
-Called by `shoal.cli.agent` before the agent is made; calls `shoal.v1.Enrollment`.
+Called by `shoal agent` before the agent is made; calls `shoal.v1.Enrollment`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,220 @@
+"""Spec files: YAML or JSON with one or several documents, read with the line of every problem.
+
+    shoal apply -f web.yaml -f s3://bucket/jobs.yaml -f -
+
+Called by `shoal.cli.commands.apply`; calls `shoal.model.documents` for the rules and `shoal.core.files` to open paths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, problem
+from shoal.core.files import read_bytes
+from shoal.model.documents import Document, GroupDocument, read_document
+
+if TYPE_CHECKING:
+    import yaml
+
+MAX_BYTES = 16 * 1024 * 1024
+MAX_ENTRIES = 200_000
+"""A file with anchors can unfold to far more than its size; this bounds what is read from one."""
+
+_SCHEMA = "`shoal schema process` prints every field and its rule"
+_PART = re.compile(r"[^.\[\]]+|\[[0-9]+\]")
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedDocument:
+    """A document and where it was written."""
+
+    document: Document
+    source: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """file:line, for messages."""
+        return f"{self.source}:{self.line}"
+
+
+def read_specs(paths: Sequence[str]) -> list[LocatedDocument]:
+    """Read every document of every file, `-` being stdin. Raises `InvalidError` with every problem of all of them."""
+    found: list[LocatedDocument] = []
+    problems: list[Problem] = []
+    hint = ""
+    if list(paths).count("-") > 1:
+        problems.append(problem("-f", "-", "stdin can be read only once"))
+    else:
+        for path in paths:
+            try:
+                text = _read(path)
+            except InvalidError as error:
+                problems.extend(error.problems)
+                hint = hint or "give a file of YAML or JSON that can be read; - is stdin"
+                continue
+            try:
+                found.extend(parse_specs(text, source="<stdin>" if path == "-" else path))
+            except InvalidError as error:
+                problems.extend(error.problems)
+                hint = _SCHEMA
+    repeated = list(_repeated(found))
+    if repeated:
+        problems.extend(repeated)
+        hint = hint or "give each an id of its own; what is to change in steps is applied in steps"
+    if not problems and not found:
+        problems.append(problem("-f", ", ".join(paths), "must hold at least one document"))
+        hint = _SCHEMA
+    if problems:
+        raise InvalidError(problems, hint=hint)
+    return found
+
+
+def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
+    """Read the documents of one file's text."""
+    import yaml
+
+    found: list[LocatedDocument] = []
+    problems: list[Problem] = []
+    try:
+        loader = yaml.SafeLoader(text)
+        while loader.check_node():
+            node = loader.get_node()
+            if node is None or _is_empty(node):
+                continue
+            try:
+                problems.extend(_repeated_keys(node, source))
+                document = read_document(loader.construct_document(node))
+                found.append(LocatedDocument(document, source, node.start_mark.line + 1))
+            except InvalidError as error:
+                problems.extend(_with_line(each, node, source) for each in error.problems)
+            except ValueError as error:  # such as the thirteenth month of a date, or a number of ten thousand digits
+                problems.append(Problem(f"{source}:{node.start_mark.line + 1}", "", f"cannot be read: {error}"))
+    except yaml.YAMLError as error:
+        problems.append(_syntax_problem(error, source))
+    except RecursionError:
+        problems.append(Problem(source, "", "is nested too deeply"))
+    if problems:
+        raise InvalidError(problems)
+    return found
+
+
+def _read(path: str) -> str:
+    try:
+        content = _read_stream(path) if path == "-" or _is_stream(path) else read_bytes(path, limit=MAX_BYTES)
+    except NotFoundError:
+        raise InvalidError([problem(path, None, "does not exist")]) from None
+    except ShoalError as error:
+        rule = f"cannot be read: {error.message.removeprefix(f'{path} ').removeprefix(f'{path}: ')}"
+        raise InvalidError([problem(path, None, rule)]) from None
+    if len(content) > MAX_BYTES:
+        raise InvalidError([problem(path, None, f"must have at most {MAX_BYTES:,} bytes")])
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InvalidError([problem(f"{path}:{line}", None, "must be text in UTF-8")]) from None
+
+
+def _is_stream(path: str) -> bool:
+    """Whether it is a pipe, as a shell makes one of `<(command)`, or a device: to be read once, from its beginning."""
+    try:
+        mode = Path(path).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _read_stream(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    try:
+        with Path(path).open("rb") as stream:
+            return stream.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidError([problem(path, None, f"cannot be read: {error.strerror}")]) from None
+
+
+def _is_empty(node: yaml.Node) -> bool:
+    # `---` at the end of a file, or two in a row, is no document.
+    return node.tag == "tag:yaml.org,2002:null"
+
+
+def _syntax_problem(error: Any, source: str) -> Problem:
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    words = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)
+    context = getattr(error, "context", None)
+    place = f"{source}:{mark.line + 1}" if mark is not None else source
+    column = f", at column {mark.column + 1}" if mark is not None else ""
+    sentence = " ".join(str(words).split())
+    return Problem(place, "", f"is not valid YAML: {f'{context}, ' if context else ''}{sentence}{column}")
+
+
+def _with_line(given: Problem, root: yaml.Node, source: str) -> Problem:
+    return dataclasses.replace(given, field=f"{source}:{_line_of(given.field, root)}: {given.field}")
+
+
+def _line_of(path: str, root: yaml.Node) -> int:
+    """The line of a field, or of the nearest thing around it that was written."""
+    import yaml
+
+    node, line = root, root.start_mark.line + 1
+    for part in _PART.findall(path):
+        if part.startswith("["):
+            index = int(part[1:-1])
+            if not isinstance(node, yaml.SequenceNode) or index >= len(node.value):
+                break
+            node = node.value[index]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode):
+            pair = next((pair for pair in node.value if pair[0].value == part), None)
+            if pair is None:
+                break
+            node, line = pair[1], pair[0].start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def _repeated_keys(root: yaml.Node, source: str) -> Iterator[Problem]:
+    """YAML lets the last of two equal keys win in silence; here it is an error, because one of them was lost."""
+    import yaml
+
+    stack, seen = [root], 0
+    while stack:
+        node = stack.pop()
+        seen += 1
+        if seen > MAX_ENTRIES:
+            raise InvalidError([problem("document", None, f"must have at most {MAX_ENTRIES:,} entries")])
+        if isinstance(node, yaml.SequenceNode):
+            stack.extend(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in keys and key.value != "<<":
+                        yield Problem(f"{source}:{key.start_mark.line + 1}: {key.value}", "", "is given twice")
+                    keys.add(key.value)
+                stack.append(value)
+
+
+def _repeated(found: Sequence[LocatedDocument]) -> Iterator[Problem]:
+    """The same workload or group in two documents is a mistake, not an order of steps."""
+    known: dict[tuple[str, str], str] = {}
+    for located in found:
+        document = located.document
+        names = [("workload", document.id)]
+        if isinstance(document, GroupDocument):
+            names = [("group", document.id), *(("workload", member.id) for member in document.members)]
+        for noun, name in names:
+            first = known.get((noun, name))
+            if first is not None:
+                yield Problem(f"{located.place}: id", "", f"the {noun} {name} was given already at {first}")
+            known.setdefault((noun, name), located.place)

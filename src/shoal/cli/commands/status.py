@@ -1,0 +1,78 @@
+"""`shoal status`: the fleet at a glance, and what is not well in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.commands import waiting
+from shoal.cli.connection.options import START, Json, client_command
+from shoal.cli.output.tables import Column
+from shoal.model.views import ClusterSummary
+
+if TYPE_CHECKING:
+    from shoal.client import ControlPlane
+
+_COLUMNS = (Column("UNWELL"), Column("STATE"), Column("REASON", least=16))
+_MOST = 20
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    client_command(app, "status", panel=START)(status)
+
+
+async def status(control: ControlPlane, *, as_json: Json = False) -> None:
+    """Show the fleet in numbers, and every node and workload that is not well."""
+    summary = await control.summary()
+    nodes = [node for node in await control.list_nodes() if node.status not in ("Ready", "Drained")]
+    poor = [view for view in await control.list_workloads() if view.status not in ("Running", "Stopped", "Completed")]
+    if as_json:
+        unwell = {
+            "nodes": [{"id": node.node_id, "status": node.status, "reason": node.status_reason} for node in nodes],
+            "workloads": [
+                {"id": view.workload_id, "status": view.status, "reason": waiting.why(view)} for view in poor
+            ],
+        }
+        output.json_document({"summary": summary, "unwell": unwell})
+        return
+    output.facts(
+        [
+            ("cluster", summary.cluster_id),
+            ("nodes", _nodes(summary)),
+            ("workloads", _workloads(summary)),
+            ("groups", str(summary.groups) if summary.groups else ""),
+        ]
+    )
+    rows: list[list[str | output.Cell]] = []
+    rows += [[node.node_id, output.state(node.status), node.status_reason] for node in nodes]
+    rows += [[view.workload_id, output.state(view.status), waiting.why(view)] for view in poor]
+    if rows:
+        output.data("")
+        output.table(_COLUMNS, rows[:_MOST])
+    if len(rows) > _MOST:
+        output.words(f"… and {len(rows) - _MOST} more; `shoal node list` and `shoal workload list` show all")
+
+
+def _nodes(summary: ClusterSummary) -> str:
+    if not summary.total_nodes:
+        return "none yet; start one with `shoal agent`"
+    parts = [(summary.suspect_nodes, "suspect"), (summary.not_ready_nodes, "not ready")]
+    rest = "".join(f", {count} {word}" for count, word in parts if count)
+    return f"{summary.ready_nodes} of {summary.total_nodes} ready{rest}"
+
+
+def _workloads(summary: ClusterSummary) -> str:
+    parts = [
+        (summary.running_workloads, "running"),
+        (summary.completed_workloads, "completed"),
+        (summary.stopped_workloads, "stopped"),
+        (summary.pending_workloads, "pending"),
+        (summary.failed_workloads, "failed"),
+        (summary.lost_workloads, "lost"),
+        (summary.deleting_workloads, "deleting"),
+    ]
+    words = ", ".join(f"{count} {word}" for count, word in parts if count)
+    return f"{summary.total_workloads}{f' ({words})' if words else ''}" if summary.total_workloads else "none"

@@ -1,0 +1,288 @@
+"""Waits for workloads: `judge` says whether one is at its goal, `wait_all` waits for several and shows progress.
+
+`judge` is pure. Called by `apply` and by the verbs of `workload` and `group`; calls `shoal.client`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from shoal.cli import output
+from shoal.core.durations import format_duration
+from shoal.core.tasks import Signal, task_scope
+from shoal.model.views import WorkloadView
+from shoal.model.workloads import FailureReason
+
+if TYPE_CHECKING:
+    from shoal.client import ControlPlane
+    from shoal.core.clock import Clock
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds a wait lasts when nobody said how long: an image or a model may have to be fetched first."""
+
+GRACE = 2.0
+"""Seconds that a workload may be without a place before it counts as one for which there is no room."""
+
+
+class Goal(enum.Enum):
+    """What is waited for."""
+
+    SETTLED = "settled"  # as it is wished: Running or Completed, or Stopped if that is the wish
+    RUNNING = "running"
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+class Verdict(enum.Enum):
+    """How a workload stands to its goal."""
+
+    DONE = "done"
+    WAITING = "waiting"
+    UNPLACED = "unplaced"  # no node can take it now
+    FAILED = "failed"  # it will not get there by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict with the words for it."""
+
+    verdict: Verdict
+    state: str
+    detail: str = ""
+
+
+_REACHED: Mapping[Goal, tuple[str, ...]] = {
+    Goal.RUNNING: ("Running",),
+    Goal.COMPLETED: ("Completed",),
+    Goal.STOPPED: ("Stopped", "Completed"),
+}
+
+
+def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
+    """How a workload stands to what is waited for."""
+    if view is None:
+        return (
+            Judgement(Verdict.DONE, "Gone")
+            if goal is Goal.GONE
+            else Judgement(Verdict.FAILED, "Gone", "it was deleted")
+        )
+    where = f"on {view.assigned_node_id}" if view.assigned_node_id else ""
+    if goal is Goal.GONE:
+        return Judgement(Verdict.WAITING, view.status, where)
+    if view.status in _reached(goal, view):
+        return Judgement(Verdict.DONE, view.status, where)
+    if view.status in _HOPELESS:
+        return Judgement(Verdict.FAILED, view.status, why(view) or _HOPELESS[view.status])
+    if view.status == "Stopped" and goal in (Goal.RUNNING, Goal.COMPLETED):
+        return Judgement(Verdict.FAILED, view.status, "it is meant to be stopped")
+    if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
+        looked = view.reason is not None and view.reason.code == FailureReason.INSUFFICIENT_RESOURCES.value
+        if not view.rejections and not looked:  # nobody has looked for a place yet
+            return Judgement(Verdict.WAITING, view.status, "waiting for a place")
+        return Judgement(Verdict.UNPLACED, view.status, "no node can take it now")
+    return Judgement(Verdict.WAITING, view.status, why(view) or where)
+
+
+_HOPELESS: Mapping[str, str] = {
+    "Failed": "no reason was given",
+    "Deleting": "it is being deleted",
+    "Completed": "it has run to its end",
+}
+
+
+def _reached(goal: Goal, view: WorkloadView) -> tuple[str, ...]:
+    if goal is not Goal.SETTLED:
+        return _REACHED[goal]
+    return ("Stopped", "Completed") if view.desired_state == "Stopped" else ("Running", "Completed")
+
+
+def why(view: WorkloadView) -> str:
+    """Why a workload is as it is, in a few words; empty when there is nothing to say."""
+    if view.reason is not None and view.reason.message:
+        return view.reason.message
+    if view.failure_reason:
+        return view.failure_reason
+    if view.run is not None and view.run.exit is not None and view.status not in ("Running", "Stopped"):
+        return f"the last run ended{_exit_words(view)}"
+    return ""
+
+
+def _exit_words(view: WorkloadView) -> str:
+    ended = view.run.exit if view.run is not None else None
+    if ended is None:
+        return ""
+    if ended.unknown:
+        return ", nobody knows how"
+    memory = ", out of memory" if ended.out_of_memory else ""
+    return (f" by signal {ended.signal}" if ended.signal else f" with exit code {ended.code}") + memory
+
+
+# ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How a wait ended."""
+
+    judgements: Mapping[str, Judgement]
+    views: Mapping[str, WorkloadView | None]
+    timeout: float
+
+    def having(self, verdict: Verdict) -> list[str]:
+        """The workloads of one verdict."""
+        return [name for name, judgement in self.judgements.items() if judgement.verdict is verdict]
+
+    @property
+    def exit_code(self) -> int:
+        """1 when one failed, else 4 when one is not there yet, else 3 when one has no place, else 0."""
+        if self.having(Verdict.FAILED):
+            return 1
+        if self.having(Verdict.WAITING):
+            return 4
+        return 3 if self.having(Verdict.UNPLACED) else 0
+
+
+async def wait_all(
+    control: ControlPlane,
+    goals: Mapping[str, Goal],
+    *,
+    clock: Clock,
+    timeout: float = DEFAULT_TIMEOUT,
+    grace: float | None = GRACE,
+) -> Waited:
+    """Wait until every workload is at its goal, failed, or without a place for longer than `grace`.
+
+    Without a grace the wait for a place lasts as long as the timeout, and counts as one that ran out of time.
+    """
+    latest: dict[str, WorkloadView | None] = {}
+    errors: list[Exception] = []
+    wake = Signal()
+
+    async def look() -> None:
+        try:
+            async with contextlib.aclosing(control.follow(goals)) as changes:
+                async for views in changes:
+                    latest.update(views)
+                    wake.set()
+        except Exception as error:  # noqa: BLE001  handed over to whoever waits, below
+            errors.append(error)
+            wake.set()
+
+    deadline = clock.monotonic() + timeout
+    unplaced_since: dict[str, float] = {}
+    with output.progress() as display:
+        async with task_scope("wait") as scope:
+            scope.start(look(), name="look")
+            while True:
+                if errors:
+                    raise errors[0]
+                now = clock.monotonic()
+                judgements = {name: judge(latest[name], goal) for name, goal in goals.items() if name in latest}
+                display.show([_row(name, judgement) for name, judgement in judgements.items()])
+                unplaced_since = {
+                    name: unplaced_since.get(name, now)
+                    for name, judgement in judgements.items()
+                    if judgement.verdict is Verdict.UNPLACED
+                }
+                ends = [since + grace for since in unplaced_since.values()] if grace is not None else []
+                undecided = (
+                    len(goals)
+                    - len(judgements)
+                    + sum(
+                        judgement.verdict is Verdict.WAITING
+                        or (
+                            judgement.verdict is Verdict.UNPLACED
+                            and (grace is None or unplaced_since[name] + grace > now)
+                        )
+                        for name, judgement in judgements.items()
+                    )
+                )
+                if not undecided or now >= deadline:
+                    return _waited(goals, judgements, latest, timeout, patient=grace is None)
+                await wake.wait(max(0.001, min([deadline, *(end for end in ends if end > now)]) - now))
+
+
+def _waited(
+    goals: Mapping[str, Goal],
+    judgements: Mapping[str, Judgement],
+    views: Mapping[str, WorkloadView | None],
+    timeout: float,
+    *,
+    patient: bool,
+) -> Waited:
+    final = {name: judgements.get(name, Judgement(Verdict.WAITING, "Unknown")) for name in goals}
+    if patient:
+        final = {
+            name: Judgement(Verdict.WAITING, each.state, each.detail) if each.verdict is Verdict.UNPLACED else each
+            for name, each in final.items()
+        }
+    return Waited(final, dict(views), timeout)
+
+
+def _row(name: str, judgement: Judgement) -> output.ProgressRow:
+    return output.ProgressRow(name, judgement.state, judgement.detail, done=judgement.verdict is Verdict.DONE)
+
+
+def explain(waited: Waited) -> None:
+    """Say on stderr what went wrong with each workload that is not where it should be."""
+    for name in waited.having(Verdict.FAILED):
+        view, judgement = waited.views.get(name), waited.judgements[name]
+        last = view.run.last_output if view is not None and view.run is not None else ""
+        output.fail_with(
+            f"workload {name} is {judgement.state}: {judgement.detail}",
+            output=last if judgement.state == "Failed" else "",
+            hint=f"`shoal logs {name}` shows all of its output" if view is not None else "",
+        )
+    for name in waited.having(Verdict.WAITING):
+        judgement = waited.judgements[name]
+        detail = f" ({judgement.detail})" if judgement.detail else ""
+        output.fail_with(
+            f"workload {name} is still {judgement.state}{detail} after {format_duration(waited.timeout)}",
+            rejections=_rejections(waited.views.get(name)),
+            hint="nothing was undone: it goes on by itself; a longer --timeout waits for it",
+        )
+    for name in waited.having(Verdict.UNPLACED):
+        view = waited.views.get(name)
+        rejections = _rejections(view)
+        because = f": {why(view)}" if view is not None and not rejections and why(view) else ""
+        output.fail_with(
+            f"workload {name} was accepted, and no node can take it{because}",
+            rejections=rejections,
+            hint=f"it stays Pending and starts as soon as {_what_is_missing(view)}",
+        )
+
+
+_ROOM = frozenset({"slots", "cpu", "memory", "disk", "slot_memory", "port", "refused"})
+_MISSING: Mapping[str, str] = {
+    "type": "there is a node whose agent can run {type} workloads",
+    "label": "a node's labels meet its constraints",
+    "storage_driver": "there is a node with its storage driver",
+    "secrets": "there is a node whose agent keeps secrets",
+    "identity": "there is a node whose agent gets certificates for workloads",
+    "near": "what it has to be near runs",
+    "apart": "there is a node without what it must be apart from",
+    "cordoned": "a node takes work again (`shoal node uncordon`)",
+    "draining": "a node takes work again (`shoal node uncordon`)",
+    "not_ready": "a node is Ready",
+}
+
+
+def _what_is_missing(view: WorkloadView | None) -> str:
+    """What has to come about so that it gets a place. Where one node lacks only room, that is the nearest."""
+    codes = {each.code for each in view.rejections} if view is not None else set()
+    if view is None or not codes:
+        return "a node registers: start one with `shoal agent`"
+    if codes & _ROOM:
+        return "a node has room for it"
+    unknown = "a node can do what it asks for"
+    words = dict.fromkeys(_MISSING.get(code, unknown).format(type=view.type) for code in sorted(codes))
+    return " or ".join(words)
+
+
+def _rejections(view: WorkloadView | None) -> list[tuple[str, str]]:
+    return [(each.node_id, each.message) for each in view.rejections] if view is not None else []

@@ -1,0 +1,198 @@
+"""Options that several commands share, so that one word means one thing everywhere.
+
+Called by the command modules. `client_command` registers a command that talks to a control plane: it adds `--control`
+and the security options, opens the client and closes it again.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Annotated, Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from shoal.cli.connection import completion, session
+from shoal.core import durations
+
+F = TypeVar("F", bound=Callable[..., Awaitable[int | None]])
+
+CONNECTION = "Connection"
+START = "Start here"
+FLEET = "The fleet"
+SERVERS = "Servers"
+"""Panels of the help."""
+
+
+def duration(text: str | timedelta) -> timedelta:
+    """Read a duration given as an option."""
+    if isinstance(text, timedelta):
+        return text
+    try:
+        return durations.parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{error} (got {text!r})") from None
+
+
+class _ShownDuration(timedelta):
+    """A default that the help shows as people would write it."""
+
+    def __str__(self) -> str:
+        return durations.format_duration(self)
+
+
+def _shown(default: Any) -> Any:
+    return _ShownDuration(seconds=default.total_seconds()) if isinstance(default, timedelta) else default
+
+
+Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON to stdout instead of a table")]
+Detach = Annotated[bool, typer.Option("--detach", metavar="", help="Do not wait: return as soon as the wish is stored")]
+Timeout = Annotated[
+    timedelta,
+    typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait, such as 500ms, 10s or 5m"),
+]
+OptionalTimeout = Annotated[
+    timedelta | None,
+    typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait, such as 500ms, 10s or 5m"),
+]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="The node's id", autocompletion=completion.complete_nodes)
+]
+WorkloadName = Annotated[
+    str, typer.Argument(metavar="WORKLOAD", help="The workload's id", autocompletion=completion.complete_workloads)
+]
+WorkloadNames = Annotated[
+    list[str], typer.Argument(metavar="WORKLOAD…", help="Ids", autocompletion=completion.complete_workloads)
+]
+GroupName = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The group's id", autocompletion=completion.complete_groups)
+]
+
+Config = Annotated[
+    str | None, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")
+]
+ReadyFile = Annotated[
+    str | None,
+    typer.Option("--ready-file", metavar="PATH", help="Write the addresses there as JSON once it serves"),
+]
+LogLevel = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error [info, env: LOG_LEVEL]"),
+]
+LogFormat = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="text or json [text, env: LOG_FORMAT]")
+]
+Text = str | None
+"""A flag as it was typed: settings read it by their own types, so that everything wrong is reported at once."""
+
+_CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "addresses": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--control",
+                envvar="SHOAL_CONTROL",
+                metavar="HOST:PORT[,…]",
+                help=f"Where the control plane listens; several are tried in turn [{session.DEFAULT_CONTROL}]",
+                rich_help_panel=CONNECTION,
+            ),
+        ],
+        None,
+    ),
+    "insecure": (
+        Annotated[
+            bool,
+            typer.Option(
+                "--insecure",
+                metavar="",
+                envvar="SHOAL_INSECURE",
+                help="Talk without certificates, to a control plane that was started so",
+                rich_help_panel=CONNECTION,
+            ),
+        ],
+        False,
+    ),
+    **{
+        name: (
+            Annotated[
+                str | None,
+                typer.Option(
+                    f"--{name}", envvar=f"SHOAL_{name.upper()}", metavar="PATH", help=text, rich_help_panel=CONNECTION
+                ),
+            ],
+            None,
+        )
+        for name, text in (
+            ("ca", "Certificate of the authority that is trusted; the three are found in the folder of `shoal up`"),
+            ("cert", "Certificate of role operator to show"),
+            ("key", "Its private key"),
+        )
+    },
+}
+
+
+class _Command(TyperCommand):
+    """A command whose help shows flags as they are typed: `--help` takes no value."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _as_typed(super().get_params(ctx))
+
+
+class _Group(TyperGroup):
+    """The same for a command with commands below it."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _as_typed(super().get_params(ctx))
+
+
+def _as_typed(parameters: Any) -> Any:
+    for each in parameters:
+        if getattr(each, "is_flag", False) and each.metavar is None:
+            each.metavar = ""
+    return parameters
+
+
+def without_library_words(app: typer.Typer) -> None:
+    """Have the help of everything below `app` in our own words."""
+    app.info.cls = _Group
+    for command in app.registered_commands:
+        command.cls = _Command
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            without_library_words(group.typer_instance)
+
+
+def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
+    """Register `async def command(control, …)` under a name. What it returns is the exit code; None is 0."""
+
+    def register(function: F) -> F:
+        # The client itself is named only for the type checker: importing it here would load the whole wire.
+        hints = typing.get_type_hints(function, localns={"ControlPlane": object}, include_extras=True)
+        own = [
+            parameter.replace(
+                annotation=hints[parameter.name],
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                default=_shown(parameter.default),
+            )
+            for parameter in list(inspect.signature(function).parameters.values())[1:]
+        ]
+        shared = [
+            inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for option, (annotation, default) in _CONNECTION_OPTIONS.items()
+        ]
+
+        def command(**given: Any) -> int | None:
+            connection = session.Connection(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
+            return session.call(connection, lambda control: function(control, **given))
+
+        command.__name__ = function.__name__
+        command.__doc__ = function.__doc__
+        command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *shared]}
+        app.command(name, rich_help_panel=panel)(command)
+        return function
+
+    return register

@@ -1,0 +1,85 @@
+"""What the acts of `shoal demo` share: the report, workloads made on the spot, and waiting until something holds.
+
+Called by `shoal.cli.local.demo` and `shoal.cli.local.demo_stream`; calls the client of the control plane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shoal.cli import output
+from shoal.core.clock import Clock
+from shoal.core.errors import DeadlineError
+from shoal.model.documents import WorkloadDocument, read_document
+
+if TYPE_CHECKING:
+    from shoal.client import ControlPlane
+    from shoal.model.views import WorkloadView
+
+PATIENCE = 30.0
+
+
+@dataclass(slots=True)
+class Report:
+    """What was seen: one line a promise."""
+
+    lines: list[tuple[bool, str]] = field(default_factory=list)
+
+    def note(self, kept: bool, promise: str) -> None:
+        """A promise, and whether it was kept."""
+        self.lines.append((kept, promise))
+
+    @property
+    def good(self) -> bool:
+        """Whether everything was as promised."""
+        return bool(self.lines) and all(kept for kept, _ in self.lines)
+
+
+def title(text: str) -> None:
+    """The heading of an act."""
+    output.words("")
+    output.words(text, style="bold")
+
+
+def process_document(
+    name: str, command: list[str], *, cpu: int = 200, memory: int = 128, **process: object
+) -> WorkloadDocument:
+    """A process as a workload, with so many thousandths of a core and so many MB."""
+    document = read_document(
+        {
+            "id": name,
+            "revision": "v1",
+            "type": "process",
+            "resources": {"cpu_millicores": cpu, "memory_mb": memory},
+            "process": {"command": command, **process},
+        }
+    )
+    assert isinstance(document, WorkloadDocument)  # noqa: S101 it has no kind, so it is a workload
+    return document
+
+
+def pid_of(view: WorkloadView) -> int:
+    """The process of a workload, or 0."""
+    return view.run.pid if view.run is not None else 0
+
+
+async def wait_for(
+    control: ControlPlane, clock: Clock, workload_id: str, holds: Callable[[WorkloadView], bool]
+) -> None:
+    """Wait until something holds of a workload."""
+
+    async def done() -> bool:
+        return holds(await control.get_workload(workload_id))
+
+    await until(clock, f"{workload_id} is as expected", done)
+
+
+async def until(clock: Clock, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds, for as long as the demo has patience."""
+    deadline = clock.monotonic() + PATIENCE
+    while not await holds():
+        if clock.monotonic() > deadline:
+            raise DeadlineError(f"waited {PATIENCE:.0f} s in vain until {what}")
+        await clock.sleep(0.1)

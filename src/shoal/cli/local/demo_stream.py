@@ -1,0 +1,242 @@
+"""The stream of `shoal demo`: clicks and impressions joined in event time while the fleet around it is taken apart.
+
+Two workloads run on the agents: a feed that sends traffic (`examples/clicks/feed.py`) and a stream program
+(`examples/clicks/clicks.py`, run by `shoal run`). The demo reads the results as they become readable, and compares them
+with the expected results at the end. Called by `shoal.cli.local.demo`, which makes the examples importable first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clicks import audit, traffic
+from clicks.audit import Findings, Rules, Sent, Total
+from clicks.feed import LOG, PARTITIONS, close_windows, read_progress
+from clicks.watch import Sample, Watch, calm, longest_silence, quantile
+from shoal.cli import output
+from shoal.cli.local.demo_stage import Report, pid_of, process_document, title, until, wait_for
+from shoal.cli.local.examples import examples_folder
+from shoal.cli.output import Cell
+from shoal.cli.output.tables import Column
+from shoal.core.clock import Clock
+from shoal.core.errors import DeadlineError, PreconditionError, ShoalError
+from shoal.core.tasks import task_scope
+from shoal.topics.local import LocalTopics
+
+if TYPE_CHECKING:
+    from shoal.client import ControlPlane
+    from shoal.model.views import WorkloadView
+
+#: The workloads, by their ids.
+PROGRAM, FEED = "clicks", "feed"
+
+_RULES = Rules()
+#: Whoever was killed is started again this soon.
+_RESTART = {"policy": "always", "delay": "200ms"}
+#: A row that came twice would come right behind its first.
+_AFTERMATH = 0.3
+#: By then everything has come, or never will.
+_SETTLES_WITHIN = 15.0
+
+_TABLE = (
+    Column("AD"),
+    Column("SHOWN", right=True),
+    Column("CLICKED", right=True),
+    Column("RATE", right=True),
+)
+
+
+@contextlib.asynccontextmanager
+async def stream_on_show(folder: Path, clock: Clock) -> AsyncIterator[StreamOnShow]:
+    """The stream's acts, with somebody who watches and tells."""
+    place = folder / "stream"
+    place.mkdir()
+    with Watch(str(place / LOG), clock) as watch:
+        async with task_scope("demo-stream") as scope:
+            shown = StreamOnShow(place, watch, clock)
+            scope.start(shown.tell(), name="windows")
+            yield shown
+
+
+class StreamOnShow:
+    """A stream program on the fleet: started, killed, and checked."""
+
+    def __init__(self, folder: Path, watch: Watch, clock: Clock) -> None:
+        self._folder = folder
+        self._watch = watch
+        self._clock = clock
+        self._began = 0.0
+        self._kills: list[float] = []
+
+    # -- acts -----------------------------------------------------------------------------------------------
+
+    async def act_start(self, control: ControlPlane, report: Report) -> None:
+        """Put the feed and the program on the fleet, and wait for the first rows."""
+        title("Act 2: clicks and impressions, joined in event time, live; the program is a workload like any other")
+        began, self._began = self._clock.monotonic(), self._now()
+        program = ["-m", "shoal", "run", "clicks.clicks:app", "--data-dir", str(self._folder)]
+        for name, command in ((FEED, ["-m", "clicks.feed", str(self._folder)]), (PROGRAM, program)):
+            await control.apply(
+                process_document(
+                    name,
+                    [sys.executable, *command],
+                    cpu=1000,
+                    memory=512,
+                    restart=_RESTART,
+                    # Whoever is killed leaves temporary files behind: they go with everything else.
+                    env={"TMPDIR": str(self._folder), "PYTHONPATH": str(examples_folder())},
+                )
+            )
+        await self._until_back(control)
+        seconds = self._clock.monotonic() - began
+        output.words(
+            f"first rows {seconds:.1f} s after the wish; from here on the stream runs through everything below"
+        )
+        report.note(True, f"a stream program on the fleet gave its first rows after {seconds:.1f} s")
+
+    def note_kill(self) -> None:
+        """The program was killed just now."""
+        self._kills.append(self._now())
+
+    async def act_kill(self, control: ControlPlane, report: Report) -> None:
+        """Kill the program and the feed, let them come back, and check that everything was counted once."""
+        await self._until_back(control)
+        title(
+            "Act 7: kill -9 the stream program and its feed; the one goes on from its checkpoint, the other sends again"
+        )
+        before = {name: pid_of(await control.get_workload(name)) for name in (PROGRAM, FEED)}
+        for pid in before.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.note_kill()
+        for name, pid in before.items():
+            await wait_for(control, self._clock, name, _runs_anew(pid))
+        await self._until_back(control)
+        await self._clock.sleep(0.7)  # some rows after the kill, which are as fresh as those before it
+        sent = await self._finish(control)
+        self._report(sent, await self._settled(sent), report)
+
+    async def _finish(self, control: ControlPlane) -> Sent:
+        """End the feed, and let event time pass the end of every window. What was sent is known then."""
+        await control.delete(FEED)
+
+        async def gone() -> bool:
+            return FEED not in {view.workload_id for view in await control.list_workloads()}
+
+        await until(self._clock, "the feed is gone", gone)
+        progress = read_progress(self._folder)
+        if progress is None:
+            raise PreconditionError("the feed never began")
+        await asyncio.to_thread(close_windows, self._folder, progress, self._clock)
+        return audit.sent(progress.start, progress.next)
+
+    async def _settled(self, sent: Sent) -> Findings:
+        """What is wrong when everything has come, or when it should have."""
+        deadline = self._clock.monotonic() + _SETTLES_WITHIN
+        while not self._findings(sent).good and self._clock.monotonic() < deadline:
+            await self._clock.sleep(0.1)
+        await self._clock.sleep(_AFTERMATH)
+        return self._findings(sent)
+
+    def _findings(self, sent: Sent) -> Findings:
+        return audit.audit(sent, self._watch.came(), _RULES)
+
+    # -- telling --------------------------------------------------------------------------------------------
+
+    async def tell(self) -> None:
+        """One line for each window, as it closes."""
+        told, sampled = 0, 0
+        while True:
+            await self._clock.sleep(0.1)
+            totals = self._watch.totals(told)
+            windows = len(totals) // len(traffic.ADS)
+            if windows:
+                samples = self._watch.samples(sampled)
+                told, sampled = told + windows * len(traffic.ADS), sampled + len(samples)
+                self._tell_windows(windows, totals[: windows * len(traffic.ADS)], samples)
+
+    def _tell_windows(self, windows: int, totals: Sequence[Total], samples: Sequence[Sample]) -> None:
+        shown, clicked = sum(each.shown for each in totals), sum(each.clicked for each in totals)
+        closed = "1 window" if windows == 1 else f"{windows} windows"
+        fresh = f"; rows readable {quantile(samples, 0.5):.2f} s after the click" if samples else ""
+        output.words(
+            f"  {output.local_time(self._clock.wall())}  {PROGRAM:<10} {closed} closed: {shown:,} shown, "
+            f"{clicked:,} clicked ({clicked / max(1, shown):.0%}){fresh}"
+        )
+
+    def _report(self, sent: Sent, findings: Findings, report: Report) -> None:
+        self._show()
+        came, samples = self._watch.came(), self._watch.samples()
+        quiet = calm(samples, (self._began, *self._kills))
+        repeated = self._repeated(sent)
+        late = len(set(came.late) & sent.clicks.keys() - set(came.joined))
+        report.note(
+            findings.good,
+            f"{len(came.joined):,} of {len(sent.clicks):,} clicks joined with their impression, none lost, none twice"
+            if findings.good
+            else f"the stream's results are wrong: {findings}",
+        )
+        report.note(
+            repeated > 0 and findings.good,
+            f"{len(came.totals) // len(traffic.ADS)} windows add up over {len(sent.impressions):,} impressions, "
+            f"with {repeated:,} events sent twice and {late} too late",
+        )
+        silence = longest_silence(samples, self._kills)
+        report.note(
+            bool(quiet),
+            f"from a click's append to its joined row: p50 {quantile(quiet, 0.5) * 1000:.0f} ms, "
+            f"p99 {quantile(quiet, 0.99) * 1000:.0f} ms; back {silence:.1f} s after a kill at most",
+        )
+
+    def _repeated(self, sent: Sent) -> int:
+        """How many events the topics have more than once."""
+        with LocalTopics(self._folder / LOG) as topics:
+            partitions = [
+                each for name in ("impressions", "clicks") for each in topics.describe(name).topic_partitions()
+            ]
+            appended = sum(topics.next_offsets(partitions).values())
+        return appended - len(sent.impressions) - len(sent.clicks) - 2 * PARTITIONS
+
+    def _show(self) -> None:
+        totals = self._watch.totals()
+        rows: list[list[str | Cell]] = []
+        for ad in traffic.ADS:
+            shown = sum(each.shown for each in totals if each.ad == ad)
+            clicked = sum(each.clicked for each in totals if each.ad == ad)
+            rows.append([ad, f"{shown:,}", f"{clicked:,}", f"{clicked / max(1, shown):.1%}"])
+        output.table(_TABLE, rows)
+
+    async def _until_back(self, control: ControlPlane) -> None:
+        """Wait for a row of a click that was sent after the start, or after the last kill."""
+        last = max(self._began, *self._kills) if self._kills else self._began
+
+        async def back() -> bool:
+            return any(each.appended > last for each in self._watch.samples())
+
+        try:
+            await until(self._clock, "the stream gives rows", back)
+        except DeadlineError:
+            await _tell_last_words(control)
+            raise
+
+    def _now(self) -> float:
+        return self._clock.wall().timestamp()
+
+
+def _runs_anew(former: int) -> Callable[[WorkloadView], bool]:
+    return lambda view: view.status == "Running" and pid_of(view) not in (0, former)
+
+
+async def _tell_last_words(control: ControlPlane) -> None:
+    """What the program printed last: why it gives nothing is there, if anywhere."""
+    with contextlib.suppress(ShoalError):
+        async with contextlib.aclosing(control.logs(PROGRAM, tail=20)) as pieces:
+            async for piece in pieces:
+                output.words(piece.data.decode(errors="replace").rstrip())

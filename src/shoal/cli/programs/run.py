@@ -1,0 +1,123 @@
+"""`shoal run`: runs a stream program on this machine until it ends or Ctrl-C.
+
+Finds the app with `shoal.cli.programs.loading` and runs it as `app.run()` does. Options override the program.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.connection.options import START, LogFormat, duration
+from shoal.core.errors import InvalidError, Problem, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.dataflow.api.app import Dataflow
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run", rich_help_panel=START)(run)
+
+
+def run(
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM", help="my_app:app, my_app.py, my_app.py:app or package.module:app")
+    ],
+    *,
+    dataflow: Annotated[
+        list[str] | None,
+        typer.Option("--dataflow", metavar="NAME", help="Run only this one, or this agent; repeatable [all]"),
+    ] = None,
+    parallelism: Annotated[
+        int, typer.Option("--parallelism", min=1, max=1024, metavar="N", help="Tasks of each step")
+    ] = 1,
+    data_dir: Annotated[
+        str | None, typer.Option("--data-dir", metavar="PATH", help="Where checkpoints and the local log lie")
+    ] = None,
+    broker: Annotated[
+        str | None,
+        typer.Option("--broker", metavar="HOST:PORT[,…]|PATH", help="Kafka, or the folder of a local log"),
+    ] = None,
+    exactly_once: Annotated[
+        bool | None,
+        typer.Option(
+            "--exactly-once/--at-least-once", metavar="", help="Whether rows reach sinks once, with a checkpoint"
+        ),
+    ] = None,
+    checkpoint_interval: Annotated[
+        timedelta | None,
+        typer.Option("--checkpoint-interval", parser=duration, metavar="DURATION", help="Such as 200ms, 1s or 1m"),
+    ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", metavar="", help="Print the plans, and run and connect to nothing")
+    ] = False,
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            "--log-level", envvar="LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error [warning]"
+        ),
+    ] = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run the dataflows of a program on this machine.
+
+    They run until they end, one fails, or Ctrl-C or SIGTERM asks: then what is under way comes through and the last
+    checkpoint is made. A second signal ends at once. What has no end goes on where it was when it is run again.
+    """
+    from shoal.cli.programs.loading import failure_of, is_of_user, load_program
+    from shoal.core.telemetry import setup_logging
+    from shoal.dataflow.api.context import Launch
+    from shoal.dataflow.plan.explain import plan_text
+
+    setup_logging(level=log_level or "warning", style=log_format)
+    launch = Launch(
+        broker=broker, data_dir=data_dir, exactly_once=exactly_once, checkpoint_interval=checkpoint_interval
+    )
+    try:
+        found = load_program(program, launch)
+        names = tuple(dataflow or ()) or found.dataflows
+        if explain:
+            for flow in found.app.choose(names):
+                output.data(f"dataflow {flow.name}\n\n{plan_text(flow.plan(), parallelism=parallelism)}")
+        else:
+            found.app.run(parallelism, only=names, told=_words(found.app.id))
+    except InvalidError as error:
+        raise _located(error) from error
+    except Exception as error:
+        if not is_of_user(error):
+            raise
+        raise failure_of(program, error) from error
+
+
+def _located(error: InvalidError) -> ShoalError:
+    """The same with the user's line in front of each problem: the command line shows those one by one."""
+    at = getattr(error, "at", None)
+    if at is None:
+        return error
+    problems = [Problem(f"{at}: {each.field}", each.value, each.rule) for each in error.problems]
+    return InvalidError(problems, hint=error.hint or "`shoal run --explain` shows the plan")
+
+
+def _words(app: str) -> Any:
+    """What happens, for the person at the terminal."""
+    from shoal.dataflow.api.lifetime import Told
+
+    class Words(Told):
+        """Says it on stderr."""
+
+        def started(self, flow: Dataflow) -> None:  # type: ignore[override]
+            restored = getattr(flow.running, "restored", None)
+            since = "" if restored is None else f", from checkpoint {restored}"
+            output.words(f"{app}: {flow.name} runs{since}")
+
+        def ended(self, flow: Dataflow, report: Any) -> None:  # type: ignore[override]
+            output.words(f"{app}: {flow.name} ended after {report.seconds:.1f} s")
+
+        def asked(self) -> None:
+            output.words(f"{app}: stopping; once more ends at once")
+
+    return Words()

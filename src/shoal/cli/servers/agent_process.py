@@ -1,0 +1,89 @@
+"""The node agent as a process: joins settings, transport and server. Called by `shoal.cli.servers.serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from shoal.cli import output
+from shoal.cli.connection import session
+from shoal.cli.servers import daemon
+
+if TYPE_CHECKING:
+    from shoal.agent.server import Agent, AgentSettings
+
+
+def serve(given: daemon.CommandLine) -> None:
+    """Run the agent until it is told to end."""
+    from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
+
+    settings = daemon.load(
+        AgentSettings,
+        flags=given.flags,
+        env_names=ENV_NAMES,
+        flag_names={"labels": "--label"},
+        config=given.config or os.environ.get(CONFIG_ENV) or None,
+        log_level=lambda loaded: loaded.log_level or None,
+        log_format=given.log_format,
+    )
+    if settings.join and not given.joined:
+        joined = False
+
+        async def get_certificate(stop: asyncio.Event) -> None:
+            nonlocal joined
+            joined = await _join(settings, stop)
+
+        daemon.run_until_told(get_certificate, service="shoal-agent")
+        if not joined:
+            return
+        if "cryptography" in sys.modules and session.owns_process():
+            # What makes keys was needed this once, and would stay for ever.
+            daemon.become(replace(given, joined=True))
+    daemon.run_until_told(lambda stop: _serve(settings, stop, given.ready_file), service="shoal-agent")
+
+
+async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str | None) -> None:
+    from shoal.agent.metrics import AgentMetrics
+    from shoal.agent.server import run_agent
+    from shoal.core.faults import arm_from_environment
+    from shoal.core.telemetry import MetricRegistry
+    from shoal.wire.channel import GrpcTransport
+
+    def ready(node: Agent) -> None:
+        grpc_at = daemon.bound(settings.grpc_address, node.address)
+        http_at = daemon.bound(settings.http_address, node.http_address)
+        daemon.warn_if_insecure(settings.insecure, grpc_at)
+        http = f", http {http_at}" if http_at else ""
+        grpc = f"grpc {grpc_at}" if grpc_at else "listens nowhere"
+        output.words(f"agent {node.node_id} ready: {grpc}{http}")
+        # Last: whoever waits for it finds everything said.
+        daemon.write_ready_file(
+            ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
+        )
+
+    arm_from_environment()
+    metrics = AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
+    transport = GrpcTransport(security=settings.access.security(), observer=metrics)
+    await run_agent(settings, transport=transport, stop=stop, metrics=metrics, on_ready=ready)
+
+
+async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
+    """Get a certificate. Returns whether there is one; else the process is to end."""
+    import socket
+
+    from shoal.agent.contact.joining import join
+    from shoal.agent.node.probes import default_node_id
+
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: default_node_id(socket.gethostname())))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if joining.done():
+            joining.result()
+        return joining.done()
+    finally:
+        joining.cancel()
+        stopping.cancel()

@@ -1,0 +1,196 @@
+"""What the long-running commands share: settings, signals, the ready file, and a process of their own.
+
+To read a command line takes 12 MB that a server would hold for ever. So once that is done the process begins anew, with
+what was read in its hands and nothing else (`become`); it stays the same process to whoever started it. What it does
+then is in `shoal.cli.servers.serve`. Nothing here or there imports typer.
+
+Called by `shoal.cli.servers.control`, `shoal.cli.servers.agent` and `shoal.cli.local.up`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import NoReturn, TypeVar
+
+from shoal.cli.connection import session
+from shoal.core.errors import InvalidError, Problem
+from shoal.core.files import write_atomic
+from shoal.wire.access import FILES
+from shoal.wire.addresses import Address, parse_address
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_WRITES_OF_OTHERS = 0o022
+
+EVERY_HOST = "0.0.0.0"  # noqa: S104 - how it is shown; binds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLine:
+    """What was typed, as it is handed on: text and flags, checked by nobody yet."""
+
+    #: Which server is to run.
+    role: str
+    flags: Mapping[str, object | None]
+    config: str | None = None
+    log_format: str | None = None
+    ready_file: str | None = None
+    #: The words themselves, for those who look at a list of processes; they are not read again.
+    typed: Sequence[str] = ()
+    #: An earlier life of this process has got the certificate that the command line is about.
+    joined: bool = False
+
+
+def become(given: CommandLine) -> NoReturn:
+    """Begin anew as the same process: same id, same files, and nothing loaded but what the server needs."""
+    descriptor = os.memfd_create("command line", 0)  # survives what follows, and is seen by nobody else
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(json.dumps(asdict(given)).encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = [*_interpreter_options(), "-m", "shoal.cli.servers.serve", str(descriptor), *given.typed]
+    os.execv(sys.executable, [sys.executable, *own])  # noqa: S606 - our own interpreter, without a shell
+
+
+def received(descriptor: int) -> CommandLine:
+    """What an earlier life of this process has handed on."""
+    with open(descriptor, "rb") as file:
+        return CommandLine(**json.loads(file.read()))
+
+
+def _interpreter_options() -> list[str]:
+    """The options of Python itself, such as -X and -W."""
+    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
+    return options[:-1] if options[-1:] in (["-m"], ["-c"]) else options
+
+
+def load(
+    settings: type[T],
+    *,
+    flags: Mapping[str, object | None],
+    env_names: Mapping[str, Sequence[str]],
+    config: str | None,
+    log_level: Callable[[T], str | None] | str | None,
+    log_format: str | None,
+    flag_names: Mapping[str, str] | None = None,
+) -> T:
+    """Read the settings of a process and set up its log lines. Raises `InvalidError` with everything that is wrong.
+
+    A level that is one of the settings is taken out of them.
+    """
+    from shoal.core.config import load_settings
+    from shoal.core.telemetry import setup_logging
+
+    problems: list[Problem] = []
+    loaded: T | None = None
+    hint = ""
+    try:
+        loaded = load_settings(
+            settings, flags=flags, env=os.environ, env_names=env_names, file=config, flag_names=flag_names
+        )
+    except InvalidError as error:
+        given = {
+            name: (flags.get(name), names)
+            for name, names in env_names.items()
+            if name in FILES and (flags.get(name) is not None or any(os.environ.get(each) for each in names))
+        }
+        named, where = session.naming_certificates(error.problems, given)
+        problems.extend(named)
+        hint = where or error.hint
+    try:
+        level = (log_level(loaded) if loaded is not None else None) if callable(log_level) else log_level
+        setup_logging(level=level, style=log_format)
+    except InvalidError as error:
+        problems.extend(error.problems)
+    if problems or loaded is None:
+        raise InvalidError(problems, hint=hint)
+    return loaded
+
+
+def bound(listening: str | None, served: str) -> str:
+    """Where a server listens, for people. What it serves at is how this machine dials it: 127.0.0.1 for all addresses.
+
+    Args:
+        listening: what it was told to listen at; the port may be 0.
+        served: what it serves at; empty where it does not.
+    """
+    if not served or not listening:
+        return served
+    where = parse_address(listening, listening=True)
+    if not where.is_wildcard:
+        return served
+    return str(Address(where.host or EVERY_HOST, parse_address(served).port))
+
+
+def warn_if_insecure(insecure: bool, address: str) -> None:
+    """Say what `--insecure` means, each time it is used, once it is known where it listens."""
+    if not insecure:
+        return
+    if not address:
+        whoever = "poses as the control plane"
+    else:
+        where = parse_address(address)
+        everywhere = f" (every interface, port {where.port})" if where.is_wildcard else ""
+        whoever = f"can connect to {address}{everywhere}"
+    log.warning("--insecure: nothing is encrypted, and whoever %s may do everything", whoever)
+
+
+def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service: str) -> None:
+    """Run a server on a loop of its own. SIGTERM or SIGINT asks it to end; a second SIGINT does not ask.
+
+    Its traces, if the environment names somebody who wants them, bear the name of the service.
+    """
+    from shoal.core.tracing import exporting
+
+    if session.owns_process():
+        # What others could write to, they could mislead us with; whoever started us may not have thought of it.
+        os.umask(os.umask(_WRITES_OF_OTHERS) | _WRITES_OF_OTHERS)
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        with stopping_on_signals(stop):
+            await work(stop)
+
+    with exporting(service):
+        session.surroundings.get(session.Surroundings()).run(main())
+
+
+@contextlib.contextmanager
+def stopping_on_signals(stop: asyncio.Event, *, second: Callable[[], None] | None = None) -> Iterator[None]:
+    """Set `stop` on SIGTERM, SIGINT or SIGHUP; what a second SIGINT does is given, or ends the process at once."""
+    loop = asyncio.get_running_loop()
+
+    def told(number: int) -> None:
+        if not stop.is_set():
+            stop.set()
+        elif number == signal.SIGINT:
+            if second is not None:
+                second()
+            else:
+                os._exit(128 + number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, told, number)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+
+
+def write_ready_file(path: str | None, facts: Mapping[str, object]) -> None:
+    """Tell whoever started this process where it serves. The file appears whole or not at all."""
+    if path is not None:
+        write_atomic(path, json.dumps({"pid": os.getpid(), **facts}, indent=2).encode())
