@@ -57,7 +57,7 @@ from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import secrets_pb2
-from shoal.wire.routes import Route, in_doubt, was_said
+from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
 
 RequestT = TypeVar("RequestT", bound=Message)
@@ -174,15 +174,13 @@ class ControlPlane:
         clock: Clock | None = None,
         timeout: float = DEFAULT_TIMEOUT,
     ) -> None:
-        if not addresses:
-            raise InvalidError([problem("addresses", None, "must have at least one address")])
-        self.addresses = tuple(addresses)
+        #: The address that answered last is asked first. It may be the leader's, by another control plane's word.
+        self._addresses = ControlAddresses(addresses, field="addresses")
+        self.addresses = self._addresses.configured
         self._transport = transport
         self._clock: Clock = clock or SystemClock()
         self._timeout = timeout
         self._channels: dict[str, Channel] = {}
-        #: The address that answered last is asked first. It may be in no list: the leader's, by another's word.
-        self._current = self.addresses[0]
         self._answered = False
 
     @classmethod
@@ -388,7 +386,7 @@ class ControlPlane:
         ttl_ms = None if ttl is None else round(ttl * 1000)
         request = enrollment.CreateJoinTokenRequest(ttl_ms=ttl_ms, node_id=node_id, uses=uses)
         answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True, look="shoal token list")
-        maker = self._current
+        maker = self._addresses.current
         others = [address for address in self.addresses if address != maker]
         ports = await asyncio.gather(*(self._join_port(address) for address in others))
         # One that is away now may lead by the time somebody joins; most likely its port is the same.
@@ -590,7 +588,7 @@ class ControlPlane:
         """
         began, patience = self._clock.monotonic(), COMES_BACK_WITHIN if self._answered else 0.0
         while True:
-            route = Route(self._order())
+            route = Route(self._addresses.in_order())
             for address in route:
                 made = False
                 try:
@@ -612,7 +610,8 @@ class ControlPlane:
                         raise error from None
                     route.fail(address, error)
                 else:
-                    self._current, self._answered = address, True
+                    self._addresses.use(address)
+                    self._answered = True
                     return answer
             if live and route.refusal is not None:
                 live = False  # no leader is in reach: what the others know is better than nothing
@@ -633,14 +632,15 @@ class ControlPlane:
     async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
         began = self._clock.monotonic()
         while True:
-            route = Route(self._order())
+            route = Route(self._addresses.in_order())
             for address in route:
                 begun = False
                 try:
                     stream = self._channel(address).stream(method, request)
                     async with contextlib.aclosing(_closable(stream)) as closable:
                         async for each in closable:
-                            begun, self._current = True, address
+                            begun = True
+                            self._addresses.use(address)
                             yield each
                 except NotLeaderError as refusal:
                     if begun:
@@ -668,9 +668,6 @@ class ControlPlane:
         async with contextlib.aclosing(self._stream(AgentControl.READ_LOGS, request)) as stream:
             async for chunk in stream:
                 yield LogPiece(chunk.data, chunk.stream or "stdout")
-
-    def _order(self) -> list[str]:
-        return [self._current, *(address for address in self.addresses if address != self._current)]
 
     def _channel(self, address: str) -> Channel:
         if address not in self._channels:

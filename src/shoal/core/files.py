@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from shoal.core.durable import sync_path
 from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, ShoalError, problem
 from shoal.core.filesystems import (
     HDFS,
@@ -39,7 +40,6 @@ from shoal.core.filesystems import (
     normal,
     open_stream,
     read_object,
-    sync_directory,
     typed_errors,
     wrong_kind,
 )
@@ -203,8 +203,8 @@ def rename(source: str, target: str) -> None:
         if goal.is_local:
             make_local_directory(posixpath.dirname(goal.path))
             os.replace(origin.path, goal.path)  # noqa: PTH105 - drivers speak of paths as text
-            sync_directory(posixpath.dirname(goal.path))
-            sync_directory(posixpath.dirname(origin.path))
+            sync_path(posixpath.dirname(goal.path))
+            sync_path(posixpath.dirname(origin.path))
             return
         if goal.is_object_store:
             move_objects(origin, goal, is_directory=is_directory)

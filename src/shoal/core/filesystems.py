@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from shoal.core.durable import sync_path
 from shoal.core.errors import (
     ConflictError,
     DeniedError,
@@ -284,7 +285,7 @@ class _LocalWriting:
         os.fsync(self.raw.fileno())
         os.replace(self._part, self._target)  # noqa: PTH105 - as above
         self.raw.close()
-        sync_directory(self._directory)
+        sync_path(self._directory)
 
     def discard(self) -> None:
         if self.raw.closed:
@@ -361,16 +362,7 @@ def make_local_directory(path: str) -> None:
         except FileExistsError:
             if not os.path.isdir(each):  # noqa: PTH112 - as above
                 raise NotADirectoryError(errno.ENOTDIR, "Not a directory", each) from None
-        sync_directory(posixpath.dirname(each))
-
-
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_path(posixpath.dirname(each))
 
 
 class _BufferedWriting:

@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from shoal.core.durable import replace_file, sync_path
 from shoal.core.errors import (
     DeniedError,
     ExhaustedError,
@@ -93,32 +95,16 @@ def let_others_pass(path: Path) -> None:
 
 def write_private(path: Path, content: bytes, *, owner: Owner | None = None) -> None:
     """Make `content` the file at `path`, in one step."""
-    part = path.with_name(f".{path.name}.part")
     with _typed(path):
-        # What a writer left behind that was killed; two at once on one path are no use, and one of them fails.
-        part.unlink(missing_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
-        try:
-            with open(descriptor, "wb") as file:  # noqa: PTH123 - an open descriptor has no path
-                os.fchmod(descriptor, FILE_MODE)
-                if owner is not None:
-                    os.fchown(descriptor, owner.uid, owner.gid)
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-            part.replace(path)
-        except BaseException:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
-            raise
-        _sync_directory(path.parent)
+        hand_over = None if owner is None else partial(os.fchown, uid=owner.uid, gid=owner.gid)
+        replace_file(path, content, mode=FILE_MODE, prepare=hand_over)
 
 
 def move_private(source: Path, target: Path) -> None:
     """Give a file another name, replacing what is there, in one step."""
     with _typed(source):
         source.replace(target)
-        _sync_directory(target.parent)
+        sync_path(target.parent)
 
 
 def read_private(path: Path) -> bytes:
@@ -142,14 +128,6 @@ def read_regular(path: Path) -> bytes:
                 return file.read(MAX_BYTES)
         finally:
             os.close(descriptor)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""The way of one call over several control planes: whom to ask next, and what the failures on the way amount to.
+"""Finds the leader among several control planes: which address to ask next, and what failures on the way mean.
 
-Used by `shoal.client`.
+Called by `shoal.client` and `shoal.agent.contact.control_client`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,56 @@ import contextlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from shoal.core.errors import DeadlineError, InvalidError, NotLeaderError, ShoalError, UnavailableError
+from shoal.core.errors import DeadlineError, InvalidError, NotLeaderError, ShoalError, UnavailableError, problem
 from shoal.wire.addresses import parse_address
 
 MAX_HOPS = 3
-"""How often one round of addresses follows the word of a control plane about who leads."""
+"""How often one call follows from a control plane to the one that it names as the leader."""
+
+
+def named_leader(refusal: NotLeaderError) -> str:
+    """The address of the leader that a control plane names; empty when it names none that can be dialed."""
+    with contextlib.suppress(InvalidError):
+        return str(parse_address(refusal.facts.get("leader", "")))
+    return ""
+
+
+class ControlAddresses:
+    """The configured addresses of control planes and the one in use, which may be none of them: the leader's."""
+
+    def __init__(self, addresses: Iterable[str], *, field: str) -> None:
+        self.configured = tuple(addresses)
+        if not self.configured:
+            raise InvalidError([problem(field, None, "must have at least one address")])
+        self.current = self.configured[0]
+        self._index = 0
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is another address to try."""
+        return len(self.configured) > 1 or self.current not in self.configured
+
+    def in_order(self) -> list[str]:
+        """All addresses, the one in use first."""
+        return [self.current, *(each for each in self.configured if each != self.current)]
+
+    def use(self, address: str) -> None:
+        """Ask this one first from now on."""
+        self.current = address
+        if address in self.configured:
+            self._index = self.configured.index(address)
+
+    def use_next(self) -> None:
+        """Ask the next configured one from now on."""
+        self.use(self.configured[(self._index + 1) % len(self.configured)])
+
+    def follow(self, refusal: NotLeaderError) -> bool:
+        """Use the leader that a control plane names. False when it names none, or the one in use."""
+        leader = named_leader(refusal)
+        if not leader or leader == self.current:
+            return False
+        self.use(leader)
+        return True
 
 
 class Route:
@@ -57,13 +102,12 @@ class Route:
     def follow(self, refusal: NotLeaderError) -> None:
         """Try the leader next that was named, if that is an address, and not for ever."""
         self.refusal = refusal
-        leader = refusal.facts.get("leader", "")
+        leader = named_leader(refusal)
         if not leader or self._hops >= MAX_HOPS:
             return
         self._hops += 1
-        with contextlib.suppress(InvalidError):
-            self._leader = str(parse_address(leader))
-            self._waiting.appendleft(self._leader)
+        self._leader = leader
+        self._waiting.appendleft(leader)
 
 
 def in_doubt(error: UnavailableError | DeadlineError, look: str) -> UnavailableError | DeadlineError:

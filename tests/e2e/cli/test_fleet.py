@@ -252,7 +252,7 @@ async def test_the_folder_of_another_fleet_is_left_alone(tmp_path):
     async with small(tmp_path) as fleet, fleet.client() as control:
         await control.apply(document())
         view = await control.wait_for("ticker", is_running, timeout=PATIENCE)
-        with pytest.raises(PreconditionError, match="runs already"):
+        with pytest.raises(PreconditionError, match="in use by process"):
             async with small(tmp_path):
                 pass
         assert is_alive(view.run.pid)
@@ -332,7 +332,7 @@ def test_up_goes_on_where_it_was_and_leaves_nothing_behind(start_up, tmp_path):
     first.wait_for_words("WorkloadRunning")
     refused = start_up()
     assert refused.process.wait(PATIENCE) == 1
-    assert "a fleet runs already" in refused.log.read_text()
+    assert "is in use by process" in refused.log.read_text()
     assert "Traceback" not in refused.log.read_text()
 
     first.process.kill()  # nobody is left to stop the children

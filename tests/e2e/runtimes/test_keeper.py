@@ -16,6 +16,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.core.host import boot_id
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, ProcessSpec
@@ -311,7 +312,7 @@ async def test_an_older_keeper_is_wound_down_and_replaced(data_dir: Path) -> Non
     run = {
         "run_id": "old-1",
         "workload_id": "old",
-        "boot_id": procfs.boot_id(),
+        "boot_id": boot_id(),
         "pid": os.getpid(),
         "start_time": stat_of_us.start_time,
         "started_at_ms": 1,

@@ -17,7 +17,7 @@ async def test_a_folder_has_one_owner(tmp_path):
     first, second = OwnedFolder(tmp_path, SystemClock()), OwnedFolder(tmp_path, SystemClock())
     await first.take(asked="control")
     await first.take(asked="control")
-    with pytest.raises(PreconditionError, match="runs already"):
+    with pytest.raises(PreconditionError, match="in use by process"):
         await second.take(asked="control")
     assert not second.is_owned
     first.release()

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.core.host import boot_id
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
 from shoal.runtimes.keeper.records import (
@@ -103,7 +104,7 @@ def test_a_file_that_cannot_be_replaced_is_overwritten_where_it_lies(tmp_path: P
     path = tmp_path / "file"
     write_whole(path, b"x" * 5000)
     # The name of the new file is taken by a directory: as good as a disk without room for one.
-    in_the_way = tmp_path / "file.new"
+    in_the_way = tmp_path / ".file.part"
     in_the_way.mkdir()
     write_whole(path, b"y" * 4000)
     assert path.read_bytes().rstrip() == b"y" * 4000
@@ -122,7 +123,7 @@ def test_nobody_keeps_an_empty_directory(tmp_path: Path) -> None:
 def test_a_pid_that_was_given_to_somebody_else_is_no_keeper(files: KeeperFiles) -> None:
     ours = procfs.read_stat(os.getpid())
     assert ours is not None
-    who = {"pid": os.getpid(), "start_time": ours.start_time, "boot_id": procfs.boot_id()}
+    who = {"pid": os.getpid(), "start_time": ours.start_time, "boot_id": boot_id()}
     files.lock.write_text(json.dumps(who))
     assert read_keeper_pid(files.data_dir) == os.getpid()
     files.lock.write_text(json.dumps({**who, "start_time": ours.start_time + 1}))
@@ -136,7 +137,7 @@ def test_a_pid_that_was_given_to_somebody_else_is_no_keeper(files: KeeperFiles) 
 def test_a_process_of_another_boot_is_not_ours(files: KeeperFiles) -> None:
     ours = procfs.read_stat(os.getpid())
     assert ours is not None
-    record = dataclasses.replace(RECORD, pid=os.getpid(), start_time=ours.start_time, boot_id=procfs.boot_id())
+    record = dataclasses.replace(RECORD, pid=os.getpid(), start_time=ours.start_time, boot_id=boot_id())
     write_record(files, record)
     assert find_run_pids(files.data_dir) == (os.getpid(),)
     write_record(files, dataclasses.replace(record, boot_id="another"))

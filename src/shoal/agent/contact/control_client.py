@@ -1,7 +1,7 @@
 """Every call that an agent makes to the control plane, over a list of addresses.
 
-One address is in use at a time. A control plane that does not lead names the one that does, and that is asked at once,
-whether it is in the list or not; whoever finds an address silent moves on to the next of the list (`use_next`).
+One address is in use at a time. A control plane that does not lead names the leader, which is called at once; a caller
+that gets no answer moves on to the next configured address (`use_next`).
 
 Registrations and beats go through a stream, which the control plane uses to call this agent, and where a control plane
 has no such streams, as unary calls. A stream is good for as long as the certificate that it was opened with, so once
@@ -19,12 +19,12 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from shoal.agent.contact.stream import ControlStream
-from shoal.core.errors import InvalidError, NotLeaderError, UnavailableError, UnsupportedError, problem
+from shoal.core.errors import NotLeaderError, UnavailableError, UnsupportedError
 from shoal.model.identity import CONTROL_PLANE
-from shoal.wire.addresses import parse_address
 from shoal.wire.methods import AgentControl, Credentials
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.routes import MAX_HOPS, ControlAddresses
 from shoal.wire.serving import RpcObserver
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Service, Transport
 
@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
-
-#: How often one call follows from a control plane to the one that it names as the leader.
-MAX_HOPS = 3
 
 
 class ControlClient:
@@ -58,16 +55,11 @@ class ControlClient:
         stream_only: bool = False,
         observer: RpcObserver | None = None,
     ) -> None:
-        if not addresses:
-            raise InvalidError([problem("control", None, "must name at least one address")])
         self._transport = transport
-        self._addresses = tuple(addresses)
+        self._addresses = ControlAddresses(addresses, field="control")
         self._service = service
         self._stream_only = stream_only
         self._observer = observer
-        self._index = 0
-        #: Where a control plane said that the leader is, if that is not in the list.
-        self._elsewhere = ""
         self._channel: Channel | None = None
         self._stream: ControlStream | None = None
         #: Of the credentials that it was opened with.
@@ -80,12 +72,12 @@ class ControlClient:
     @property
     def address(self) -> str:
         """The address in use."""
-        return self._elsewhere or self._addresses[self._index]
+        return self._addresses.current
 
     @property
     def has_others(self) -> bool:
         """Whether there is another address to try."""
-        return len(self._addresses) > 1 or bool(self._elsewhere)
+        return self._addresses.has_others
 
     @property
     def has_stream(self) -> bool:
@@ -94,8 +86,7 @@ class ControlClient:
 
     async def use_next(self) -> None:
         """Move on to the next address. With only one, the same is dialled anew."""
-        self._elsewhere = ""
-        self._index = (self._index + 1) % len(self._addresses)
+        self._addresses.use_next()
         await self.close()
 
     async def close(self) -> None:
@@ -158,24 +149,12 @@ class ControlClient:
             try:
                 return await ask()
             except NotLeaderError as refused:
-                if not await self._follow(refused.facts.get("leader", "")):
+                former = self.address
+                if not self._addresses.follow(refused):
                     raise
+                log.info("the control plane at %s does not lead; going to %s", former, self.address)
+                await self.close()
         return await ask()
-
-    async def _follow(self, leader: str) -> bool:
-        """Go to where the leader is said to be. False when that is nowhere, or here."""
-        try:
-            parse_address(leader)
-        except InvalidError:
-            return False
-        if leader == self.address:
-            return False
-        log.info("the control plane at %s does not lead; going to %s", self.address, leader)
-        known = leader in self._addresses
-        self._index = self._addresses.index(leader) if known else self._index
-        self._elsewhere = "" if known else leader
-        await self.close()
-        return True
 
     async def _say(
         self, through_stream: Callable[[ControlStream], Awaitable[T]], by_call: Callable[[], Awaitable[T]]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from shoal.core.host import boot_id
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, Resources
 from shoal.runtimes.cgroups import container_limits
 
@@ -177,7 +178,7 @@ def detect_host_id(root: Path = Path("/")) -> str:
     The boot id is in it, because what shares memory and loopback shares a running kernel. Both are hashed: the machine
     id is not for other machines' eyes.
     """
-    boot = _first_line(root / "proc/sys/kernel/random/boot_id")
+    boot = boot_id(root)
     machine = _first_line(root / "etc/machine-id")
     if not boot:
         return ""

@@ -8,7 +8,6 @@ the business of `shoal.agent.store.intents` and `shoal.agent.store.action_log`.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.locks import FileLock
 from shoal.core.private_files import make_data_directory
 
 T = TypeVar("T")
@@ -75,47 +75,16 @@ CREATE TABLE IF NOT EXISTS secrets (
 """
 
 
-class DirectoryLock:
-    """Holds a data directory for one process. The kernel lets go of it when the process ends, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fd = -1
-
-    def acquire(self) -> None:
-        """Take the lock. Raises `PreconditionError` that names who has it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            pid = os.read(fd, 32).decode("ascii", "replace").strip() or "unknown"
-            os.close(fd)
-            raise PreconditionError(
-                f"data directory {self._path.parent} is in use by the agent with pid {pid}",
-                hint="stop that agent, or give this one another --data-dir",
-                pid=pid,
-            ) from None
-        self._fd = fd
-        try:
-            os.ftruncate(fd, 0)
-            os.write(fd, f"{os.getpid()}\n".encode())
-        except BaseException:  # such as a full disk
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Let go. Safe to call twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
 class AgentDatabase:
     """The open database."""
 
     def __init__(self, data_dir: Path, *, threads: Executor | None = None) -> None:
         self.path = data_dir / FILE_NAME
-        self._lock = DirectoryLock(data_dir / LOCK_NAME)
+        self._lock = FileLock(
+            data_dir / LOCK_NAME,
+            what=f"data directory {data_dir}",
+            hint="stop that agent, or give this one another --data-dir",
+        )
         self._threads = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-database")
         self._connection: sqlite3.Connection | None = None
         #: Why the last write failed; empty when it did not.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -23,8 +22,9 @@ from typing import IO, Any
 from shoal.core.clock import Clock
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import DeadlineError, PreconditionError, ShoalError, UnavailableError
-from shoal.core.private_files import FILE_MODE, let_others_pass, make_data_directory
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.locks import FileLock
+from shoal.core.private_files import FILE_MODE, let_others_pass, make_data_directory, write_private
 
 STARTS_WITHIN = 60.0
 """Seconds a child may take until it serves; generous, because a busy machine is not a broken one."""
@@ -152,12 +152,14 @@ class OwnedFolder:
         self._path = path
         self._clock = clock
         self._register = path / "children.json"
-        self._lock: int | None = None
+        self._lock = FileLock(
+            path / "lock", what=f"the fleet directory {path}", hint="stop it, or use another directory with --data-dir"
+        )
 
     @property
     def is_owned(self) -> bool:
         """Whether it is ours."""
-        return self._lock is not None
+        return self._lock.held
 
     async def take(self, *, asked: str) -> None:
         """Become the owner, and end what an owner who was killed left behind. Raises `PreconditionError`.
@@ -165,23 +167,10 @@ class OwnedFolder:
         The child called `asked` is asked to end. The others, which are agents, are killed: their work goes on under
         its keeper and is adopted by the next agent.
         """
-        if self._lock is not None:
+        if self._lock.held:
             return
         _make_folder(self._path)
-        try:
-            lock = os.open(self._path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
-        except OSError as error:
-            raise UnavailableError(
-                f"{self._path} cannot be used: {error.strerror}", hint="use another directory with --data-dir"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise PreconditionError(
-                f"a fleet runs already in {self._path}", hint="stop it, or use another directory with --data-dir"
-            ) from None
-        self._lock = lock
+        self._lock.acquire()
         deadline = self._clock.monotonic() + 10.0
         while left := dict(_left_behind(self._register)):
             patient = self._clock.monotonic() < deadline
@@ -197,17 +186,11 @@ class OwnedFolder:
             for name, pid in pids.items()
             if (started := _start_time(pid)) is not None
         }
-        draft = self._register.with_suffix(".tmp")
-        draft.unlink(missing_ok=True)  # whoever could write to it would choose whom the next owner kills
-        with _open_private(draft, "xb") as file:
-            file.write(json.dumps(register, indent=2).encode())
-        draft.replace(self._register)
+        write_private(self._register, json.dumps(register, indent=2).encode())
 
     def release(self) -> None:
         """Let somebody else have it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
 
 def _make_folder(path: Path) -> None:

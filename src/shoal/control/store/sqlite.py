@@ -10,7 +10,6 @@ Called by `shoal.control.store.select`.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import sqlite3
@@ -28,10 +27,10 @@ from shoal.core.errors import (
     DamagedError,
     ExhaustedError,
     InternalError,
-    PreconditionError,
     ShoalError,
     UnavailableError,
 )
+from shoal.core.locks import FileLock
 from shoal.core.private_files import make_data_directory
 
 MEMORY = ":memory:"
@@ -80,7 +79,11 @@ class _SqliteDatabase:
         self.where = "memory" if self.inline else str(path)
         self._path = Path(path)
         self._engine = _engine(self._path, memory=self.inline)
-        self._lock: int | None = None
+        self._lock = FileLock(
+            self._path.with_name(f"{self._path.name}.lock"),
+            what=str(self._path),
+            hint="one data directory serves one control plane; stop the other, or use another --data-dir",
+        )
 
     def claim(self) -> None:
         """Keep other processes out."""
@@ -88,7 +91,7 @@ class _SqliteDatabase:
             return
         try:
             make_data_directory(self._path.parent)
-            self._lock = _take_lock(self._path)
+            self._lock.acquire()
             # Specs hold what people put into environments: nobody else need read them.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
@@ -100,9 +103,7 @@ class _SqliteDatabase:
 
     def release(self) -> None:
         """Let the next process in."""
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            os.close(lock)
+        self._lock.release()
 
     def connect(self, *, writing: bool) -> Connection:
         """A new connection."""
@@ -188,26 +189,6 @@ def _begin(connection: Connection) -> None:
     # A transaction that will write takes the lock at once: taking it later can fail after the work is done.
     writes = connection.get_execution_options().get(_WRITES, True)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
-
-
-def _take_lock(path: Path) -> int:
-    lock = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError:
-        holder = os.pread(lock, 32, 0).decode("ascii", "replace").strip() or "unknown"
-        os.close(lock)
-        raise PreconditionError(
-            f"{path} is in use by process {holder}",
-            hint="one data directory serves one control plane; stop the other, or use another --data-dir",
-            pid=holder,
-        ) from None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _sqlite_errors(error: BaseException) -> Iterator[sqlite3.Error]:

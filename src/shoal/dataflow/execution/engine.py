@@ -18,7 +18,8 @@ from typing import Any
 from shoal.core import files
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, problem
-from shoal.dataflow.checkpoint.claim import JobClaim, claim_job
+from shoal.core.locks import FileLock
+from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
@@ -246,7 +247,7 @@ class RunningFlow:
         self._began = clock.monotonic()
         self._ended: float | None = None
         self._scratch: Scratch | None = None
-        self._claim: JobClaim | None = None
+        self._claim: FileLock | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 

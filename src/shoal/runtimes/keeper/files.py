@@ -21,6 +21,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.core.durable import replace_file, write_and_sync
 from shoal.core.private_files import make_data_directory
 
 _BLOCK = 4096
@@ -111,34 +112,9 @@ def write_whole(path: Path, content: bytes) -> None:
     is padded with blanks to whole blocks for this reason, so content must tolerate trailing blanks.
     """
     padded = content.ljust(-(-len(content) // _BLOCK) * _BLOCK)
-    temporary = path.with_name(f"{path.name}.new")
     try:
-        _write_and_sync(temporary, padded, os.O_CREAT | os.O_TRUNC)
-        temporary.replace(path)
-        sync_directory(path.parent)
+        replace_file(path, padded)
     except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         if not path.exists() or path.stat().st_size < len(padded):
             raise
-        _write_and_sync(path, padded.ljust(path.stat().st_size), 0)
-
-
-def _write_and_sync(path: Path, content: bytes, flags: int) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o600)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(handle, rest) :]
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def sync_directory(path: Path) -> None:
-    """Make names in a directory durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        write_and_sync(path, padded.ljust(path.stat().st_size))

@@ -72,11 +72,6 @@ def read_environ(pid: int) -> tuple[bytes, ...]:
         return ()
 
 
-def boot_id() -> str:
-    """This boot of the machine."""
-    return (PROC / "sys/kernel/random/boot_id").read_text().strip()
-
-
 def is_running(pid: int, start_time: int) -> bool:
     """Whether this very process still runs (in this boot)."""
     stat = read_stat(pid)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.core.host import boot_id
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
 
@@ -126,7 +127,7 @@ def read_keeper_pid(data_dir: Path) -> int | None:
         pid, start_time, boot = int(said["pid"]), int(said["start_time"]), str(said["boot_id"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
-    return pid if boot == procfs.boot_id() and procfs.is_running(pid, start_time) else None
+    return pid if boot == boot_id() and procfs.is_running(pid, start_time) else None
 
 
 def read_run_records(data_dir: Path) -> tuple[RunRecord, ...]:
@@ -139,7 +140,7 @@ def find_run_pids(data_dir: Path) -> tuple[int, ...]:
     files = KeeperFiles(data_dir)
     if not files.home.exists():
         return ()
-    boot = procfs.boot_id()
+    boot = boot_id()
     pids = {stat.pid for stat in procfs.Census(files.keeper_id()).marked}
     for record in read_run_records(data_dir):
         if record.boot_id == boot and record.exit is None and procfs.is_running(record.pid, record.start_time):

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Sequence
 
 from shoal.core import faults
+from shoal.core.host import boot_id
 from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.children import ChildDefaults, read_report, refusal_of
@@ -80,7 +81,7 @@ class Runs:
         self._loop = loop
         self._groups = groups
         self._on_ended = on_ended
-        self._boot_id = procfs.boot_id()
+        self._boot_id = boot_id()
         self._keeper_id = files.keeper_id()
         self._runs: dict[str, Run] = {}
         self._mains: dict[int, Run] = {}

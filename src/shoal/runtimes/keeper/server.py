@@ -9,7 +9,6 @@ for a while when nothing runs.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.core import faults
+from shoal.core.host import boot_id
+from shoal.core.locks import FileLock
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import procfs, protocol
 from shoal.runtimes.keeper.children import prepare_keeper
@@ -101,7 +102,7 @@ class Connection:
 class Keeper:
     """Joins the loop, the runs and the connections."""
 
-    def __init__(self, files: KeeperFiles, *, idle: float, agent_pid: int, lock: int) -> None:
+    def __init__(self, files: KeeperFiles, *, idle: float, agent_pid: int, lock: FileLock) -> None:
         self.loop = Loop(LinuxClock())
         self._files = files
         self._idle = idle
@@ -282,10 +283,7 @@ class Keeper:
 
     def _owns_directory(self) -> bool:
         """Whether the data directory is still there: somebody may have deleted it from under us."""
-        try:
-            return self._files.lock.stat().st_ino == os.fstat(self._lock).st_ino
-        except OSError:
-            return False
+        return self._lock.is_in_place()
 
 
 _OPERATIONS: dict[str, Callable[[Keeper, dict[str, Any], Reply], None]] = {
@@ -307,19 +305,12 @@ def _listen(files: KeeperFiles) -> socket.socket:
     return listener
 
 
-def _take_lock(files: KeeperFiles) -> int | None:
-    """The locked file, with our identity in it; None when another keeper has it."""
-    handle = os.open(files.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
+def _take_lock(files: KeeperFiles) -> FileLock | None:
+    """The held lock, with our identity in its file; None when another keeper has it."""
     stat = procfs.read_stat(os.getpid())
-    who = {"pid": os.getpid(), "start_time": stat.start_time if stat else 0, "boot_id": procfs.boot_id()}
-    os.ftruncate(handle, 0)
-    os.pwrite(handle, json.dumps({**who, "version": protocol.VERSION}).encode(), 0)
-    return handle
+    who = {"pid": os.getpid(), "start_time": stat.start_time if stat else 0, "boot_id": boot_id()}
+    lock = FileLock(files.lock)
+    return lock if lock.try_acquire(json.dumps({**who, "version": protocol.VERSION})) else None
 
 
 def _serve(data_dir: Path, idle: float, agent_pid: int, out: int) -> None:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shoal.core.host import boot_id
 from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.children import Child, ChildDefaults, Launch, fork_gated
@@ -49,7 +50,7 @@ class Starter:
         self._book = book
         self._groups = groups
         self._defaults = defaults
-        self._boot_id = procfs.boot_id()
+        self._boot_id = boot_id()
         self._keeper_id = files.keeper_id()
 
     def prepare(self, wish: StartWish) -> FreshRun:

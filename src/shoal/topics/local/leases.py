@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Protocol
 
 _LEASE = struct.Struct("<36sd")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class HostClock(Protocol):
@@ -70,14 +69,6 @@ def is_over(lease: Lease | None, *, boot: str, now: float, patient: bool) -> boo
     if lease is None or not lease.locked or lease.boot != boot:
         return True
     return now > lease.until and not patient
-
-
-def boot_id() -> str:
-    """The id of this boot of the machine; 36 characters."""
-    try:
-        return _BOOT_ID.read_text().strip()[:36].ljust(36)
-    except OSError:
-        return "unknown".ljust(36)
 
 
 class HeldLease:

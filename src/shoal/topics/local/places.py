@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.core.durable import sync_path
 from shoal.core.entropy import Entropy
 from shoal.core.errors import DeniedError, InvalidError, ShoalError, UnsupportedError, problem
 from shoal.topics.errors import LogFullError
@@ -77,11 +78,11 @@ class Places:
         try:
             yield part
             if durable:
-                sync(part)
+                sync_path(part)
             with contextlib.suppress(FileExistsError):
                 os.link(part, path)
             if durable:
-                sync(path.parent)
+                sync_path(path.parent)
         finally:
             part.unlink(missing_ok=True)
 
@@ -102,15 +103,6 @@ class Places:
                 path=self.root,
                 found=found,
             )
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -22,8 +22,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from shoal.core.durable import sync_path
 from shoal.topics.base import RECORDS
-from shoal.topics.local.places import Places, sync, typed, typed_errors
+from shoal.topics.local.places import Places, typed, typed_errors
 from shoal.topics.local.replay import Chunk
 
 _SCHEMA_MESSAGE = RECORDS.serialize().to_pybytes()
@@ -70,7 +71,7 @@ class SegmentWriter:
                 self.position = 0
                 self.position = self._put([_SCHEMA_MESSAGE])
                 if durable:
-                    sync(self._path.parent)
+                    sync_path(self._path.parent)
             except BaseException:
                 os.close(self._descriptor)
                 self._path.unlink(missing_ok=True)

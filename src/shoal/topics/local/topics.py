@@ -21,12 +21,13 @@ from typing import Self, TypeVar
 
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import InvalidError, PreconditionError, Problem, problem
+from shoal.core.host import boot_id
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import check
 from shoal.topics.base import FETCHED, Reset, Retention, TopicDescription, TopicPartition
 from shoal.topics.local.drafts import Drafts, Holdings
 from shoal.topics.local.entries import CreateTopic, DeleteTopic
-from shoal.topics.local.leases import HostClock, SystemHostClock, boot_id
+from shoal.topics.local.leases import HostClock, SystemHostClock
 from shoal.topics.local.member import LocalMember
 from shoal.topics.local.places import Places
 from shoal.topics.local.reader import LocalReader
@@ -63,7 +64,7 @@ class LocalTopics:
         check(self._settings)
         self._clock = clock or SystemHostClock()
         self._entropy = entropy or SystemEntropy()
-        self._boot = boot_id()
+        self._boot = boot_id().ljust(36)
         places = Places(Path(directory).absolute(), self._entropy)
         self._view = View(places, self._settings, self._entropy)
         self._segments = Segments(places, self._boot)

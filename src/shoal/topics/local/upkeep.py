@@ -15,11 +15,12 @@ import os
 import threading
 from pathlib import Path
 
+from shoal.core.durable import sync_path
 from shoal.core.errors import ShoalError
 from shoal.topics.local.drafts import Holdings
 from shoal.topics.local.entries import Trim
 from shoal.topics.local.leases import HostClock
-from shoal.topics.local.places import sync, typed_errors
+from shoal.topics.local.places import typed_errors
 from shoal.topics.local.replay import PartitionState, TopicState
 from shoal.topics.local.segments import segment_path, session_of
 from shoal.topics.local.settings import Fsync
@@ -80,7 +81,7 @@ class Upkeep:
             return
         for name in dirty:
             with contextlib.suppress(FileNotFoundError):  # retention was quicker
-                sync(segment_path(self._view.places, name))
+                sync_path(segment_path(self._view.places, name))
         self._view.sync()
 
     # ------------------------------------------------------------------------------------------------

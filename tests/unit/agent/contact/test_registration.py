@@ -421,7 +421,7 @@ async def test_a_node_without_a_name_gets_the_machines_and_keeps_it(tmp_path, mo
 async def test_two_agents_cannot_share_a_data_directory(tmp_path):
     async with scene(tmp_path, serve=False) as it:
         await it.start()
-        with pytest.raises(PreconditionError, match="in use by the agent with pid"):
+        with pytest.raises(PreconditionError, match="in use by process"):
             await it.start()
 
 

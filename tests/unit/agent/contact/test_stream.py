@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shoal.agent.contact.control_client import MAX_HOPS, ControlClient
+from shoal.agent.contact.control_client import ControlClient
 from shoal.agent.contact.registration import RegistrationState
 from shoal.agent.contact.terms import Terms
 from shoal.core.errors import (
@@ -22,6 +22,7 @@ from shoal.wire.local_faults import Outage
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.routes import MAX_HOPS
 from tests.unit.agent.making import workload
 from tests.unit.agent.scene import CONTROL, scene
 from tests.unit.agent.scripted_control import ScriptedControl

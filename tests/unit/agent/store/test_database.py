@@ -142,7 +142,7 @@ async def test_a_full_disk_is_told_and_nothing_is_half_stored(database):
 
 async def test_a_second_agent_is_kept_away_and_told_by_whom(tmp_path, database):
     second = AgentDatabase(tmp_path / "data", threads=Inline())
-    with pytest.raises(PreconditionError, match=f"in use by the agent with pid {os.getpid()}") as caught:
+    with pytest.raises(PreconditionError, match=f"in use by process {os.getpid()}") as caught:
         await second.open()
     assert caught.value.facts["pid"] == str(os.getpid())
     await database.close()

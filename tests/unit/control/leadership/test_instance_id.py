@@ -36,8 +36,7 @@ def test_a_copy_of_the_directory_has_another_name(tmp_path):
 
 def test_after_a_start_of_the_machine_it_is_another_life(tmp_path, monkeypatch):
     first = HeldName(tmp_path, SeededEntropy(1))
-    (tmp_path / "boot_id").write_text("another\n")
-    monkeypatch.setattr(names, "_BOOT_ID", tmp_path / "boot_id")
+    monkeypatch.setattr(names, "boot_id", lambda: "another")
     assert HeldName(tmp_path, SeededEntropy(1)).text != first.text
-    monkeypatch.setattr(names, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(names, "boot_id", lambda: "")
     assert HeldName(tmp_path, SeededEntropy(1)).text != first.text

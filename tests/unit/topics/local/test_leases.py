@@ -10,7 +10,7 @@ import pytest
 from shoal.topics.base import TopicPartition, records
 from shoal.topics.errors import FencedError, RebalancedError
 from shoal.topics.local import LocalLogSettings, LocalTopics
-from shoal.topics.local.leases import HeldLease, Lease, boot_id, is_over, read_lease
+from shoal.topics.local.leases import HeldLease, Lease, is_over, read_lease
 from tests.unit.topics.local.clocks import StoppedClock
 
 BOOT = "b" * 36
@@ -42,11 +42,6 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read_lease(path) is None
     path.write_bytes(b"torn")
     assert is_over(read_lease(path), boot=BOOT, now=0.0, patient=True)
-
-
-def test_a_boot_has_an_id() -> None:
-    assert len(boot_id()) == 36
-    assert boot_id() == boot_id()
 
 
 def test_a_dead_member_is_noticed_within_five_seconds() -> None:

@@ -1,0 +1,65 @@
+"""A reserve file: disk space set aside at start, given back when the disk is full and something must be written.
+
+Called by the stores of the control plane and of the agent. Errors never escape: a reserve that cannot be made is one
+that is not there. Calls block.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from contextlib import suppress
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """One file of a fixed size that holds nothing."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._size = size
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether the space is set aside."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return False
+        return found.st_blocks * 512 >= self._size
+
+    def allocate(self) -> bool:
+        """Set the space aside. False when there is none left; then nothing is taken."""
+        if self.is_allocated:
+            return True
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            self._report(error)
+            return False
+        try:
+            os.posix_fallocate(descriptor, 0, self._size)
+        except OSError as error:
+            self.release()
+            self._report(error)
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
+    def release(self) -> bool:
+        """Give the space back. False when there was none."""
+        there = self.is_allocated
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            return there
+        return False
+
+    def _report(self, error: OSError) -> None:
+        if error.errno not in _FULL:
+            log.warning("the reserve file %s cannot be made: %s", self._path, error)
