@@ -92,7 +92,6 @@ class Plane(Everything):
         self._scope = TaskScope("streams")
         self.fleet = Fleet()
         self.streams = Streams(self.fleet, scope=self._scope)
-        self.streams.loss = self
         #: Nodes whose streams broke: the control plane makes them Suspect.
         self.lost: asyncio.Queue[str] = asyncio.Queue()
 

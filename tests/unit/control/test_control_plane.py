@@ -411,9 +411,9 @@ class TestNodes:
         beat = pb.HeartbeatRequest(node_id="n2", session=two.session, sequence=1000)
         status = beat.workload_statuses.add(workload_id="web", state="Failed")
         status.run.generation = 1
-        before = kit.plane.reign.nodes.reports_ignored
+        before = kit.plane.reign.heartbeats.reports_ignored
         await kit.channel.call(AgentControl.HEARTBEAT, beat)
-        assert kit.plane.reign.nodes.reports_ignored == before + 1
+        assert kit.plane.reign.heartbeats.reports_ignored == before + 1
         assert (await kit.workload("web")).status == "Running"
         assert "web" in one.runs
 
@@ -434,7 +434,7 @@ class TestNodes:
         first = (await kit.wait_status("solo", "Running")).assigned_node_id
         old, new = (one, two) if first == "n1" else (two, one)
         old.silent = True
-        last_beat = kit.plane.reign.nodes.contact(first).lease.last_receipt
+        last_beat = kit.plane.reign.contacts.get(first).lease.last_receipt
         await kit.wait(lambda: "solo" in new.runs)
         assert kit.clock.monotonic() - last_beat >= 33.0
 

@@ -83,7 +83,7 @@ async def test_beats_and_reports_that_are_left_out_are_counters(kit):
     await kit.wait_status("web", "Running")
     node.runs["stray"] = node.runs["web"]
     node.changed.set()
-    await kit.wait(lambda: kit.plane.reign.nodes.contact("n1").orphans == ("stray",))
+    await kit.wait(lambda: kit.plane.reign.contacts.get("n1").orphans == ("stray",))
     samples = read(kit.plane._render_metrics())
     beats = value(samples, "shoal_control_beats_received_total")
     assert beats >= 2

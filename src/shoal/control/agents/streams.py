@@ -53,7 +53,7 @@ _METHODS: Mapping[str, Method[Any, Any]] = {
 
 
 class Handlers(Protocol):
-    """The unary handlers that streams share."""
+    """The handlers of the messages in a stream, and of its end."""
 
     def register_node(self, request: pb.RegisterNodeRequest, call: Call, /) -> Awaitable[pb.RegisterNodeResponse]:
         """Take a node in."""
@@ -71,12 +71,8 @@ class Handlers(Protocol):
         """Record the wish to have it gone."""
         ...
 
-
-class Loss(Protocol):
-    """What `shoal.control.nodes.membership` makes of a broken stream."""
-
-    async def stream_broke(self, node_id: NodeId) -> None:
-        """A node is not in contact any more."""
+    def stream_broke(self, node_id: NodeId, /) -> Awaitable[None]:
+        """The stream of a node has ended: there is no contact with it until its next heartbeat."""
         ...
 
 
@@ -124,7 +120,6 @@ class Streams:
         self._closed = False
         #: Whether agents can open any here: not where nothing is decided.
         self.opened = False
-        self.loss: Loss
 
     def open(self) -> None:
         """Take streams from now on."""
@@ -171,7 +166,7 @@ class Streams:
             if stream.error is not None:
                 raise stream.error
         finally:
-            self._ended(stream)
+            self._ended(stream, handlers)
 
     async def _read(self, stream: _Stream, requests: AsyncIterator[pb.ControlMessage]) -> None:
         """Take in what comes: replies at once, everything else in its turn."""
@@ -257,7 +252,7 @@ class Streams:
         stream.calls.rename(f"node {node_id!r}")
         self._by_node[node_id] = stream
 
-    def _ended(self, stream: _Stream) -> None:
+    def _ended(self, stream: _Stream, handlers: Handlers) -> None:
         stream.end(None)
         self._open.discard(stream)
         node_id = stream.node_id
@@ -266,11 +261,11 @@ class Streams:
         del self._by_node[node_id]
         node = self._fleet.nodes.get(node_id)
         if not self._closed and node is not None and node.session == stream.session:
-            self._scope.start(self._tell_of_loss(node_id), name=f"stream/{node_id}")
+            self._scope.start(self._report_end(node_id, handlers), name=f"stream/{node_id}")
 
-    async def _tell_of_loss(self, node_id: NodeId) -> None:
+    async def _report_end(self, node_id: NodeId, handlers: Handlers) -> None:
         try:
-            await self.loss.stream_broke(node_id)
+            await handlers.stream_broke(node_id)
         except ShoalError as error:
             log.warning("the stream of node %s broke, and that could not be stored: %s", node_id, error)
 

@@ -16,8 +16,11 @@ from shoal.control.agents.streams import Streams
 from shoal.control.api.event_feed import EventFeed
 from shoal.control.api.pages import check_page, first_page, fitting
 from shoal.control.api.views import NODE_STATES, Views
-from shoal.control.nodes.membership import Beat, Nodes
-from shoal.control.nodes.operations import NodeWishes
+from shoal.control.nodes.contacts import Contacts, Heartbeat
+from shoal.control.nodes.heartbeats import Heartbeats
+from shoal.control.nodes.lease_watch import LeaseWatch
+from shoal.control.nodes.operations import NodeOperations
+from shoal.control.nodes.registration import Registration
 from shoal.control.placement.placer import Placer, request_for
 from shoal.control.placement.scheduler import place, place_together
 from shoal.control.state.causes import cause_of_call
@@ -64,8 +67,11 @@ class ControlService:
         self,
         *,
         fleet: Fleet,
-        nodes: Nodes,
-        wishes: NodeWishes,
+        contacts: Contacts,
+        registration: Registration,
+        heartbeats: Heartbeats,
+        lease_watch: LeaseWatch,
+        operations: NodeOperations,
         adoption: Adoption,
         workloads: Workloads,
         groups: Groups,
@@ -81,8 +87,11 @@ class ControlService:
         issues_certificates: bool,
     ) -> None:
         self._fleet = fleet
-        self._nodes = nodes
-        self._wishes = wishes
+        self._contacts = contacts
+        self._registration = registration
+        self._heartbeats = heartbeats
+        self._lease_watch = lease_watch
+        self._operations = operations
         self._adoption = adoption
         self._workloads = workloads
         self._groups = groups
@@ -104,10 +113,10 @@ class ControlService:
         """Take a node in."""
         spec = convert.node_spec_from_proto(request)
         sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
-        registered = await self._nodes.register(
+        registered = await self._registration.register(
             spec, sent_at=sent_at, previous_session=request.previous_session, instance=request.instance
         )
-        settings = self._nodes.settings
+        settings = self._contacts.settings
         answer = pb.RegisterNodeResponse(
             accepted=registered.accepted,
             reason=registered.reason,
@@ -123,7 +132,7 @@ class ControlService:
     async def heartbeat(self, request: pb.HeartbeatRequest, _call: Call) -> pb.HeartbeatResponse:
         """Take in a beat."""
         _check_id("node_id", request.node_id)
-        beat = Beat(
+        beat = Heartbeat(
             node_id=NodeId(request.node_id),
             session=request.session,
             sequence=request.sequence,
@@ -132,8 +141,8 @@ class ControlService:
             sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
             measured=convert.Measurements(request),
         )
-        draining = await self._nodes.heartbeat(beat)
-        settings = self._nodes.settings
+        draining = await self._heartbeats.receive(beat)
+        settings = self._contacts.settings
         answer = pb.HeartbeatResponse(
             acknowledged=True,
             drain_node=draining,
@@ -152,7 +161,7 @@ class ControlService:
         try:
             return convert.node_usage_from_proto(request.usage)
         except InvalidError:
-            self._nodes.ignored(1)
+            self._heartbeats.ignored(1)
             return None
 
     def control_stream(
@@ -161,11 +170,15 @@ class ControlService:
         """The same and more through one stream: what comes is answered as above, and calls to its agent go back."""
         return self._streams.serve(requests, call, self)
 
+    async def stream_broke(self, node_id: NodeId) -> None:
+        """The stream of a node has ended."""
+        await self._lease_watch.stream_broke(node_id)
+
     def _statuses(self, request: pb.HeartbeatRequest) -> Mapping[bytes, RunStatus]:
         """The statuses of a beat. One that cannot be read is counted and left out: the others still count."""
-        contact = self._nodes.contact(NodeId(request.node_id))
+        contact = self._contacts.get(NodeId(request.node_id))
         statuses = convert.run_statuses_from_heartbeat(request, contact.statuses if contact is not None else {})
-        self._nodes.ignored(len(request.workload_statuses) - len(statuses))
+        self._heartbeats.ignored(len(request.workload_statuses) - len(statuses))
         return statuses
 
     # -----------------------------------------------------------------------------------------------------
@@ -354,20 +367,20 @@ class ControlService:
     async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
         """Forget a node that is gone for good."""
         _check_id("node_id", request.node_id)
-        await self._nodes.remove(NodeId(request.node_id), cause=cause_of_call(call))
+        await self._operations.remove(NodeId(request.node_id), cause=cause_of_call(call))
         await self._agents.forget(NodeId(request.node_id))
         return pb.RemoveNodeResponse()
 
     async def cordon_node(self, request: pb.CordonNodeRequest, call: Call) -> pb.CordonNodeResponse:
         """Let no new work go to a node."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.cordon(NodeId(request.node_id), cause=cause_of_call(call))
+        record = await self._operations.cordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.CordonNodeResponse(node=self._node_view(record))
 
     async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Call) -> pb.UncordonNodeResponse:
         """Let a node take work again."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
+        record = await self._operations.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.UncordonNodeResponse(node=self._node_view(record))
 
     async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
@@ -379,13 +392,15 @@ class ControlService:
         deadline = timedelta(milliseconds=request.deadline_ms) if request.deadline_ms or request.force else None
         if request.force:
             deadline = timedelta(0)
-        record = await self._wishes.drain(NodeId(request.node_id), deadline=deadline, cause=cause_of_call(call))
+        record = await self._operations.drain(NodeId(request.node_id), deadline=deadline, cause=cause_of_call(call))
         return pb.DrainNodeResponse(node=self._node_view(record))
 
     async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Call) -> pb.MarkNodeDeadResponse:
         """Take an operator's word that a node is gone."""
         _check_id("node_id", request.node_id)
-        record = await self._wishes.mark_dead(NodeId(request.node_id), force=request.force, cause=cause_of_call(call))
+        record = await self._operations.mark_dead(
+            NodeId(request.node_id), force=request.force, cause=cause_of_call(call)
+        )
         return pb.MarkNodeDeadResponse(node=self._node_view(record))
 
     async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Call) -> pb.AdoptWorkloadResponse:

@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
+from shoal.control.nodes.contacts import Contacts
 from shoal.control.nodes.drain import Drains
-from shoal.control.nodes.membership import Nodes
+from shoal.control.nodes.loss import LostNodes
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.lifecycle import group_status, is_about_newest, workload_status
 from shoal.control.workloads import retries
@@ -53,10 +54,19 @@ class Views:
     """Reads the working set for people."""
 
     def __init__(
-        self, fleet: Fleet, nodes: Nodes, dispatch: Dispatch, drains: Drains, *, clock: Clock, cluster_id: str
+        self,
+        fleet: Fleet,
+        contacts: Contacts,
+        lost_nodes: LostNodes,
+        dispatch: Dispatch,
+        drains: Drains,
+        *,
+        clock: Clock,
+        cluster_id: str,
     ) -> None:
         self._fleet = fleet
-        self._nodes = nodes
+        self._contacts = contacts
+        self._lost_nodes = lost_nodes
         self._dispatch = dispatch
         self._drains = drains
         self._clock = clock
@@ -90,7 +100,7 @@ class Views:
             last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
             reason=reason,
             usage=self._usage(record, run) if run is not None else None,
-            run=run if self._nodes.hears or run is None else dataclasses.replace(run, usage=None),
+            run=run if self._contacts.receives_heartbeats or run is None else dataclasses.replace(run, usage=None),
             rejections=rejections,
             spec=record.spec if with_spec else None,
             spec_sha256=record.spec_sha256,
@@ -99,9 +109,9 @@ class Views:
         )
 
     def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
-        if not self._nodes.hears:
+        if not self._contacts.receives_heartbeats:
             return None
-        contact = self._nodes.contact(record.node_id) if record.node_id is not None else None
+        contact = self._contacts.get(record.node_id) if record.node_id is not None else None
         measured = contact.measured.of(record.workload_id) if contact is not None and contact.measured else None
         return measured or run.usage
 
@@ -142,7 +152,7 @@ class Views:
         if record.spec.failover.policy == "keep":
             return f"{words}; by its policy it is kept there"
         if not owner.given_up:
-            return f"{words}; nothing is moved: {self._nodes.brake or 'other lost nodes come first'}"
+            return f"{words}; nothing is moved: {self._lost_nodes.brake or 'other lost nodes come first'}"
         return words
 
     def workloads(
@@ -163,7 +173,7 @@ class Views:
     def node(self, record: NodeRecord) -> NodeView:
         """One node."""
         facts = self._fleet.facts_of(record.node_id)
-        contact = self._nodes.contact(record.node_id)
+        contact = self._contacts.get(record.node_id)
         expires = None
         if contact is not None:
             left = contact.lease.ends_at - self._clock.monotonic()
@@ -200,10 +210,10 @@ class Views:
 
     def _last_beat(self, record: NodeRecord) -> datetime | None:
         """When a node was last heard of. It is stored only now and then: who does not hear it cannot say."""
-        if not self._nodes.hears:
+        if not self._contacts.receives_heartbeats:
             return None
-        contact = self._nodes.contact(record.node_id)
-        return contact.last_beat if contact and contact.last_beat else record.last_beat
+        contact = self._contacts.get(record.node_id)
+        return contact.last_heartbeat if contact and contact.last_heartbeat else record.last_beat
 
     def nodes(self, *, status: str = "", after: str = "") -> Iterator[NodeView]:
         """Every node that matches, in order of the ids, from the one after `after` on."""

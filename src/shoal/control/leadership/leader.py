@@ -18,9 +18,14 @@ from shoal.control.api.secret_service import SecretService
 from shoal.control.api.service import ControlService
 from shoal.control.api.views import Views
 from shoal.control.metrics import ControlMetrics
+from shoal.control.nodes.contacts import Contacts
 from shoal.control.nodes.drain import Drains
-from shoal.control.nodes.membership import Nodes
-from shoal.control.nodes.operations import NodeWishes
+from shoal.control.nodes.heartbeats import Heartbeats
+from shoal.control.nodes.lease_watch import LeaseWatch
+from shoal.control.nodes.loss import LostNodes
+from shoal.control.nodes.node_states import NodeStates
+from shoal.control.nodes.operations import NodeOperations
+from shoal.control.nodes.registration import Registration
 from shoal.control.placement.placer import Placer
 from shoal.control.settings import ControlSettings
 from shoal.control.state.fleet import Fleet, Ledger
@@ -67,6 +72,7 @@ class Reign:
         self.streams = Streams(self.fleet, scope=self.scope, observer=metrics)
         self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
+        self.contacts = Contacts(self.ledger, clock=clock, settings=settings.leases)
         self.dispatch = Dispatch(
             self.ledger,
             self.placer,
@@ -74,25 +80,37 @@ class Reign:
             clock=clock,
             entropy=entropy,
             scope=self.scope,
+            liveness=self.contacts,
             on_step=metrics.step,
         )
-        self.nodes = Nodes(
+        states = NodeStates(self.ledger, self.dispatch, self.contacts, clock=clock)
+        self.registration = Registration(
+            self.ledger, self.dispatch, self.contacts, clock=clock, entropy=entropy, cluster_id=settings.cluster_id
+        )
+        self.heartbeats = Heartbeats(
             self.ledger,
             self.dispatch,
+            self.contacts,
+            states,
             clock=clock,
-            entropy=entropy,
-            settings=settings.leases,
-            failover=settings.failover,
-            cluster_id=settings.cluster_id,
-            on_beat=metrics.beat,
+            on_heartbeat=metrics.beat,
             on_ignored=metrics.ignored,
         )
-        self.wishes = NodeWishes(self.ledger, self.nodes, self.dispatch, clock=clock)
+        self.lost_nodes = LostNodes(
+            self.ledger,
+            self.dispatch,
+            self.contacts,
+            clock=clock,
+            settings=settings.failover,
+            cluster_id=settings.cluster_id,
+        )
+        self.lease_watch = LeaseWatch(self.ledger, self.dispatch, self.contacts, states, self.lost_nodes, clock=clock)
+        self.operations = NodeOperations(self.ledger, self.contacts, self.dispatch, clock=clock)
         self.drains = Drains(
             self.ledger,
             self.dispatch,
             self.placer,
-            self.wishes,
+            self.operations,
             clock=clock,
             entropy=entropy,
             parallel=settings.drain_parallel,
@@ -102,17 +120,24 @@ class Reign:
         self.groups = Groups(
             self.ledger, self.dispatch, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
         )
-        self.dispatch.liveness = self.nodes
-        self.streams.loss = self.nodes
         self.dispatch.groups = self.groups
         self.views = Views(
-            self.fleet, self.nodes, self.dispatch, self.drains, clock=clock, cluster_id=settings.cluster_id
+            self.fleet,
+            self.contacts,
+            self.lost_nodes,
+            self.dispatch,
+            self.drains,
+            clock=clock,
+            cluster_id=settings.cluster_id,
         )
         self.feed = EventFeed(self.ledger)
         self.service = ControlService(
             fleet=self.fleet,
-            nodes=self.nodes,
-            wishes=self.wishes,
+            contacts=self.contacts,
+            registration=self.registration,
+            heartbeats=self.heartbeats,
+            lease_watch=self.lease_watch,
+            operations=self.operations,
             adoption=self.adoption,
             workloads=self.workloads,
             groups=self.groups,
@@ -155,11 +180,11 @@ class Reign:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
         self._decides = True
         await self.ledger.load()
-        await self.nodes.store_promise()
-        self.nodes.start()
+        await self.lease_watch.store_promise()
+        self.contacts.start()
         self.streams.open()
         self.scope.start(self.placer.run(), name="placer")
-        self.scope.start(self.nodes.watch(), name="leases")
+        self.scope.start(self.lease_watch.run(), name="leases")
         self.scope.start(self.drains.run(), name="drains")
         self.dispatch.enqueue_all(list(self.fleet.workloads))
 
@@ -184,6 +209,6 @@ class Reign:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
         self.dispatch.close()
-        self.nodes.close()
+        self.heartbeats.close()
         await self.scope.close()
         await self.agents.close()

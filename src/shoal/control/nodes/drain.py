@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 
-from shoal.control.nodes.operations import NodeWishes
+from shoal.control.nodes.operations import NodeOperations
 from shoal.control.placement.placer import Placer, Unplaced, request_for
 from shoal.control.placement.scheduler import place
 from shoal.control.state.fleet import Ledger, holds_reservation, workload_event
@@ -45,7 +45,7 @@ class Drains:
         ledger: Ledger,
         dispatch: Dispatch,
         placer: Placer,
-        wishes: NodeWishes,
+        operations: NodeOperations,
         *,
         clock: Clock,
         entropy: Entropy,
@@ -55,7 +55,7 @@ class Drains:
         self._fleet = ledger.fleet
         self._dispatch = dispatch
         self._placer = placer
-        self._wishes = wishes
+        self._operations = operations
         self._clock = clock
         self._entropy = entropy
         self._parallel = parallel
@@ -97,7 +97,7 @@ class Drains:
             return
         if not self._fleet.leaving(node_id):  # what has left and found no place yet goes on looking for one
             if node.state is NodeState.DRAINING:  # it is heard of, so that nothing is left there is its own word
-                await self._wishes.drained(node_id)
+                await self._operations.drained(node_id)
             return
         if node.state is NodeState.NOT_READY:
             return  # lost: what it owns moves by other rules

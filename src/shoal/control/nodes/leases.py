@@ -10,7 +10,7 @@ than the control plane does.
 At-most-one work stops on the agent `margin` before its end and is given away `margin` after ours. That is safe as
 long as the two clocks run equally fast within a tenth; what they show does not matter.
 
-Called by `shoal.control.nodes.membership`, which keeps the time of the last beat of each node in memory.
+Called by the other modules of this room; `contacts` keeps the time of the last heartbeat of each node in memory.
 """
 
 from __future__ import annotations

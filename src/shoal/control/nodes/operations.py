@@ -1,8 +1,8 @@
-"""What operators wish of nodes: cordon, drain, take both back, and the word that a node is dead.
+"""What operators do with nodes: cordon, uncordon, drain, declare dead, remove.
 
-A wish is stored beside the node's state, so that neither a beat nor a registration nor a restart takes it back; while
-the node is heard of, its state shows the wish. Emptying a node that is to be drained is the business of
-`shoal.control.nodes.drain`. Called by `shoal.control.api.service`.
+The operator's decision is stored beside the node's state, so that no heartbeat, registration or restart undoes it;
+while the node is in contact, its state shows it. `shoal.control.nodes.drain` empties a draining node. Called by
+`shoal.control.api.service`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
 
-from shoal.control.nodes.membership import Nodes
+from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.store.base import Batch
+from shoal.control.workloads import changes
 from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.failover import seconds_until_move
 from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError
 from shoal.core.ids import NodeId
 from shoal.model.nodes import NodeRecord, NodeState, NodeWish
 
 
-class NodeWishes:
-    """The control plane's book of wishes about nodes."""
+class NodeOperations:
+    """What operators can do with nodes."""
 
-    def __init__(self, ledger: Ledger, nodes: Nodes, dispatch: Dispatch, *, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, contacts: Contacts, dispatch: Dispatch, *, clock: Clock) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._nodes = nodes
+        self._contacts = contacts
         self._dispatch = dispatch
         self._clock = clock
 
@@ -49,7 +51,7 @@ class NodeWishes:
 
         record = await self._change(node_id, change, "NodeUncordoned", "it takes work again", cause=cause)
         self._dispatch.capacity_changed()
-        self._nodes.wake()
+        self._contacts.changed.set()
         return record
 
     async def drain(self, node_id: NodeId, *, deadline: timedelta | None, cause: str) -> NodeRecord:
@@ -104,8 +106,46 @@ class NodeWishes:
 
         said = "an operator says that nothing runs there"
         record = await self._change(node_id, change, "NodeDeclaredDead", said, cause=cause)
-        self._nodes.forget_contact(node_id)
+        self._contacts.forget(node_id)
         return record
+
+    async def remove(self, node_id: NodeId, *, cause: str) -> None:
+        """Remove the record of a node that is gone for good. Its work is placed elsewhere."""
+
+        def decide() -> Batch | None:
+            node = self._fleet.node(node_id)
+            if node.state is not NodeState.NOT_READY:
+                raise PreconditionError(
+                    f"node {node_id!r} is {node.state.value}",
+                    hint="stop its agent and wait until it is NotReady",
+                    node_id=node_id,
+                )
+            if self._may_still_run_what_stops_by_itself(node_id):
+                raise PreconditionError(
+                    f"node {node_id!r} may still run what stops by itself, until its deadline has passed",
+                    hint=f"try again in a few seconds, or say that it is gone: `shoal node dead {node_id}`",
+                    node_id=node_id,
+                )
+            event = node_event(
+                node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api", cause=cause
+            )
+            # In the same batch: no heartbeat of this node will ever report its copies as gone.
+            gone = changes.copies_gone(self._fleet, node_id, self._fleet.left_on(node_id))
+            without = gone.workloads if gone is not None else ()
+            return Batch(workloads=without, removed_nodes={node_id: node.version}, events=(event,))
+
+        await self._ledger.change(decide)
+        self._contacts.forget(node_id)
+
+    def _may_still_run_what_stops_by_itself(self, node_id: NodeId) -> bool:
+        if self._fleet.node(node_id).dead:
+            return False
+        specs = [self._fleet.workloads[owned].spec for owned in self._fleet.owned_by(node_id)]
+        if any(spec.at_most_one for spec in specs) and not self._contacts.surely_stopped(node_id):
+            return True
+        silence, lease = self._contacts.silence(node_id), self._contacts.lease_of(node_id)
+        stopping = (spec for spec in specs if spec.failover.policy == "stop")
+        return any(seconds_until_move(spec, silence=silence, lease=lease) for spec in stopping)
 
     def _wished(self, node: NodeRecord, wish: NodeWish) -> NodeRecord:
         """The node with a wish, and a state that shows it as long as the node is heard of."""

@@ -5,7 +5,7 @@ the version they were read at, removals, observations and events, applied in one
 that is no longer the stored one raises `ConflictError` and nothing of the batch is kept. When `commit` returns, the
 batch survives the death of the process and of the machine.
 
-Called by `shoal.control.nodes.membership` and `shoal.control.workloads.requests`; backed by `sqlite.py` and
+Called by `shoal.control.state.fleet` and `shoal.control.workloads.requests`; backed by `sqlite.py` and
 `postgres.py`, which pass one conformance suite (`shoal.testing.suites.store.StoreSuite`).
 """
 

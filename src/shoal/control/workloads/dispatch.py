@@ -80,7 +80,7 @@ CAPACITY_SETTLE_SECONDS = 0.05
 
 
 class Liveness(Protocol):
-    """What `shoal.control.nodes.membership` knows about contact with nodes."""
+    """What `shoal.control.nodes.contacts` knows about contact with nodes."""
 
     def surely_stopped(self, node_id: NodeId) -> bool:
         """Whether an at-most-one copy on a lost node must have stopped by now."""
@@ -123,6 +123,7 @@ class Dispatch:
         clock: Clock,
         entropy: Entropy,
         scope: TaskScope,
+        liveness: Liveness,
         on_step: Callable[[str, bool], None] | None = None,
     ) -> None:
         self._ledger = ledger
@@ -131,6 +132,7 @@ class Dispatch:
         self._agents = agents
         self._clock = clock
         self._entropy = entropy
+        self._liveness = liveness
         self._on_step = on_step or (lambda _action, _success: None)
         self._queue = WorkQueue(scope, self._drive)
         self.enqueue = self._queue.enqueue
@@ -146,7 +148,6 @@ class Dispatch:
         self.trouble: dict[WorkloadId, str] = {}
         ledger.on_reload(self._reloaded)
         ledger.on_batch(self._stored)
-        self.liveness: Liveness
         self.groups: GroupUndo
         self.secrets: SecretBook
 
@@ -299,10 +300,10 @@ class Dispatch:
             node = self._fleet.nodes[record.node_id]
             owner = Owner(
                 node,
-                surely_stopped=self.liveness.surely_stopped(record.node_id),
-                silence=self.liveness.silence(record.node_id),
-                lease=self.liveness.lease_of(record.node_id),
-                predecessor_until=self.liveness.predecessor_until(record.node_id),
+                surely_stopped=self._liveness.surely_stopped(record.node_id),
+                silence=self._liveness.silence(record.node_id),
+                lease=self._liveness.lease_of(record.node_id),
+                predecessor_until=self._liveness.predecessor_until(record.node_id),
             )
         return Facts(
             record=record,
@@ -324,7 +325,7 @@ class Dispatch:
         node = self._fleet.nodes.get(node_id)
         if node is None or node.dead:
             return False
-        return node_id in record.left_without_deadline or not self.liveness.surely_stopped(node_id)
+        return node_id in record.left_without_deadline or not self._liveness.surely_stopped(node_id)
 
     async def _place(self, record: WorkloadRecord, step: Place) -> bool:
         away_from = record.node_id if step.away_from_owner else None

@@ -17,7 +17,7 @@ lease before the first of them is given up. An operator's word needs no such gra
 What vanished is what is silent for more than half a lease, was lost within a lease, or is held back. The share is of
 that and of what is alive: nodes lost long ago do not count.
 
-Called by `shoal.control.nodes.membership` (nodes) and `shoal.control.workloads.reconciler` (workloads).
+Called by `shoal.control.nodes.loss` (nodes) and `shoal.control.workloads.reconciler` (workloads).
 """
 
 from __future__ import annotations

@@ -402,7 +402,7 @@ class TestOrphans:
         await kit.wait_gone(name)
         node.runs[name] = HollowRun(order)
         node.changed.set()
-        await kit.wait(lambda: kit.plane.reign.nodes.contact(node.node_id).orphans == (name,))
+        await kit.wait(lambda: kit.plane.reign.contacts.get(node.node_id).orphans == (name,))
         return order
 
     async def adopt(self, kit, node_id, name):
@@ -426,7 +426,7 @@ class TestOrphans:
         assert node.runs["stray"].request.spec == order.spec
         assert node.runs["stray"].request.generation > order.generation
         assert len(node.history) == told + 1
-        await kit.wait(lambda: kit.plane.reign.nodes.contact("n1").orphans == ())
+        await kit.wait(lambda: kit.plane.reign.contacts.get("n1").orphans == ())
         assert kit.plane.reign.fleet.facts_of("n1").reserved.cpu_millicores == 700
 
     async def test_what_stands_against_it(self, kit):

@@ -53,7 +53,7 @@ class TestPolicies:
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "web", failover="stop", after=100.0)
         assert here.runs["web"].request.spec.stop_after_ms == 100_000
-        last = kit.plane.reign.nodes.contact(here.node_id).lease.last_receipt
+        last = kit.plane.reign.contacts.get(here.node_id).lease.last_receipt
         here.silent = True
         await kit.wait(lambda: "web" in other.runs, seconds=300)
         assert kit.clock.monotonic() - last >= 110.0
@@ -123,11 +123,11 @@ class TestMassLoss:
             await kit.wait_node(node.node_id, "NotReady")
         await kit.clock.sleep(200)
         assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
-        assert "3 of 4 nodes" in kit.plane.reign.nodes.brake
+        assert "3 of 4 nodes" in kit.plane.reign.lost_nodes.brake
         assert "MovesHeld" in await kit.event_kinds("default")
         assert (await kit.node_view("n1")).failover == "held"
         nodes[0].silent = False
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=60)
+        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "", seconds=60)
         await kit.wait(lambda: kit.plane.reign.fleet.nodes["n2"].given_up, seconds=60)
         assert "MovesResumed" in await kit.event_kinds("default")
 
@@ -146,7 +146,7 @@ class TestMassLoss:
         for node in nodes[:3]:
             node.silent = False
             await kit.wait_node(node.node_id, "Ready")
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "", seconds=5)  # nobody is missing any more
+        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "", seconds=5)  # nobody is missing any more
         await kit.clock.sleep(100)
         assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
         for node in nodes:
@@ -159,9 +159,9 @@ class TestMassLoss:
         for node in nodes[:3]:
             node.silent = True
         await kit.wait_node("n3", "NotReady")
-        await kit.wait(lambda: kit.plane.reign.nodes.brake != "")
+        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake != "")
         await declare_dead(kit, "n2")
-        await kit.wait(lambda: kit.plane.reign.nodes.brake == "")
+        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "")
         await kit.wait(lambda: kit.plane.reign.fleet.nodes["n1"].given_up)
 
     async def test_the_brake_survives_a_restart(self, kit):
@@ -169,7 +169,7 @@ class TestMassLoss:
         here, others = await running_on(kit, "web")
         for node in (here, *others[:2]):
             node.silent = True
-        await kit.wait(lambda: kit.plane.reign.nodes.brake != "", seconds=60)
+        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake != "", seconds=60)
         await kit.stop_control()
         await kit.start_control()
         await kit.clock.sleep(300)

@@ -193,7 +193,7 @@ class TestDrain:
 
         async def begin(workload_id, **settings):
             tried.append(workload_id)
-            await reign.wishes.uncordon("n2", cause="test")
+            await reign.operations.uncordon("n2", cause="test")
             return await move_first(workload_id, **settings)
 
         monkeypatch.setattr(reign.dispatch, "move_first", begin)
@@ -240,12 +240,13 @@ class TestNodes:
 
     async def test_one_who_takes_over_an_id_that_was_answered_to_nobody_has_a_predecessor(self, kit):
         await ready(kit, "n1")
-        nodes, spec = kit.plane.reign.nodes, dataclasses.replace(kit.plane.reign.fleet.nodes["n1"].spec, node_id="n2")
+        reign = kit.plane.reign
+        spec = dataclasses.replace(reign.fleet.nodes["n1"].spec, node_id="n2")
         kit.store.lose_next_answer = True
         with pytest.raises(UnavailableError):
-            await nodes.register(spec, sent_at=None, instance="one")
-        assert (await nodes.register(spec, sent_at=None, instance="other")).accepted
-        assert nodes.predecessor_until("n2") > kit.clock.monotonic()
+            await reign.registration.register(spec, sent_at=None, instance="one")
+        assert (await reign.registration.register(spec, sent_at=None, instance="other")).accepted
+        assert reign.contacts.predecessor_until("n2") > kit.clock.monotonic()
 
     async def test_one_that_went_while_it_was_registered_has_a_lease(self, kit, door):
         await reach_and_leave(door, about_nodes, kit.channel.call(AgentControl.REGISTER_NODE, registration("ghost")))
@@ -259,9 +260,9 @@ class TestNodes:
         beaten = asyncio.Event()
 
         async def beat():
-            heard = reign.nodes.contact("n1").lease.last_receipt
+            heard = reign.contacts.get("n1").lease.last_receipt
             node.silent = False
-            await kit.wait(lambda: reign.nodes.contact("n1").lease.last_receipt != heard)
+            await kit.wait(lambda: reign.contacts.get("n1").lease.last_receipt != heard)
             beaten.set()
 
         door.once(lambda batch: any(each.state is state for each in batch.nodes), beat)
@@ -291,7 +292,7 @@ class TestNodes:
         await kit.wait_node(here.node_id, "NotReady", seconds=60)
         await reach_and_leave(door, about_nodes, declare_dead(kit, here.node_id))
         await kit.wait(lambda: "web" in other.runs, seconds=5)
-        await kit.wait(lambda: kit.plane.reign.nodes.contact(here.node_id) is None, seconds=5)
+        await kit.wait(lambda: kit.plane.reign.contacts.get(here.node_id) is None, seconds=5)
 
     async def test_what_one_has_that_was_removed_moves_when_the_caller_has_gone(self, kit, door):
         await ready(kit, "n1", "n2")
@@ -302,7 +303,7 @@ class TestNodes:
         leaves = kit.channel.call(AgentControl.REMOVE_NODE, request)
         await reach_and_leave(door, lambda batch: bool(batch.removed_nodes), leaves)
         await kit.wait(lambda: "web" in other.runs, seconds=5)
-        await kit.wait(lambda: kit.plane.reign.nodes.contact(here.node_id) is None, seconds=5)
+        await kit.wait(lambda: kit.plane.reign.contacts.get(here.node_id) is None, seconds=5)
 
     async def test_who_held_an_id_is_known_when_two_register_at_once(self, kit, door):
         await ready(kit, "n1")
@@ -311,24 +312,24 @@ class TestNodes:
         door.hold(about_nodes)
         both = [
             asyncio.ensure_future(
-                reign.nodes.register(held.spec, sent_at=None, previous_session=held.session, instance=instance)
+                reign.registration.register(held.spec, sent_at=None, previous_session=held.session, instance=instance)
             )
             for instance in ("one", "other")
         ]
         await door.reached.wait()
         door.opened.set()
         assert all(answer.accepted for answer in await asyncio.gather(*both))
-        assert reign.nodes.predecessor_until("n1") > kit.clock.monotonic()
+        assert reign.contacts.predecessor_until("n1") > kit.clock.monotonic()
 
     async def test_when_it_was_heard_of_is_stored_later_if_it_could_not_be(self, kit):
         await ready(kit, "n1")
-        nodes = kit.plane.reign.nodes
-        stored = nodes.contact("n1").beat_stored
+        contacts = kit.plane.reign.contacts
+        stored = contacts.get("n1").heartbeat_stored
         kit.store.away = True
         await kit.clock.sleep(90)
-        assert nodes.contact("n1").beat_stored == stored
+        assert contacts.get("n1").heartbeat_stored == stored
         kit.store.away = False
-        await kit.wait(lambda: nodes.contact("n1").beat_stored > stored, seconds=5)
+        await kit.wait(lambda: contacts.get("n1").heartbeat_stored > stored, seconds=5)
 
 
 class TestGroups:
@@ -370,7 +371,7 @@ async def test_an_orphan_is_not_adopted_on_a_node_that_was_removed_meanwhile(kit
     async def slow_spec(_node, _workload_id):
         await kit.wait_node("n1", "NotReady", seconds=120)
         await kit.clock.sleep(60)
-        await reign.nodes.remove("n1", cause="test")
+        await reign.operations.remove("n1", cause="test")
         return found
 
     monkeypatch.setattr(reign.agents, "spec", slow_spec)

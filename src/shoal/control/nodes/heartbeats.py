@@ -1,0 +1,153 @@
+"""Receives heartbeats: renews the lease, stores changed statuses, and reports what a node no longer has.
+
+A heartbeat is acknowledged soon even when the store hangs; its statuses are then processed in the background. Called
+by `shoal.control.api.service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+
+from shoal.control.nodes import leases
+from shoal.control.nodes.contacts import Contact, Contacts, Heartbeat
+from shoal.control.nodes.leases import BeatVerdict
+from shoal.control.nodes.node_states import NodeStates
+from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.reports import ReportVerdict
+from shoal.core.clock import Clock
+from shoal.core.errors import NotFoundError, SessionSupersededError, UnavailableError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import BeatMark, NodeState
+
+log = logging.getLogger(__name__)
+
+MAX_ORPHANS = 1000
+#: A heartbeat is acknowledged after this long, or a tenth of a lease, whether or not its statuses are stored by then.
+ACKNOWLEDGE_SECONDS = 1.0
+
+
+class Heartbeats:
+    """Processes the heartbeats of every node."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        contacts: Contacts,
+        states: NodeStates,
+        *,
+        clock: Clock,
+        on_heartbeat: Callable[[], None] | None = None,
+        on_ignored: Callable[[int], None] | None = None,
+    ) -> None:
+        self._on_heartbeat = on_heartbeat or (lambda: None)
+        self._on_ignored = on_ignored or (lambda _count: None)
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._contacts = contacts
+        self._states = states
+        self._clock = clock
+        self.reports_ignored = 0
+
+    async def receive(self, beat: Heartbeat) -> bool:
+        """Process a heartbeat. Returns whether the node is being drained, which only an operator can cause.
+
+        Raises NotFoundError for an unknown node and SessionSupersededError for an old session.
+        """
+        self._on_heartbeat()
+        node = self._fleet.nodes.get(beat.node_id)
+        contact = self._contacts.get(beat.node_id)
+        if node is None or contact is None:
+            raise NotFoundError("node", beat.node_id, hint="register first")
+        verdict = leases.judge_beat(node.session, beat.session, contact.sequence, beat.sequence)
+        if verdict is BeatVerdict.UNKNOWN_SESSION:
+            raise NotFoundError("session of node", beat.node_id, hint="register again")
+        if verdict is BeatVerdict.SUPERSEDED:
+            raise SessionSupersededError(beat.node_id)
+        if verdict is BeatVerdict.REPEAT:
+            return node.wish.state is not None
+        contact.sequence = beat.sequence
+        contact.lease = self._contacts.renew(beat.node_id)
+        contact.last_heartbeat = self._clock.wall()
+        contact.usage = beat.usage or contact.usage
+        contact.statuses, contact.measured = beat.statuses, beat.measured
+        contact.note_skew(beat.node_id, beat.sent_at, self._clock)
+        contact.waiting = beat
+        if contact.intake is None or contact.intake.done():
+            contact.intake = asyncio.ensure_future(self._process(contact))
+            contact.intake.add_done_callback(_log_failure)
+        # A store that hangs must not end contact with a node: its agent would stop waiting before the store does.
+        patience = min(ACKNOWLEDGE_SECONDS, self._contacts.settings.lease_seconds / 10)
+        done, _ = await asyncio.wait({contact.intake}, timeout=patience)
+        for each in done:
+            each.result()
+        current = self._fleet.nodes.get(beat.node_id)
+        return current is not None and current.wish.state is not None
+
+    async def _process(self, contact: Contact) -> None:
+        """Process a heartbeat, then the newest that arrived meanwhile: each is a full snapshot."""
+        while (beat := contact.waiting) is not None:
+            contact.waiting = None
+            try:
+                node = self._fleet.nodes.get(beat.node_id)
+                if node is not None and node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
+                    await self._states.returned(beat.node_id)
+                await self._process_statuses(beat, contact)
+            except UnavailableError as error:
+                # The store is away. Contact counts all the same, and the next heartbeat has the same statuses.
+                log.warning("heartbeat of %s was acknowledged and could not be stored: %s", beat.node_id, error)
+
+    def close(self) -> None:
+        """Process nothing more."""
+        for contact in self._contacts.values():
+            if contact.intake is not None:
+                contact.intake.cancel()
+
+    def ignored(self, count: int) -> None:
+        """Count reports that were ignored: of a node that does not own the workload, or not readable."""
+        self.reports_ignored += count
+        self._on_ignored(count)
+
+    async def _process_statuses(self, beat: Heartbeat, contact: Contact) -> None:
+        verdicts = await self._dispatch.observe(beat.node_id, beat.statuses.values())
+        orphans = tuple(sorted(w for w, verdict in verdicts.items() if verdict is ReportVerdict.ORPHAN))
+        not_owned = {ReportVerdict.ORPHAN, ReportVerdict.SUPERSEDED, ReportVerdict.FOREIGN_OWNER}
+        self.ignored(sum(1 for verdict in verdicts.values() if verdict in not_owned))
+        if orphans != contact.orphans:
+            fresh = set(orphans) - set(contact.orphans)
+            contact.orphans = orphans[:MAX_ORPHANS]
+            await self._store_orphan_events(beat.node_id, sorted(fresh))
+        node = self._fleet.nodes.get(beat.node_id)
+        if node is not None:
+            present = frozenset(status.workload_id for status in beat.statuses.values())
+            mark = BeatMark(beat.session, beat.sequence)
+            self._dispatch.listed(node, present, mark)
+            gone = self._fleet.left_on(beat.node_id) - present
+            if gone:
+                await self._dispatch.copies.absent(beat.node_id, gone, mark)
+
+    async def _store_orphan_events(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
+        at = self._clock.wall()
+        events = tuple(
+            node_event(
+                node_id,
+                "OrphanSeen",
+                f"workload {orphan} is not known here and is left alone",
+                at=at,
+                source="agent",
+                cause="its heartbeat lists it",
+            )
+            for orphan in orphans
+        )
+        await self._ledger.commit(Batch(events=events))
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Nobody may be waiting for the task any more."""
+    if not task.cancelled() and task.exception() is not None:
+        log.debug("a heartbeat could not be processed: %s", task.exception())

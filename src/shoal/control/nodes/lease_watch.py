@@ -1,0 +1,169 @@
+"""Watches every lease: marks nodes Suspect and NotReady, and forgives silence that was this process's own fault.
+
+When this process starts, or finds that it was stopped itself for a while, every node gets a full lease before it can
+be declared lost. Started by the leader.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from datetime import datetime
+
+from shoal.control.nodes import leases
+from shoal.control.nodes.contacts import Contact, Contacts
+from shoal.control.nodes.loss import LostNodes
+from shoal.control.nodes.node_states import NodeStates
+from shoal.control.state.fleet import Ledger
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch
+from shoal.core.clock import Clock, epoch_ms
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import NodeId
+from shoal.model.nodes import NodeRecord, NodeState
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.5
+#: A pause of this process longer than this share of a lease counts as its own absence, not the nodes'.
+OWN_ABSENCE_SHARE = 0.25
+#: How long to wait for more registrations before all leases are judged, as a share of a tick.
+SETTLE_SHARE = 0.2
+#: A node whose state changes within this time is judged now.
+_SOON = 0.001
+
+
+class LeaseWatch:
+    """Judges every lease, again and again."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        contacts: Contacts,
+        states: NodeStates,
+        lost_nodes: LostNodes,
+        *,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._contacts = contacts
+        self._states = states
+        self._lost_nodes = lost_nodes
+        self._clock = clock
+        self._settings = contacts.settings
+
+    async def store_promise(self) -> None:
+        """Store a lease that is longer than the stored one, before the first heartbeat is answered.
+
+        The next leader, perhaps with a shorter setting, has to wait as long as agents may count on this one.
+        """
+        promised = self._settings.lease_seconds
+
+        def decide() -> Batch | None:
+            longer = [
+                dataclasses.replace(node, lease_seconds=promised)
+                for node in self._fleet.nodes.values()
+                if node.lease_seconds < promised
+            ]
+            return Batch(nodes=tuple(longer)) if longer else None
+
+        await self._ledger.change(decide)
+
+    async def run(self) -> None:
+        """Judge leases until cancelled."""
+        last_look = self._clock.monotonic()
+        wait = self._tick
+        while True:
+            if await self._contacts.changed.wait(timeout=wait):
+                # When a fleet returns, every registration wakes this loop; one round judges all of them.
+                await self._clock.sleep(self._tick * SETTLE_SHARE)
+            now = self._clock.monotonic()
+            if now - last_look > max(2.0 * self._tick, self._settings.lease_seconds * OWN_ABSENCE_SHARE):
+                log.warning("this process was away for %.1f s; every node gets a full lease", now - last_look)
+                self._contacts.renew_all()
+            last_look = now
+            try:
+                self._contacts.sync()
+                wait = min(self._tick, await self._judge_all(now))
+                await self._store_heartbeat_times()
+            except UnavailableError as error:
+                log.debug("leases are judged again when the store is back: %s", error)
+            last_look = self._clock.monotonic()
+
+    async def stream_broke(self, node_id: NodeId) -> None:
+        """The stream of a node has ended: the node gets no new work until its next heartbeat."""
+        contact, node = self._contacts.get(node_id), self._fleet.nodes.get(node_id)
+        if contact is None or node is None or node.state is not NodeState.READY:
+            return
+        heard = contact.lease.last_receipt
+        await self._states.set(node_id, NodeState.SUSPECT, "its stream broke", by="stream", heard=heard)
+        await self._states.has_returned_since(node_id, heard)
+
+    @property
+    def _tick(self) -> float:
+        return min(TICK_SECONDS, self._settings.lease_seconds / 10)
+
+    async def _judge_all(self, now: float) -> float:
+        """Judge every lease. Returns the seconds until the next state changes."""
+        soonest = math.inf
+        alive = suspect = 0
+        for node_id, contact in list(self._contacts.items()):
+            node = self._fleet.nodes.get(node_id)
+            if node is None:
+                continue
+            if node.dead:
+                self._contacts.forget(node_id)
+                continue
+            left, heard = self._seconds_left(contact, node, now), contact.lease.last_receipt
+            if left > _SOON:
+                soonest, alive = min(soonest, left), alive + 1
+                continue
+            verdict = leases.judge(
+                last_receipt=contact.lease.last_receipt,
+                lease=contact.lease.seconds,
+                now=now,
+                settings=self._settings,
+                heard=contact.lease.heard,
+            )
+            soonest = min(soonest, verdict.next_change_in or math.inf)
+            if verdict.may_give_away_at_most_one and not contact.surely_stopped:
+                contact.surely_stopped = True
+                self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+            state = leases.next_state(node.state, verdict, wish=node.wish.state)
+            if state is not node.state and state in (NodeState.SUSPECT, NodeState.NOT_READY):
+                await self._states.set(node_id, state, verdict.reason, by="lease", heard=heard)
+                if await self._states.has_returned_since(node_id, heard):
+                    alive += 1
+                    continue
+                if state is NodeState.NOT_READY:
+                    contact.lost_at = now
+                    self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+            if state is not NodeState.NOT_READY:
+                suspect += verdict.state is NodeState.SUSPECT
+                alive += verdict.state is not NodeState.SUSPECT
+        return min(soonest, await self._lost_nodes.judge(now, alive=alive, suspect=suspect))
+
+    def _seconds_left(self, contact: Contact, node: NodeRecord, now: float) -> float:
+        """How long a node that is well stays well without a heartbeat. Nearly all nodes are well in every round."""
+        if node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
+            return 0.0
+        return contact.lease.last_receipt + self._settings.suspect_after(contact.lease.seconds) - now
+
+    async def _store_heartbeat_times(self) -> None:
+        """Store from time to time when each node was last heard from, all in one batch."""
+        due: dict[NodeId, tuple[Contact, datetime]] = {}
+        for node_id, contact in self._contacts.items():
+            if contact.last_heartbeat is None or node_id not in self._fleet.nodes:
+                continue
+            stored = contact.heartbeat_stored
+            age = (contact.last_heartbeat - stored).total_seconds() if stored is not None else math.inf
+            if age >= 2 * self._settings.lease_seconds:
+                due[node_id] = (contact, contact.last_heartbeat)
+        if due:
+            await self._ledger.commit(Batch(beats={each: epoch_ms(at) for each, (_, at) in due.items()}))
+        for contact, at in due.values():
+            contact.heartbeat_stored = at

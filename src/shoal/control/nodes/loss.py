@@ -1,0 +1,120 @@
+"""Declares nodes lost, so that their work moves: at a limited rate, and not while most of the fleet vanished at once.
+
+The decision is `shoal.control.workloads.failover.judge_evictions`; this module collects its facts and stores its
+verdicts. Called by `lease_watch` after each round.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+
+from shoal.control.nodes.contacts import Contacts
+from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.store.base import Batch
+from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.failover import (
+    Brake,
+    Bucket,
+    FailoverSettings,
+    FleetHealth,
+    LostNode,
+    judge_evictions,
+)
+from shoal.core.clock import Clock
+from shoal.core.ids import NodeId
+from shoal.model.events import Event
+from shoal.model.nodes import NodeState
+
+log = logging.getLogger(__name__)
+
+
+class LostNodes:
+    """The nodes whose lease has run out, and which of them may be replaced."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        dispatch: Dispatch,
+        contacts: Contacts,
+        *,
+        clock: Clock,
+        settings: FailoverSettings,
+        cluster_id: str,
+    ) -> None:
+        self._ledger = ledger
+        self._fleet = ledger.fleet
+        self._dispatch = dispatch
+        self._contacts = contacts
+        self._clock = clock
+        self._settings = settings
+        self._cluster_id = cluster_id
+        self._bucket = Bucket()
+        self._brake: Brake | None = None
+        #: Why no work is moved from lost nodes; empty when the brake is off.
+        self.brake = ""
+
+    async def judge(self, now: float, *, alive: int, suspect: int) -> float:
+        """Declare nodes lost as fast as the settings allow. Returns the seconds until the next look."""
+        health = self._health(now, alive=alive, suspect=suspect)
+        verdict = judge_evictions(
+            health,
+            self._bucket,
+            now=now,
+            settings=self._settings,
+            brake=self._brake,
+            lease=self._contacts.settings.lease_seconds,
+        )
+        await self._note_brake(health, braked=verdict.braked)
+        for node_id in verdict.give_up:
+            await self._declare_lost(node_id)
+        self._bucket, self._brake = verdict.bucket, verdict.brake
+        return verdict.next_in if verdict.next_in is not None else math.inf
+
+    def _health(self, now: float, *, alive: int, suspect: int) -> FleetHealth:
+        held: list[LostNode] = []
+        lately = 0
+        for node_id, contact in self._contacts.items():
+            node = self._fleet.nodes.get(node_id)
+            if node is None or node.state is not NodeState.NOT_READY:
+                continue
+            if not node.given_up:
+                contact.lost_at = now if contact.lost_at is None else contact.lost_at
+                held.append(LostNode(node_id, contact.lost_at, has_work=bool(self._fleet.owned_by(node_id))))
+            elif contact.lost_at is not None and now - contact.lost_at < contact.lease.seconds:
+                lately += 1
+        return FleetHealth(alive, suspect, held, lately)
+
+    async def _note_brake(self, health: FleetHealth, *, braked: bool) -> None:
+        if braked == bool(self.brake):
+            return
+        share = f"{health.vanished} of {health.total} nodes vanished within a lease"
+        at = self._clock.wall()
+        if braked:
+            message = f"{share}: the fault may be on this side, so nothing is moved until nodes return"
+            event = Event(at, "control", self._cluster_id, "MovesHeld", message, "lease", share)
+        else:
+            message = "enough nodes are heard of again"
+            event = Event(at, "control", self._cluster_id, "MovesResumed", message, "lease", share)
+        await self._ledger.commit(Batch(events=(event,)))
+        (log.error if braked else log.info)("%s", event.message)
+        self.brake = share if braked else ""
+
+    async def _declare_lost(self, node_id: NodeId) -> None:
+        def decide() -> Batch | None:
+            node = self._fleet.nodes.get(node_id)
+            if node is None or node.given_up or node.state is not NodeState.NOT_READY:
+                return None
+            event = node_event(
+                node_id,
+                "NodeGivenUp",
+                "its work is started elsewhere, as far as each workload's policy allows",
+                at=self._clock.wall(),
+                source="lease",
+                cause=node.state_reason,
+            )
+            return Batch(nodes=(dataclasses.replace(node, given_up=True),), events=(event,))
+
+        await self._ledger.change(decide)
+        self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
