@@ -22,6 +22,7 @@ PUBLIC = [
     "Dataflow",
     "FlowSettings",
     "FunctionContext",
+    "KeyedState",
     "ListState",
     "MapState",
     "Operator",

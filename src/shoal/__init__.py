@@ -18,6 +18,7 @@ _HOMES: dict[str, str] = {
     "Dataflow": "shoal.dataflow.api.app",
     "FlowSettings": "shoal.dataflow.language.settings",
     "FunctionContext": "shoal.dataflow.operators.process_function",
+    "KeyedState": "shoal.dataflow.operators.own_operator",
     "ListState": "shoal.dataflow.state.handles",
     "MapState": "shoal.dataflow.state.handles",
     "Operator": "shoal.dataflow.operators.own_operator",

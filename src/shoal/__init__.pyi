@@ -14,6 +14,7 @@ from shoal.dataflow.language.expressions import lit as lit
 from shoal.dataflow.language.record import Record as Record
 from shoal.dataflow.language.settings import CheckpointSettings as CheckpointSettings
 from shoal.dataflow.language.settings import FlowSettings as FlowSettings
+from shoal.dataflow.operators.own_operator import KeyedState as KeyedState
 from shoal.dataflow.operators.own_operator import Operator as Operator
 from shoal.dataflow.operators.process_function import FunctionContext as FunctionContext
 from shoal.dataflow.operators.process_function import ProcessFunction as ProcessFunction

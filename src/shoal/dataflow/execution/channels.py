@@ -3,7 +3,9 @@
 A channel has one writer. All channels of a task end in its inbox, which has one reader. `put` blocks while the channel
 is full; watermarks, barriers and the end keep their place behind the batches and never block, so a barrier always gets
 into a full queue. The inbox aligns: of a channel that brought barrier n nothing more is read until every channel has
-brought it or has ended, and only then the reader is given the barrier. Called by `shoal.dataflow.execution.task`.
+brought it or has ended, and only then the reader is given the barrier. A reader may prefer some inputs, but not while
+a barrier is being aligned: the inputs that have not brought it are all needed then. Called by
+`shoal.dataflow.execution.task`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ from dataclasses import dataclass
 
 from shoal.dataflow.language.elements import Barrier, Element, End, Watermark
 
-#: Who prefers an input waits this long for it while another is full; then it takes from the full one. Else two inputs
-#: that come from one task could wait for each other for ever.
+#: A reader that prefers an input waits this long for it while another is full, then takes from the full one. Otherwise
+#: two inputs that come from one task could wait for each other forever.
 PATIENCE = 0.05
 
 
@@ -54,7 +56,7 @@ class Channel:
 class _Queue:
     """The waiting elements of one channel, under the lock of its inbox."""
 
-    __slots__ = ("aligned", "ended", "items", "port", "used", "writable")
+    __slots__ = ("aligned", "blocks_writer", "ended", "items", "port", "used", "writable")
 
     def __init__(self, port: int, lock: threading.Lock) -> None:
         self.port = port
@@ -62,6 +64,8 @@ class _Queue:
         self.used = 0
         self.aligned = False
         self.ended = False
+        #: Whether its writer waits for room now.
+        self.blocks_writer = False
         self.writable = threading.Condition(lock)
 
     def is_full(self, size: int, capacity: int) -> bool:
@@ -101,7 +105,10 @@ class Inbox:
         with self._readable:
             queue = self._queues[index]
             while size and queue.is_full(size, self._capacity) and not self._cancelled:
+                queue.blocks_writer = True
+                self._readable.notify()
                 queue.writable.wait()
+            queue.blocks_writer = False
             if self._cancelled:
                 raise RunCancelled
             queue.items.append((element, size))
@@ -111,7 +118,8 @@ class Inbox:
     def get(self, timeout: float | None, *, preferred: frozenset[int] = frozenset()) -> Received | None:
         """The next element, fairly over the channels; None after `timeout` seconds, or when it was woken.
 
-        Of the `preferred` ports it takes first; of the others only when those have nothing and may not get anything.
+        It takes from the `preferred` ports first. It takes batches of the others only while a barrier is being aligned,
+        or when the writer of one waits for room.
         """
         with self._readable:
             while True:
@@ -154,7 +162,7 @@ class Inbox:
         return woken
 
     def _is_filling(self, queue: _Queue) -> bool:
-        return queue.used >= self._capacity // 2 and not queue.aligned
+        return (queue.blocks_writer or queue.used >= self._capacity // 2) and not queue.aligned
 
     def _take(self, preferred: frozenset[int]) -> Received | None:
         while not self._cancelled:
@@ -170,6 +178,7 @@ class Inbox:
         raise RunCancelled
 
     def _choose(self, preferred: frozenset[int]) -> int | None:
+        preferred = self._useful(preferred)
         count = len(self._queues)
         for step in range(count):
             index = (self._turn + step) % count
@@ -181,6 +190,17 @@ class Inbox:
             self._turn = (index + 1) % count
             return index
         return None
+
+    def _useful(self, preferred: frozenset[int]) -> frozenset[int]:
+        """The preferred ports, or none.
+
+        None while a barrier is open, because a preferred port may have brought it and wait for another one. None when
+        all of them have ended, as when the job is stopped: nothing more comes by them.
+        """
+        if not preferred or self._barrier is not None:
+            return frozenset()
+        has_open = any(queue.port in preferred and not queue.ended for queue in self._queues)
+        return preferred if has_open else frozenset()
 
     def _is_light(self, queue: _Queue) -> bool:
         """Whether its next element is no batch: those are never held back."""

@@ -2,9 +2,9 @@
 
 It may also have `open(context)`, `process_morsel(batch)` (then that is called), `on_watermark(time)`, `finish()`, each
 returning rows or nothing, `snapshot()`, `restore(states)`, `parallelism_hint` and `close()`. What `snapshot` returns is
-a mapping from key group to bytes for state by key, or any other value, of which `restore` gets a list: each task's.
-Rows that `process_batch` gives have the event times of the batch, or those of the time column where it was changed;
-rows of `on_watermark` and `finish` have the time up to which event time has come, so that they are not late.
+`KeyedState` for state by key, or any other value, of which `restore` gets a list: each task's. Only the type tells the
+two apart. Rows that `process_batch` gives have the event times of the batch, or those of the time column where it was
+changed; rows of `on_watermark` and `finish` have the time up to which event time has come, so that they are not late.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE, Batch, Sc
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, UserOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times
 from shoal.dataflow.operators.opaque import TimeColumn, as_batch, fit, with_hidden
+from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import VALUE, visible_names
 from shoal.dataflow.state.blobs import pack, unpack
@@ -92,12 +93,22 @@ class CustomOperator(Operator):
         state = self._operator.snapshot()
         if state is None:
             return OperatorState()
-        if isinstance(state, Mapping) and all(isinstance(group, int) for group in state):  # also when there is none
-            return OperatorState({group: _packed(bytes(content)) for group, content in state.items()})
+        if isinstance(state, KeyedState):
+            self._check_groups(state)
+            return OperatorState({group: _packed(content) for group, content in state.items()})
         return OperatorState(shared=_packed(pickle.dumps(state)))
 
+    def _check_groups(self, state: KeyedState) -> None:
+        """Refuse state of key groups that are another task's: of two states of one group only one would be restored."""
+        mine = self._context.key_groups
+        wrong = [group for group in state if group not in mine]
+        if wrong:
+            rule = f"must be one of this task's, {mine.first} to {mine.end - 1}"
+            hint = "context.key_groups, which open(context) gets, has the groups of the task"
+            raise InvalidError([problem("key group", group, rule) for group in wrong], what="keyed state", hint=hint)
+
     def restore(self, states: Iterable[OperatorState]) -> None:
-        """Give it back: bytes by key group, or a list with the value of each task."""
+        """Give it back: `KeyedState` of its key groups, or a list with the value of each task."""
         keyed: dict[int, bytes] = {}
         shared: list[Any] = []
         for state in states:
@@ -105,7 +116,7 @@ class CustomOperator(Operator):
             if state.shared:
                 shared.append(pickle.loads(_unpacked(state.shared)))  # noqa: S301 - what this operator wrote itself
         if hasattr(self._operator, "restore") and (keyed or shared):
-            self._operator.restore(keyed or shared)
+            self._operator.restore(KeyedState(keyed) if keyed else shared)
 
     def close(self) -> None:
         """Close the user's, when it wants that."""

@@ -22,7 +22,7 @@ _KEPT = "kept"
 
 
 def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any]) -> Any:
-    """A table with the keys of these slots, and other columns."""
+    """A table with the keys of these slots, and other columns: at least one, since there may be no keys."""
     keys = index.take(slots) if len(index.names) and len(slots) else []
     names = [f"{_KEY}{place}" for place in range(len(keys))]
     return pa.table([*keys, *map(_arrow, extra.values())], names=[*names, *extra])
@@ -30,10 +30,8 @@ def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any]) -> Any
 
 def state_table(index: KeyIndex, slots: Integers, plan: AggregatePlan, sparse: Sparse, extra: Mapping[str, Any]) -> Any:
     """The same with what a plan keeps for each of them."""
-    table = key_table(index, slots, extra)
-    for column, array in zip(plan.state_fields(), plan.to_arrow(sparse), strict=True):
-        table = table.append_column(column, array)
-    return table
+    kept = {column.name: array for column, array in zip(plan.state_fields(), plan.to_arrow(sparse), strict=True)}
+    return key_table(index, slots, {**extra, **kept})
 
 
 def restored_slots(index: KeyIndex, table: Any) -> Integers:

@@ -115,6 +115,37 @@ def test_a_full_channel_is_read_though_it_is_not_preferred_when_nothing_else_com
     assert inbox.get(None, preferred=frozenset({1})).element == batch(1)
 
 
+def test_no_port_is_preferred_while_a_barrier_is_open():
+    """The preferred port has brought its barrier, and waits for that of the other one."""
+    inbox = Inbox([0, 1], capacity=1 << 20)
+    for each in (batch(1), Barrier(1), batch(2)):
+        inbox.put(0, each)
+    inbox.put(1, Barrier(1))
+    wanted = frozenset({1})
+    assert drain(inbox, preferred=wanted) == [(0, batch(1)), (-1, Barrier(1))]
+    assert inbox.get(0, preferred=frozenset()).element == batch(2)
+
+
+def test_a_preferred_port_that_has_ended_holds_nobody_up():
+    inbox = Inbox([0, 1], capacity=1 << 20)
+    for each in (batch(1), End()):
+        inbox.put(0, each)
+    inbox.put(1, End())
+    assert drain(inbox, preferred=frozenset({1})) == [(1, End()), (0, batch(1)), (0, End())]
+
+
+def test_a_port_whose_writer_waits_for_room_is_read_however_little_lies_in_it():
+    """A batch of more than half of the room waits behind a small one: the channel is not half full."""
+    large = batch(*range(100))
+    inbox = Inbox([0, 1], capacity=size_of(large))
+    inbox.put(0, batch(1))
+    blocked = threading.Thread(target=inbox.put, args=(0, large), daemon=True)
+    blocked.start()
+    assert inbox.get(60, preferred=frozenset({1})).element == batch(1)
+    blocked.join(timeout=60)
+    assert not blocked.is_alive()
+
+
 def test_wake_ends_one_wait():
     inbox = Inbox([0], capacity=1)
     inbox.wake()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from shoal.core.errors import PreconditionError
@@ -14,6 +17,7 @@ from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.process_function import ProcessFunction
 from tests.unit.dataflow.execution.flows import SCHEMA, Ledger, LedgerSink, Tap, TapSource, rows
 
@@ -225,3 +229,45 @@ def test_a_source_of_another_topic_is_not_begun_at_this_ones_place(tmp_path):
     flow.stop()
     with pytest.raises(OperatorFailedError, match="in topic 'orders', and the program reads 'payments'"):
         engine.start(plan(Other), name="job", settings=settings).wait(10)
+
+
+# -- recorded checkpoints ---------------------------------------------------------------------------------
+
+RECORDED = Path(__file__).parents[3] / "golden" / "dataflow" / "own_operator"
+
+
+def recorded_flow(directory: Path, by_group: type, plain: type, parallelism: int) -> engine.RunningFlow:
+    """The job whose checkpoint was recorded when a plain mapping of bytes by key group was state by key."""
+    shutil.copytree(RECORDED, directory, dirs_exist_ok=True)
+    source = Stream.from_source(TapSource(Tap()), schema=pa.schema({"key": pa.string()})).uid("rows")
+    schema = {"key": "string"}
+    sinks = [
+        source.apply(by_group, keys=("key",), schema=schema).uid("by-group").to_callback(lambda batch: None).uid("a"),
+        source.apply(plain, schema=schema).uid("plain").to_callback(lambda batch: None).uid("b"),
+    ]
+    settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(directory), interval=60))
+    return engine.start([sink.node for sink in sinks], name="own", parallelism=parallelism, settings=settings)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 3])
+def test_keyed_state_of_a_recorded_checkpoint_is_restored(tmp_path, parallelism):
+    groups: dict[int, bytes] = {}
+    values: list[Any] = []
+
+    class ByGroup:
+        def process_batch(self, batch):
+            raise AssertionError("nothing is read")
+
+        def restore(self, states):
+            assert isinstance(states, KeyedState)
+            groups.update(states)
+
+    class Plain(ByGroup):
+        def restore(self, states):
+            values.append(states)
+
+    flow = recorded_flow(tmp_path, ByGroup, Plain, parallelism)
+    assert flow.stop(timeout=20).restored == 2
+    assert sorted(groups.values()) == [b"adaada", b"bob", b"eve"]
+    assert values
+    assert all(states == [{"rows": 4}] for states in values)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 from shoal.core.errors import InvalidError
 from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE
 from shoal.dataflow.language.logical import Location, OnError
+from shoal.dataflow.operators.base import Context
 from shoal.dataflow.operators.custom import CustomOperator
 from shoal.dataflow.operators.opaque import FilterBatches, MapBatches
+from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.policies import ErrorPolicy, FunctionError
 from shoal.dataflow.operators.records import MapRecords
 from shoal.dataflow.operators.stateless import Filter, Project
@@ -457,6 +460,9 @@ class ByGroup:
     def __init__(self) -> None:
         self.state: dict[int, bytes] = {3: b"three", 9: b"nine"}
 
+    def open(self, context: Context) -> None:
+        self.state = {group: content for group, content in self.state.items() if group in context.key_groups}
+
     def process_morsel(self, batch: Any) -> Any:
         return {"groups": [",".join(map(str, sorted(self.state)))] * batch.num_rows}
 
@@ -464,9 +470,10 @@ class ByGroup:
         raise AssertionError("a morsel is asked for first")
 
     def snapshot(self) -> Any:
-        return self.state
+        return KeyedState(self.state)
 
-    def restore(self, states: Any) -> None:
+    def restore(self, states: KeyedState) -> None:
+        assert isinstance(states, KeyedState)
         self.state = dict(states)
 
 
@@ -479,7 +486,7 @@ def test_a_custom_operator_may_share_its_state_out_by_key_group():
 
 
 def test_a_task_without_groups_is_not_given_another_form_of_state():
-    """A task that had no keys gives an empty mapping. It is state by key group all the same, not a value to share."""
+    """A task that had no keys gives an empty `KeyedState`: state by key group all the same, no shared value."""
     states: list[Any] = []
 
     class Empty(ByGroup):
@@ -493,6 +500,54 @@ def test_a_task_without_groups_is_not_given_another_form_of_state():
     fleet.operators[0]._operator.state = {3: b"three"}
     fleet.restored(3)
     assert states == [{3: b"three"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{1: 5}, {1: b"one"}, {}, {1: "one", 2: [2]}, Counter({7: 3}), {True: 1}, {130: b"no group"}, 0, "", [], b""],
+    ids=repr,
+)
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_value_of_any_other_type_comes_back_as_it_was(value, width):
+    """A mapping with whole-number keys is no state by key group: only `KeyedState` is."""
+    given: list[Any] = []
+
+    class Whole:
+        def process_batch(self, batch: Any) -> Any:
+            return batch
+
+        def snapshot(self) -> Any:
+            return value
+
+        def restore(self, states: Any) -> None:
+            given.append(states)
+
+    Fleet(lambda: CustomOperator(factory=Whole), [("x",)]).restored(width)
+    assert given == [[value]] * width
+    assert all(type(each) is type(value) for states in given for each in states)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"1": b""}, "key group: must be a whole number from 0 on"),
+        ({True: b""}, "key group: must be a whole number from 0 on"),
+        ({-1: b""}, "key group: must be a whole number from 0 on"),
+        ({1: 5}, "state of key group 1: must be bytes"),
+        ({1: "text"}, "state of key group 1: must be bytes"),
+    ],
+)
+def test_keyed_state_refuses_what_is_none(groups, said):
+    with pytest.raises(InvalidError, match=said):
+        KeyedState(groups)
+
+
+def test_keyed_state_of_another_tasks_groups_is_refused():
+    """Two tasks that kept one group would restore the state of one of them."""
+    fleet = Fleet(lambda: CustomOperator(factory=ByGroup), [("x",)], 2)
+    fleet.operators[0]._operator.state = {9: b"nine"}
+    with pytest.raises(InvalidError, match="key group: must be one of this task's, 0 to 7"):
+        fleet.snapshot()
 
 
 def test_a_custom_operator_that_raises_follows_the_policy():
