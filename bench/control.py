@@ -135,12 +135,12 @@ FIGURES = (
         "MB",
         f"Resident memory (RSS) of an idle agent with certificates and its keeper, added up, {FULL.idle:g} s after the "
         "start; the larger of two agents; MB of 2^20 bytes. Pages that the two processes share are counted twice.",
-        bar=at_most(80),
     ),
     Figure(
         "agent_memory_shared_once",
         "MB",
         "As `agent_memory`, but proportional (PSS): a page that several processes share is divided among them.",
+        bar=at_most(80),
     ),
     Figure(
         "control_memory",

@@ -41,7 +41,7 @@ from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import logs, procfs, protocol, records
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.testing.messages import messages
-from shoal.wire import authority, certificates, convert, credentials, der, serving, status
+from shoal.wire import authority, certificates, convert, credentials, serving, status
 from shoal.wire.addresses import parse_address
 from shoal.wire.calls import status_from_proto
 from shoal.wire.convert import agent_specs, fields, nodes, processes, statuses, usages, views
@@ -220,8 +220,7 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.wire.certificates.read_certificates": ParserCase(certificates.read_certificates, _pem("cert")),
     "shoal.wire.certificates.read_key": ParserCase(certificates.read_key, _pem("key")),
-    "shoal.wire.der.read_chain": ParserCase(der.read_chain, _pem("cert")),
-    "shoal.wire.der.read_peer": ParserCase(der.read_peer, _pem("cert"), (UnauthenticatedError,)),
+    "shoal.wire.certificates.read_caller": ParserCase(certificates.read_caller, _pem("cert"), (UnauthenticatedError,)),
     "shoal.wire.credentials.load_authority": ParserCase(
         with_folder(_fill_authority, credentials.load_authority),
         st.tuples(_pem("ca"), _pem("ca_key")),

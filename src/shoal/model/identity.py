@@ -15,6 +15,7 @@ import enum
 import hashlib
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
@@ -79,6 +80,15 @@ class Identity:
         if self.role is not Role.WORKLOAD and (self.job or self.node):
             found.append(problem("job", self.job or self.node, "is for workloads only"))
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """A caller by its certificate: its identity, and the dates between which the certificate is valid."""
+
+    identity: Identity
+    not_before: datetime
+    not_after: datetime
 
 
 def workload_identity(cluster: str, *, job: str, node: str) -> Identity:

@@ -1,13 +1,15 @@
-"""Certificates as they are read: who somebody is, until when, and whether a key belongs.
+"""Reads certificates: who the holder is, how long they are valid, and whether a key belongs to one.
 
-A certificate of ours carries one URI that says who the holder is (`shoal.model.identity`), a host name that says the
-same to TLS clients, and the hosts that others dial. Called by `shoal certs` and by code that signs; made in
-`shoal.wire.authority`. Programs that only run read the little that they need with `shoal.wire.der`.
+A Shoal certificate carries one URI with the holder's identity (`shoal.model.identity`), a host name that tells TLS
+clients the same, and the hosts that others dial. Nothing is verified here; TLS does that. Called by
+`shoal.wire.security`, `shoal.wire.credentials`, the agent and `shoal certs`. Certificates are made in
+`shoal.wire.authority`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,7 +20,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from shoal.core.errors import InvalidError, UnauthenticatedError, problem
 from shoal.core.ids import is_identifier
-from shoal.model.identity import DOMAIN, SCHEME, Identity, parse_identity
+from shoal.model.identity import DOMAIN, SCHEME, Caller, Identity, parse_identity
+
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+_CACHED_CALLERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,23 @@ class CertificateFacts:
 
 
 def read_certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
-    """Every certificate in a PEM text, in order. Raises `InvalidError` when there is none."""
+    """Every certificate in a PEM text, in order. Raises `InvalidError` when there is none, or one is broken."""
+    found: list[x509.Certificate] = []
+    with contextlib.suppress(ValueError):
+        found = x509.load_pem_x509_certificates(pem)
+    if not found or len(found) != pem.count(_BEGIN):
+        raise InvalidError([problem("certificate", None, "must be a certificate in PEM")])
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=_CACHED_CALLERS)
+def read_caller(pem: bytes) -> Caller:
+    """The identity and dates in a caller's certificate, which TLS has verified. Raises `UnauthenticatedError`."""
     try:
-        return tuple(x509.load_pem_x509_certificates(pem))
-    except ValueError:
-        raise InvalidError([problem("certificate", None, "must be a certificate in PEM")]) from None
+        leaf = read_certificates(pem)[0]
+    except InvalidError:
+        raise UnauthenticatedError("the caller's certificate cannot be read") from None
+    return Caller(identity_of(leaf), leaf.not_valid_before_utc, leaf.not_valid_after_utc)
 
 
 def to_pem(certificate: x509.Certificate) -> bytes:
@@ -52,13 +69,17 @@ def to_pem(certificate: x509.Certificate) -> bytes:
 
 
 def matches(certificate: x509.Certificate, key: bytes) -> bool:
-    """Whether a key (PEM) is the one that a certificate is for. Raises `InvalidError` when it is no key."""
+    """Whether a private key (PEM) belongs to a certificate. Raises `InvalidError` when it is not a key."""
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    return read_key(key).public_key().public_bytes(*form) == certificate.public_key().public_bytes(*form)
+    own = read_key(key).public_key().public_bytes(*form)
+    try:
+        return own == certificate.public_key().public_bytes(*form)
+    except (ValueError, UnsupportedAlgorithm):
+        return False
 
 
 def identity_of(certificate: x509.Certificate) -> Identity:
-    """Who a certificate is for. Raises `UnauthenticatedError` unless it carries exactly one identity."""
+    """The identity of a certificate's holder. Raises `UnauthenticatedError` unless it carries exactly one."""
     uris: tuple[str, ...] = ()
     with contextlib.suppress(ValueError, x509.DuplicateExtension):
         uris = read_alternatives(certificate).uris
@@ -73,7 +94,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
 
 
 def describe(certificate: x509.Certificate) -> CertificateFacts:
-    """What a certificate says. Made for any, also for those that are no use here."""
+    """What a certificate says. Works for any certificate, including those that are not Shoal's."""
     found = Alternatives()
     identity = None
     with contextlib.suppress(ValueError, x509.DuplicateExtension):
@@ -99,9 +120,9 @@ def describe(certificate: x509.Certificate) -> CertificateFacts:
 class Alternatives:
     """The names that a certificate or a request carries besides its subject."""
 
-    #: Those of our own scheme; others are none of our business.
+    #: URIs of the shoal scheme; others are ignored.
     uris: tuple[str, ...] = ()
-    #: Without the names that are ours to give.
+    #: Host names and addresses, without names under .shoal.
     hosts: tuple[str, ...] = ()
 
 
@@ -122,7 +143,7 @@ def read_alternatives(source: x509.Certificate | x509.CertificateSigningRequest)
 
 
 def authority_cluster(certificate: x509.Certificate) -> str | None:
-    """The cluster that an authority of ours signs for; None when it is something else."""
+    """The cluster of a Shoal certificate authority; None for any other certificate."""
     try:
         uris = read_alternatives(certificate).uris
     except (ValueError, x509.DuplicateExtension):

@@ -32,10 +32,11 @@ from shoal.core.errors import (
 )
 from shoal.core.private_files import Owner, make_private_directory, move_private, read_private, write_private
 from shoal.model.identity import Identity
-from shoal.wire.der import Certificate, belongs, read_chain
+from shoal.wire.certificates import identity_of, matches, read_certificates
 
 if TYPE_CHECKING:
-    # What signs is loaded by those who sign: a program that reads its own files does not pay for it.
+    from cryptography import x509
+
     from shoal.wire.authority import Authority, Pair
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ def read_credentials(paths: CredentialPaths, *, now: datetime) -> Credentials:
         found: list[Problem] = []
         cert = _read(paths.cert, "--cert", found)
         chain = _parse(cert, paths.cert, "--cert", found) if cert is not None else ()
-        key = _key_for(cert, paths.key, found) if chain and cert is not None else None
+        key = _key_for(chain[0], paths.key, found) if chain else None
         if not chain:
             _read(paths.key, "--key", found)
         if key is not None or last:
@@ -143,13 +144,14 @@ def read_credentials(paths: CredentialPaths, *, now: datetime) -> Credentials:
     if not problems and ca is not None and cert is not None and chain and key is not None:
         leaf = chain[0]
         try:
-            identity = leaf.identity()
+            identity = identity_of(leaf)
         except UnauthenticatedError as error:
             rule = "must be a certificate that says who this is: one from `shoal certs issue`, or from joining"
             raise InvalidError([problem("--cert", str(paths.cert), rule)]) from error
-        if now < leaf.not_after:
-            return Credentials(ca, cert, key, identity, leaf.not_after)
-        rule = f"must not have expired; this one did on {leaf.not_after:%Y-%m-%d %H:%M} UTC"
+        not_after = leaf.not_valid_after_utc
+        if now < not_after:
+            return Credentials(ca, cert, key, identity, not_after)
+        rule = f"must not have expired; this one did on {not_after:%Y-%m-%d %H:%M} UTC"
         problems.append(problem("--cert", str(paths.cert), rule))
     raise InvalidError(problems, hint="`shoal certs show` tells what is in them, `shoal certs issue` makes new ones")
 
@@ -162,15 +164,15 @@ def _read(path: Path, flag: str, problems: list[Problem]) -> bytes | None:
         return None
 
 
-def _parse(pem: bytes, path: Path, flag: str, problems: list[Problem]) -> tuple[Certificate, ...]:
+def _parse(pem: bytes, path: Path, flag: str, problems: list[Problem]) -> tuple[x509.Certificate, ...]:
     try:
-        return read_chain(pem)
+        return read_certificates(pem)
     except InvalidError:
         problems.append(problem(flag, str(path), "must hold a certificate in PEM"))
         return ()
 
 
-def _key_for(certificate: bytes, path: Path, problems: list[Problem]) -> bytes | None:
+def _key_for(certificate: x509.Certificate, path: Path, problems: list[Problem]) -> bytes | None:
     """The key of this certificate: the one there is, or the one that is about to take its place."""
     rule = "must be the key of the certificate; these two do not belong together"
     trouble = problem("--key", str(path), rule)
@@ -179,7 +181,7 @@ def _key_for(certificate: bytes, path: Path, problems: list[Problem]) -> bytes |
         unread: list[Problem] = []
         key = _read(candidate, "--key", unread)
         try:
-            if key is not None and belongs(certificate, key):
+            if key is not None and matches(certificate, key):
                 return key
         except InvalidError as error:
             unread.append(problem("--key", str(candidate), error.problems[0].rule))

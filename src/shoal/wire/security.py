@@ -26,13 +26,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.core.clock import Clock
 from shoal.core.errors import InternalError, UnauthenticatedError, UnavailableError
-from shoal.model.identity import Identity, Peer
+from shoal.model.identity import Caller, Identity, Peer
 from shoal.wire.grpcio import aio, grpc
 from shoal.wire.transport import Standing
 
@@ -167,12 +166,12 @@ class _Protected:
     server_options: Options = (("grpc.max_connection_age_ms", _CONNECTION_AGE_MS),)
 
     def __init__(self, security: MutualTls, clock: Clock) -> None:
-        # Only here: a program that is told to be insecure does not pay for what it does not use.
+        # Imported here, so that an insecure program does not load it.
+        from shoal.wire.certificates import read_caller
         from shoal.wire.credentials import CredentialPaths, CredentialWatch
-        from shoal.wire.der import read_peer
 
         self._clock = clock
-        self._read_peer = read_peer
+        self._read_caller = read_caller
         self._files = CredentialWatch(CredentialPaths(security.ca, security.cert, security.key), now=clock.wall)
         self._next_look = 0.0
 
@@ -215,27 +214,27 @@ class _Protected:
         return server.add_secure_port(target, credentials)
 
     def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
-        identity, not_after = self._shown(context)
-        self._time_left(identity, not_after)
-        return identity
+        caller = self._caller(context)
+        self._time_left(caller)
+        return caller.identity
 
     def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
-        identity, not_after = self._shown(context)
-        return lambda: self._time_left(identity, not_after)
+        caller = self._caller(context)
+        return lambda: self._time_left(caller)
 
-    def _shown(self, context: aio.ServicerContext[bytes, bytes]) -> tuple[Identity, datetime]:
+    def _caller(self, context: aio.ServicerContext[bytes, bytes]) -> Caller:
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             raise UnauthenticatedError("the caller has shown no certificate")
-        return self._read_peer(bytes(next(iter(shown))))
+        return self._read_caller(bytes(next(iter(shown))))
 
-    def _time_left(self, identity: Identity, not_after: datetime) -> float:
+    def _time_left(self, caller: Caller) -> float:
         now = self._clock.wall()
-        if now >= not_after:
+        if now >= caller.not_after:
             raise UnauthenticatedError(
-                f"the caller's certificate expired on {not_after:%Y-%m-%d %H:%M} UTC",
+                f"the certificate of {caller.identity} expired on {caller.not_after:%Y-%m-%d %H:%M} UTC",
                 hint="a new one is picked up without a restart",
-                name=identity.name,
+                name=caller.identity.name,
             )
         own = self._files.current.not_after
         if now >= own:
@@ -245,7 +244,7 @@ class _Protected:
                 f"this server's own certificate expired on {own:%Y-%m-%d %H:%M} UTC",
                 hint="replace the server's files: a new certificate is picked up without a restart",
             )
-        return (min(own, not_after) - now).total_seconds()
+        return (min(own, caller.not_after) - now).total_seconds()
 
 
 class _ServerOnly(_Protected):

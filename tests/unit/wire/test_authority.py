@@ -24,8 +24,7 @@ from shoal.wire.authority import (
     read_signing_request,
     sign,
 )
-from shoal.wire.certificates import describe, identity_of, matches, read_certificates
-from shoal.wire.der import read_peer
+from shoal.wire.certificates import describe, identity_of, matches, read_caller, read_certificates
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AGENT = Identity(Role.AGENT, "blue", "n1")
@@ -142,7 +141,8 @@ def test_each_role_has_its_own_defaults(authority, identity, dns, life):
     assert certificate.not_valid_after_utc == NOW + life
     assert certificate.not_valid_before_utc < NOW
     assert identity_of(certificate) == identity
-    assert read_peer(certificate.public_bytes(serialization.Encoding.PEM)) == (identity, NOW + life)
+    caller = read_caller(certificate.public_bytes(serialization.Encoding.PEM))
+    assert (caller.identity, caller.not_after) == (identity, NOW + life)
 
 
 def test_nothing_outlives_the_authority():
@@ -259,7 +259,7 @@ def test_bytes_that_are_no_request_are_refused(data):
     with pytest.raises(InvalidError):
         read_certificates(data)
     with pytest.raises(UnauthenticatedError):
-        read_peer(data)
+        read_caller(data)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_a_certificate_without_exactly_one_identity_is_nobodys(authority, names)
     with pytest.raises(UnauthenticatedError):
         identity_of(certificate)
     with pytest.raises(UnauthenticatedError):
-        read_peer(certificate.public_bytes(serialization.Encoding.PEM))
+        read_caller(certificate.public_bytes(serialization.Encoding.PEM))
     assert describe(certificate).identity is None
 
 

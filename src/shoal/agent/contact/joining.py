@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -37,16 +37,14 @@ from shoal.core.retry import Backoff
 from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
 from shoal.model.trust import TokenText, parse_token
 from shoal.wire.addresses import parse_address
+from shoal.wire.authority import OwnRequest, Pair, make_signing_request
+from shoal.wire.certificates import authority_cluster, describe, identity_of, matches, read_certificates, to_pem
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.credentials import CredentialPaths, read_credentials, write_credentials
-from shoal.wire.der import belongs, pem_of, read_chain
 from shoal.wire.methods import Enrollment
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
 from shoal.wire.security import AnonymousTls
 from shoal.wire.transport import Method
-
-if TYPE_CHECKING:
-    from shoal.wire.authority import OwnRequest
 
 log = logging.getLogger(__name__)
 
@@ -137,31 +135,29 @@ async def _join_at(address: str, token: TokenText, node_id: str, directory: Path
     own = _own_request(directory, identity)
     security = AnonymousTls(trust.pem, CONTROL_PLANE.server_name(trust.cluster))
     answer = await _ask(address, security, Enrollment.JOIN, pb.JoinRequest(token=str(token), csr=own.csr))
-    leaf = read_chain(answer.certificate)[0]
-    if leaf.identity() != identity or not belongs(answer.certificate, own.key):
+    leaf = read_certificates(answer.certificate)[0]
+    if identity_of(leaf) != identity or not matches(leaf, own.key):
         raise UnauthenticatedError(f"{address} has issued a certificate for somebody else")
-    from shoal.wire.authority import Pair
-
     write_credentials(directory, ca=answer.ca, pair=Pair(answer.certificate, own.key))
     (directory / _OWN_KEY).unlink(missing_ok=True)
-    log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_after)
+    log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
 
 
 async def _recognise(address: str, token: TokenText) -> _Trust:
     """The authority of whoever answers, if it is the one that the token names."""
     presented = await _presented(address)
     try:
-        name = own_server_name(read_chain(presented)[0].identity())
+        name = own_server_name(identity_of(read_certificates(presented)[0]))
     except (InvalidError, UnauthenticatedError):
         name = None
     if name is None:
         raise UnauthenticatedError(f"{address} is no control plane", hint="check --join-address", address=address)
     # Its own certificate is the only root here: that proves nothing, and what is asked for proves itself.
     answer = await _ask(address, AnonymousTls(presented, name), Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
-    for index, certificate in enumerate(read_chain(answer.ca)):
-        cluster = certificate.cluster()
-        if certificate.sha256 == token.ca_sha256 and cluster is not None:
-            return _Trust(pem_of(answer.ca, index), cluster)
+    for certificate in read_certificates(answer.ca):
+        cluster = authority_cluster(certificate)
+        if describe(certificate).sha256 == token.ca_sha256 and cluster is not None:
+            return _Trust(to_pem(certificate), cluster)
     raise UnauthenticatedError(
         f"{address} is not the control plane that made this join token",
         hint="make a token at the control plane that the agent is to join, and check --join-address",
@@ -196,8 +192,6 @@ async def _ask(
 
 def _own_request(directory: Path, identity: Identity) -> OwnRequest:
     """A request with the key of an earlier try, if there was one."""
-    from shoal.wire.authority import make_signing_request
-
     make_data_directory(directory.parent)
     make_private_directory(directory)
     path = directory / _OWN_KEY

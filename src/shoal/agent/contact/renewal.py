@@ -15,8 +15,9 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError
 from shoal.core.private_files import read_private
 from shoal.core.retry import Backoff
+from shoal.wire.authority import Pair, make_signing_request
+from shoal.wire.certificates import identity_of, matches, read_certificates
 from shoal.wire.credentials import CredentialPaths, write_credentials
-from shoal.wire.der import belongs, read_chain
 
 log = logging.getLogger(__name__)
 
@@ -60,19 +61,16 @@ class Renewal:
 
     async def renew(self) -> None:
         """Get a new key certified and put both in the place of the old ones."""
-        # Only now: an agent makes a key every few weeks, and does not pay for it in between.
-        from shoal.wire.authority import Pair, make_signing_request
-
-        identity = read_chain(read_private(self._paths.cert))[0].identity()
+        identity = identity_of(read_certificates(read_private(self._paths.cert))[0])
         own = make_signing_request(identity)
         answer = await self._client.renew_certificate(own.csr)
-        fresh = read_chain(answer.certificate)[0]
-        if fresh.identity() != identity or not belongs(answer.certificate, own.key):
+        fresh = read_certificates(answer.certificate)[0]
+        if identity_of(fresh) != identity or not matches(fresh, own.key):
             raise ShoalError("the control plane has issued a certificate for somebody else")
         write_credentials(self._paths.cert.parent, ca=answer.ca, pair=Pair(answer.certificate, own.key))
-        log.info("the certificate was renewed; it is good until %s", fresh.not_after.isoformat())
+        log.info("the certificate was renewed; it is good until %s", fresh.not_valid_after_utc.isoformat())
 
     def _due_in(self, share: float) -> float:
-        leaf = read_chain(read_private(self._paths.cert))[0]
-        life = leaf.not_after - leaf.not_before
-        return (leaf.not_before + life * share - self._clock.wall()).total_seconds()
+        leaf = read_certificates(read_private(self._paths.cert))[0]
+        life = leaf.not_valid_after_utc - leaf.not_valid_before_utc
+        return (leaf.not_valid_before_utc + life * share - self._clock.wall()).total_seconds()

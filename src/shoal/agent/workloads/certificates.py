@@ -38,12 +38,12 @@ from shoal.core.retry import Backoff
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes.base import RunError
+from shoal.wire.authority import OwnRequest, Pair, make_signing_request
+from shoal.wire.certificates import identity_of, matches, read_certificates
 from shoal.wire.credentials import CredentialPaths, write_credentials
-from shoal.wire.der import Certificate, belongs, read_chain
 
 if TYPE_CHECKING:
-    # Loaded when there is a key to be made: most agents never make one.
-    from shoal.wire.authority import OwnRequest
+    from cryptography import x509
 
 log = logging.getLogger(__name__)
 
@@ -242,12 +242,12 @@ class WorkloadCertificates:
         """Get a new key certified, and put both in the place of the old ones."""
         # The control plane knows the group, and goes by that; this only says who asks.
         asked = workload_identity(self._agent.cluster, job=workload_id, node=self._agent.name)
-        own = await self._apart(lambda: _make_request(asked))
+        own = await self._apart(lambda: make_signing_request(asked))
         answer = await self._ask(workload_id, own.csr)
-        leaf = read_chain(answer.certificate)[0]
-        given = leaf.identity()
+        leaf = read_certificates(answer.certificate)[0]
+        given = identity_of(leaf)
         fits = (given.role, given.cluster, given.node) == (Role.WORKLOAD, self._agent.cluster, self._agent.name)
-        if not fits or not belongs(answer.certificate, own.key):
+        if not fits or not matches(leaf, own.key):
             raise InternalError(f"the control plane has issued a certificate for somebody else: {given}")
         try:
             await self._apart(lambda: self._write(workload_id, answer, own, owner))
@@ -269,8 +269,6 @@ class WorkloadCertificates:
             await way.close()
 
     def _write(self, workload_id: WorkloadId, answer: Issued, own: OwnRequest, owner: Owner | None) -> None:
-        from shoal.wire.authority import Pair
-
         make_private_directory(self._folder)
         if owner is not None:
             let_others_pass(self._folder.parent)
@@ -281,15 +279,15 @@ class WorkloadCertificates:
         pair = Pair(answer.certificate, own.key)
         write_credentials(directory, ca=answer.ca, pair=pair, owner=owner)
 
-    def _hold(self, workload_id: WorkloadId, leaf: Certificate) -> None:
+    def _hold(self, workload_id: WorkloadId, leaf: x509.Certificate) -> None:
         share = SHARE - self._entropy.uniform(0.0, SPREAD)
-        due_at = leaf.not_before + (leaf.not_after - leaf.not_before) * share
-        self._held[workload_id] = _Held(leaf.not_before, leaf.not_after, due_at)
+        begins, ends = leaf.not_valid_before_utc, leaf.not_valid_after_utc
+        self._held[workload_id] = _Held(begins, ends, begins + (ends - begins) * share)
 
     async def _time_left(self, workload_id: WorkloadId, owner: Owner | None) -> timedelta:
         """How long what is in the files is good for whoever is to read them."""
         leaf = await self._apart(lambda: _read_leaf(self._folder / workload_id, _uid_of(owner)))
-        return leaf.not_after - self._clock.wall() if leaf is not None else timedelta(0)
+        return leaf.not_valid_after_utc - self._clock.wall() if leaf is not None else timedelta(0)
 
     def _lock(self, workload_id: WorkloadId) -> asyncio.Lock:
         return self._locks.setdefault(workload_id, asyncio.Lock())
@@ -297,12 +295,6 @@ class WorkloadCertificates:
     async def _apart(self, work: Callable[[], T]) -> T:
         """Do something that may take a moment, where nobody waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
-
-def _make_request(identity: Identity) -> OwnRequest:
-    from shoal.wire.authority import make_signing_request
-
-    return make_signing_request(identity)
 
 
 def _find_owner(user: str) -> Owner | None:
@@ -323,12 +315,12 @@ def _uid_of(owner: Owner | None) -> int:
     return owner.uid if owner is not None else os.geteuid()
 
 
-def _read_leaf(directory: Path, uid: int | None = None) -> Certificate | None:
+def _read_leaf(directory: Path, uid: int | None = None) -> x509.Certificate | None:
     """The certificate in a directory, if it has one, and if it is that user's."""
     try:
         if uid is not None and directory.stat().st_uid != uid:
             return None
-        return read_chain(read_regular(CredentialPaths.within(directory).cert))[0]
+        return read_certificates(read_regular(CredentialPaths.within(directory).cert))[0]
     except (ShoalError, OSError):
         return None
 
