@@ -38,7 +38,7 @@ class RunRequest:
     identity: Mapping[str, str] = field(default_factory=dict)
     #: Further variables whose values nobody but the workload may see.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    #: Stop it by itself when no deadline was set for this many seconds; None for a workload that may outlive contact.
+    #: End it at this moment of the clock's `monotonic()`, unless it is extended; None for one that may outlive contact.
     deadline: float | None = None
 
 
@@ -154,8 +154,8 @@ class SupportsUsage(Protocol):
 class SupportsDeadlines(Protocol):
     """Runtimes whose runs can outlive the agent, and so must be able to end without it."""
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
-        """Let each run go on for this long from now, and end it then unless extended again."""
+    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
+        """Let each run go on until this moment of the clock's `monotonic()`, and end it then unless extended again."""
         ...
 
 

@@ -6,12 +6,13 @@ keeper (`shoal.runtimes.keeper`), so they survive the agent, and their exits are
 
 What a run's end means: the whole of it has ended. When the main process ends by itself, whatever it left running is
 killed, also what moved to another session. When a run is stopped, its process group gets the stop signal and
-everything that is left after the grace period is killed. An at-most-one run is killed at its deadline at the latest,
-having been asked to end a little before; and it dies with the keeper.
+everything that is left after the grace period is killed. An at-most-one run is asked to end a little before its
+deadline and killed at the deadline: by the keeper, or by its own watchdog (`keeper.watchdog`), which needs neither
+agent nor keeper for that. It dies with the keeper.
 
 What cannot be promised: without cgroups, a process that starts a session of its own and also clears its environment
-escapes; and when the keeper is killed, only the main process of an at-most-one run dies at once, what that had started
-dies when the next keeper comes up.
+escapes; and when keeper or watchdog are killed, only the main process of an at-most-one run dies at once, what that had
+started dies when the next keeper comes up.
 """
 
 from __future__ import annotations
@@ -65,15 +66,6 @@ _FOLLOW_INTERVAL = 0.2
 #: The agent's own settings, such as where its key is, whatever else of its environment a workload inherits.
 _NOT_INHERITED = ("SHOAL_", "PERSYS_")
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
-
-
-def _boottime_in(seconds: float) -> float:
-    """A moment on the clock that the keeper counts by.
-
-    Moments, not durations, go to the keeper: one that was stopped and reads the message late must not add what has
-    passed meanwhile, and a message that is sent again to the keeper's successor means the same.
-    """
-    return LinuxClock().boottime() + seconds
 
 
 class ProcessRuntime:
@@ -222,10 +214,10 @@ class ProcessRuntime:
 
     # --- what only some runtimes can do -------------------------------------------------------------------
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
-        """Let at-most-one runs go on for this long from now: each is killed then, unless extended again."""
+    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
+        """Let at-most-one runs go on until then: each is killed then, unless extended again."""
         if run_ids:
-            await self._link.call("extend", run_ids=list(run_ids), until=_boottime_in(seconds))
+            await self._link.extend(run_ids, until=self._on_boottime(until))
 
     async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether a command exits with 0 in time, in the surroundings of a run."""
@@ -280,8 +272,18 @@ class ProcessRuntime:
             ports=dict(request.ports),
             cpu_millicores=request.limits.cpu_millicores,
             memory_mb=request.limits.memory_mb,
-            deadline=None if request.deadline is None else _boottime_in(request.deadline),
+            deadline=None if request.deadline is None else self._on_boottime(request.deadline),
         )
+
+    def _on_boottime(self, moment: float) -> float:
+        """A moment of the agent's clock on the clock that keeper and watchdogs count by.
+
+        That one is read first: a process that is stopped between the two readings must not gain what passes meanwhile.
+        Moments, not durations, go to the keeper: a message that is read late, or sent again to its successor, means
+        the same.
+        """
+        now = LinuxClock().boottime()
+        return now + (moment - self._clock.monotonic())
 
     def _environment(self, request: RunRequest, working_dir: str) -> dict[str, str]:
         spec = request.spec

@@ -61,7 +61,11 @@ class Meter:
 
 
 def _sum_up(record: RunRecord, table: dict[int, procfs.ProcessStat]) -> Measured:
-    ours = [stat for stat in table.values() if stat.session == record.pid or _descends(stat, record.pid, table)]
+    ours = [
+        stat
+        for stat in table.values()
+        if record.pid in (stat.pid, stat.session) or record.pid in procfs.ancestors(stat.pid, table)
+    ]
     transfers = [_transfers(stat.pid) for stat in ours]
     return Measured(
         cpu_seconds=sum(stat.cpu_ticks for stat in ours) / os.sysconf("SC_CLK_TCK"),
@@ -70,16 +74,6 @@ def _sum_up(record: RunRecord, table: dict[int, procfs.ProcessStat]) -> Measured
         write_bytes=sum(write for _, write in transfers),
         source="proc",
     )
-
-
-def _descends(stat: procfs.ProcessStat, ancestor: int, table: dict[int, procfs.ProcessStat]) -> bool:
-    seen: set[int] = set()
-    while stat.pid not in seen:
-        if stat.pid == ancestor:
-            return True
-        seen.add(stat.pid)
-        stat = table.get(stat.parent, stat)
-    return False
 
 
 def _transfers(pid: int) -> tuple[int, int]:

@@ -172,15 +172,16 @@ class FakeMachine:
             self.set_deadline(request.run_id, request.deadline)
         return info
 
-    def set_deadline(self, run_id: str, seconds: float) -> None:
-        """End a run after so long, unless this is called again before."""
+    def set_deadline(self, run_id: str, until: float) -> None:
+        """End a run at a moment of the clock, unless this is called again before."""
         run = self.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED:
             return
         if run.deadline_timer is not None:
             run.deadline_timer.cancel()
         loop = asyncio.get_running_loop()
-        run.deadline_timer = loop.call_later(max(0.0, seconds), self._end, run_id, Exit(signal=15), "deadline")
+        left = max(0.0, until - self.clock.monotonic())
+        run.deadline_timer = loop.call_later(left, self._end, run_id, Exit(signal=15), "deadline")
 
     async def stop(self, run_id: str) -> RunInfo | None:
         """End a run and wait for its end."""
@@ -329,11 +330,11 @@ class FakeRuntime:
             cpu_percent=1.0, memory_bytes=1024 * 1024, collected_at=self._machine.clock.wall(), source=self._type.value
         )
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], seconds: float) -> None:
+    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
         """Move deadlines on."""
         self._machine.check()
         for run_id in run_ids:
-            self._machine.set_deadline(run_id, seconds)
+            self._machine.set_deadline(run_id, until)
 
     async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the script says that the run is ready by now."""

@@ -5,6 +5,7 @@ Each test finds the fleet whole and may leave it in any state: the fixture mends
 
 import asyncio
 import json
+import os
 import signal
 from datetime import timedelta
 
@@ -12,6 +13,7 @@ import pytest
 
 from shoal.core.errors import DeniedError, PreconditionError, UnavailableError
 from shoal.model.workloads import WorkloadType
+from shoal.runtimes.process import read_keeper_pid
 from shoal.wire import convert
 from shoal.wire.methods import AgentControl, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
@@ -284,6 +286,33 @@ async def test_what_becomes_of_work_whose_agent_is_killed_is_as_its_policy_says(
     for name in ("replaced", "stops", "solo"):
         await until(lambda name=name: copies(planes, name, 1), what=f"one {name} is left")
         assert not is_alive(old[name])
+
+
+async def test_at_most_one_work_runs_once_while_agent_and_keeper_are_stopped(planes, control, tmp_path):
+    names = ("stops", "solo")
+    await planes.run_on(
+        control,
+        OTHER,
+        once("stops", tmp_path, failover={"policy": "stop", "after": "4s"}),
+        once("solo", tmp_path, at_most_one=True),
+    )
+    old = {name: processes_of(planes, name)[0] for name in names}
+    keeper = read_keeper_pid(planes.data_of(OTHER))
+    os.kill(keeper, signal.SIGSTOP)
+    planes.signal(OTHER, signal.SIGSTOP)
+    try:
+        for name in names:
+            await until(lambda name=name: has_moved(control, name, OTHER), what=f"{name} runs elsewhere")
+            assert not is_alive(old[name]), "its watchdog stopped it"
+            assert not ran_twice(name, tmp_path)
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+        planes.signal(OTHER, signal.SIGCONT)
+    await until(lambda: has_status(control, OTHER, "Ready"), what="it is back")
+    await two_beats(control, OTHER)
+    for name in names:
+        assert len(processes_of(planes, name)) == 1
+        assert not ran_twice(name, tmp_path)
 
 
 async def test_nothing_moves_when_most_agents_vanish_at_once(planes, control):

@@ -28,7 +28,7 @@ async def main() -> None:
                 run_id=run["run_id"],
                 workload_id=WorkloadId(run["run_id"].rpartition("-")[0]),
                 spec=ProcessSpec(command=("/bin/sh", "-c", run["script"]), user=run.get("user", "")),
-                deadline=run.get("deadline"),
+                deadline=SystemClock().monotonic() + run["deadline"] if "deadline" in run else None,
             )
         )
     print("ready", runtime.limits(), flush=True)

@@ -41,7 +41,8 @@ def request(script: str, *, run_id: str = "web-1", **options: object) -> RunRequ
     workload_id = WorkloadId(run_id.rpartition("-")[0])
     deadline = options.pop("deadline", None)
     spec = ProcessSpec(command=("/bin/sh", "-c", script), **options)
-    return RunRequest(run_id=run_id, workload_id=workload_id, spec=spec, deadline=deadline)
+    ends_at = None if deadline is None else SystemClock().monotonic() + deadline
+    return RunRequest(run_id=run_id, workload_id=workload_id, spec=spec, deadline=ends_at)
 
 
 async def test_the_keeper_is_light(open_runtime: OpenRuntime, data_dir: Path) -> None:

@@ -33,7 +33,8 @@ QUICK = StopPolicy(grace=timedelta(milliseconds=200))
 def request(script: str, *, run_id: str = "web-1", deadline: float | None = None, **options: object) -> RunRequest:
     spec = ProcessSpec(command=("/bin/sh", "-c", script), **options)
     workload_id = WorkloadId(run_id.rpartition("-")[0])
-    return RunRequest(run_id=run_id, workload_id=workload_id, spec=spec, deadline=deadline)
+    ends_at = None if deadline is None else SystemClock().monotonic() + deadline
+    return RunRequest(run_id=run_id, workload_id=workload_id, spec=spec, deadline=ends_at)
 
 
 async def running(runtime: ProcessRuntime, run_id: str) -> RunInfo:

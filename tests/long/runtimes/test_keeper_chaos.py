@@ -60,7 +60,7 @@ async def test_nothing_is_lost_when_keepers_die(tmp_path: Path, seed: int) -> No
                 command=("/bin/sh", "-c", chance.choice(SCRIPTS)),
                 stop=StopPolicy(grace=timedelta(milliseconds=100)),
             )
-            deadline = chance.choice([None, 60.0])
+            deadline = chance.choice([None, SystemClock().monotonic() + 60.0])
             wish = RunRequest(run_id, WorkloadId(f"w{number}"), spec, deadline=deadline)
             for call in (lambda wish=wish: runtime.start(wish), lambda run_id=run_id: runtime.stop(run_id)):
                 while True:

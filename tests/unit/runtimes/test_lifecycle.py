@@ -18,7 +18,7 @@ from shoal.runtimes.keeper.lifecycle import (
     Ending,
     Life,
     Step,
-    deadline_in,
+    deadline_at,
     kill_time,
     next_step,
 )
@@ -104,7 +104,7 @@ def test_nobody_is_killed_who_has_time_left(life: Life, now: float) -> None:
 
 @given(seconds=st.floats(0.01, 1000), grace=st.floats(0, 1000), now=times)
 def test_a_deadline_leaves_most_of_its_time(seconds: float, grace: float, now: float) -> None:
-    deadline = deadline_in(seconds, grace=grace, now=now)
+    deadline = deadline_at(now + seconds, grace=grace, now=now)
     assert deadline.at == now + seconds
     assert 0 <= deadline.warning <= min(grace, LONGEST_WARNING)
-    assert deadline.warning <= seconds / 4
+    assert deadline.warning <= (deadline.at - now) / 4

@@ -350,8 +350,8 @@ class WorkloadActor:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
         deadline = None
         if decided.rules.needs_contact:
-            deadline = self._around.contact.time_left(decided.rules.stop_after)
-            if deadline <= 0:
+            deadline = self._around.contact.ends_at(decided.rules.stop_after)
+            if deadline is None or deadline <= self._around.clock.monotonic():
                 return await self._runtime.inspect(run_id) or StartRefused(run_id)
         ports = self._around.ports.choose(self.workload_id, spec.process.ports, before=decided.progress.ports)
         request = RunRequest(

@@ -48,19 +48,17 @@ class Contact:
         """When the last acknowledged heartbeat was sent, on the monotonic clock; None before there was one."""
         return self._sent_at
 
-    @property
-    def ends_at(self) -> float | None:
-        """When the lease ends, on the monotonic clock; None before there was one."""
-        return None if self._sent_at is None else self._sent_at + self.allowance()
+    def ends_at(self, stop_after: float = 0.0) -> float | None:
+        """When the lease ends, on the monotonic clock; None before there was one.
+
+        With `stop_after`, when what may go on for so long without contact has to end, which is never before the lease.
+        """
+        return None if self._sent_at is None else self._sent_at + self.allowance(stop_after)
 
     def time_left(self, stop_after: float = 0.0) -> float:
-        """Seconds until the lease ends; 0 when it has, or when there was none.
-
-        With `stop_after`, until what may go on for so long without contact has to end, which is never before the lease.
-        """
-        if self._sent_at is None:
-            return 0.0
-        return max(0.0, self.allowance(stop_after) - self.silence())
+        """Seconds until then; 0 when it has passed, or when there was no lease."""
+        ends_at = self.ends_at(stop_after)
+        return 0.0 if ends_at is None else max(0.0, ends_at - self._clock.monotonic())
 
     def allowance(self, stop_after: float = 0.0) -> float:
         """How long the last acknowledged heartbeat is good for, as the agent counts."""

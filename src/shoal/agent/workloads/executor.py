@@ -284,10 +284,11 @@ class Executor:
                 due.setdefault((state.intent.type, state.rules.stop_after), []).append(state.progress.run_id)
         for (kind, stop_after), ids in due.items():
             runtime = self._runtimes.get(kind)
-            if not isinstance(runtime, SupportsDeadlines):
+            until = self._surroundings.contact.ends_at(stop_after)
+            if not isinstance(runtime, SupportsDeadlines) or until is None:
                 continue
             try:
-                await runtime.extend_deadlines(tuple(ids), self._surroundings.contact.time_left(stop_after))
+                await runtime.extend_deadlines(tuple(ids), until)
             except (ShoalError, OSError) as error:
                 log.warning("deadlines of the %s runtime could not be moved on: %s", kind.value, error)
 

@@ -18,15 +18,18 @@ import resource
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
-from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper import procfs, watchdog
+from shoal.runtimes.keeper.deadlines import DeadlineTable
 from shoal.runtimes.keeper.protocol import Refusal, run_refusal
+from shoal.runtimes.keeper.watchdog import KillTimer, Watchdog
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _HIGHEST_HANDLE = 1 << 20
-_REPORT_HANDLE = 3
+_LAST_HANDLE = 3
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 _TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.ENFILE, errno.EMFILE, errno.EINTR, errno.ETXTBSY)
 
@@ -61,8 +64,8 @@ class Launch:
     own_dir: bool = False
     #: Files into which the child writes itself to enter its cgroups.
     cgroup_entrances: tuple[str, ...] = ()
-    #: Die when the keeper dies.
-    die_with_keeper: bool = False
+    #: Die when the parent dies: the watchdog if there is one, else the keeper.
+    die_with_parent: bool = False
 
 
 @dataclass(slots=True)
@@ -73,6 +76,8 @@ class Child:
     start_time: int
     gate: int
     report: int
+    #: Its parent, when that is not the keeper.
+    watchdog: Watchdog | None = None
 
     def open_gate(self) -> None:
         """Let it run."""
@@ -109,33 +114,56 @@ def prepare_keeper() -> ChildDefaults:
     return ChildDefaults(open_files=(soft, hard), oom_score=score)
 
 
-def fork_gated(launch: Launch, defaults: ChildDefaults) -> Child:
-    """Fork a child that waits at its gate. Raises OSError."""
-    gate_out, gate_in = os.pipe()
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Where the watchdog of a run finds its deadline."""
+
+    table: DeadlineTable
+    slot: int
+
+
+def fork_gated(launch: Launch, defaults: ChildDefaults, guard: Guard | None = None) -> Child:
+    """Fork a child that waits at its gate; with a guard, below a watchdog. Raises OSError."""
+    pipes: list[int] = []
     try:
-        report_out, report_in = os.pipe()
-    except OSError:  # out of descriptors: each try would take two more with it
-        os.close(gate_out)
-        os.close(gate_in)
+        for _ in range(2 if guard is None else 3):
+            pipes += os.pipe()
+    except OSError:  # out of descriptors: each try would take some more with it
+        for handle in pipes:
+            os.close(handle)
         raise
+    gate_out, gate_in, report_out, report_in, *told = pipes
     keeper = os.getpid()
     # Blocked until the child has put the handlers back, so that none of the keeper's runs in it.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _run_child(launch, defaults, keeper=keeper, gate=gate_out, gate_in=gate_in, report=report_in)
+            os.close(gate_in)
+            if guard is None:
+                _run_child(launch, defaults, parent=keeper, gate=gate_out, report=report_in)
+            _run_watchdog(launch, defaults, guard, keeper=keeper, gate=gate_out, report=report_in, pipe=told[1])
     except OSError:
-        os.close(gate_in)
-        os.close(report_out)
+        for handle in (gate_in, report_out, *told[:1]):
+            os.close(handle)
         raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        os.close(gate_out)
-        os.close(report_in)
+        for handle in (gate_out, report_in, *told[1:]):
+            os.close(handle)
     os.set_blocking(report_out, False)
-    stat = procfs.read_stat(pid)
-    return Child(pid=pid, start_time=stat.start_time if stat else 0, gate=gate_in, report=report_out)
+    child = Child(pid=pid, start_time=0, gate=gate_in, report=report_out)
+    if told:
+        child.watchdog = Watchdog(pid, told[0])
+        try:
+            child.pid = child.watchdog.wait_main()
+        except OSError:
+            child.close_gate()
+            child.close_report()
+            raise
+    stat = procfs.read_stat(child.pid)
+    child.start_time = stat.start_time if stat else 0
+    return child
 
 
 def read_report(child: Child) -> dict[str, object] | None:
@@ -184,16 +212,41 @@ class _StageError(Exception):
         self.report = {"stage": stage, "errno": number, "text": text}
 
 
-def _run_child(launch: Launch, defaults: ChildDefaults, *, keeper: int, gate: int, gate_in: int, report: int) -> None:
+def _run_watchdog(
+    launch: Launch, defaults: ChildDefaults, guard: Guard, *, keeper: int, gate: int, report: int, pipe: int
+) -> NoReturn:
+    """Fork the workload's own process and watch it."""
+    try:
+        os.setsid()
+        _prctl(_PR_SET_NAME, b"shoal-watchdog")
+        _prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1))
+        _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != keeper:
+            os._exit(127)
+        timer = KillTimer()
+        own = os.getpid()
+        main = os.fork()
+        if main == 0:
+            _run_child(launch, defaults, parent=own, gate=gate, report=report)
+        null = os.open(os.devnull, os.O_RDWR)
+        _keep_handles(null, null, null, pipe)
+        pipe = _LAST_HANDLE
+        watchdog.watch(main, timer=timer, table=guard.table, slot=guard.slot, pipe=pipe)
+    except OSError as error:
+        watchdog.tell(pipe, watchdog.FAILED, error.errno or errno.EAGAIN)
+    finally:
+        os._exit(127)
+
+
+def _run_child(launch: Launch, defaults: ChildDefaults, *, parent: int, gate: int, report: int) -> NoReturn:
     """Never returns: whatever happens, the copy of the keeper that a child is must not go on as one."""
     stage = "start"
     try:
-        os.close(gate_in)
         if os.read(gate, 1) != b"g":
             os._exit(127)
-        _arrange_handles(launch, report)
-        report = _REPORT_HANDLE
-        _become(launch, defaults, keeper)
+        _keep_handles(os.open(os.devnull, os.O_RDWR), launch.stdout, launch.stderr, report)
+        report = _LAST_HANDLE
+        _become(launch, defaults, parent)
         stage = "program"
         os.execvpe(launch.argv[0], launch.argv, launch.env)  # noqa: S606 - running a user's program is the job
     except _StageError as error:
@@ -209,23 +262,24 @@ def _run_child(launch: Launch, defaults: ChildDefaults, *, keeper: int, gate: in
         os._exit(127)
 
 
-def _arrange_handles(launch: Launch, report: int) -> None:
-    """Nothing of the keeper's stays open: a lock held by a child that hangs would keep the next keeper out."""
-    null = os.open(os.devnull, os.O_RDWR)
+def _keep_handles(*handles: int) -> None:
+    """Keep these as 0, 1, 2 and 3; the last is closed by exec.
+
+    Nothing else of the keeper's stays open: a lock held by a child that hangs would keep the next keeper out.
+    """
     # Moved out of the way first: any of them may have one of the numbers that are about to be taken.
-    sources = [_above(handle) for handle in (null, launch.stdout, launch.stderr, report)]
-    for target, source in enumerate(sources):
-        os.dup2(source, target, inheritable=target != _REPORT_HANDLE)
-    os.closerange(_REPORT_HANDLE + 1, _HIGHEST_HANDLE)
+    for target, source in enumerate([_above(handle) for handle in handles]):
+        os.dup2(source, target, inheritable=target != _LAST_HANDLE)
+    os.closerange(_LAST_HANDLE + 1, _HIGHEST_HANDLE)
 
 
 def _above(handle: int) -> int:
-    while handle <= _REPORT_HANDLE:
+    while handle <= _LAST_HANDLE:
         handle = os.dup(handle)
     return handle
 
 
-def _become(launch: Launch, defaults: ChildDefaults, keeper: int) -> None:
+def _become(launch: Launch, defaults: ChildDefaults, parent: int) -> None:
     os.setsid()
     _reset_signals()
     os.umask(0o022)
@@ -241,9 +295,9 @@ def _become(launch: Launch, defaults: ChildDefaults, keeper: int) -> None:
         _take_user(launch)
     if not launch.own_dir:
         _enter(launch.working_dir)
-    if launch.die_with_keeper:
+    if launch.die_with_parent:
         _prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))  # after the user was taken on, which resets it
-        if os.getppid() != keeper:
+        if os.getppid() != parent:
             os._exit(127)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 

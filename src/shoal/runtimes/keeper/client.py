@@ -30,6 +30,8 @@ from shoal.core.tasks import TaskScope
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.keeper import protocol
+from shoal.runtimes.keeper.clocks import LinuxClock
+from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, connect
 from shoal.runtimes.keeper.launcher import launch_keeper
 from shoal.runtimes.keeper.records import RunRecord, read_keeper_pid, record_from_json
@@ -179,6 +181,7 @@ class KeeperLink:
         #: Grows with every connection: what was asked of an earlier keeper may have been forgotten with it.
         self.connections = 0
         self._keeper_pid: object = None
+        self._table: DeadlineTable | None = None
         #: Why there is no connection.
         self.trouble = "not opened"
         self.closed = False
@@ -226,6 +229,7 @@ class KeeperLink:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._close_table()
         self._notify()
 
     async def call(self, op: str, *, timeout: float = CALL_TIMEOUT, **fields: Any) -> dict[str, Any]:
@@ -256,6 +260,25 @@ class KeeperLink:
             return
         self._runs[record.run_id] = record
         self._notify()
+
+    async def extend(self, run_ids: tuple[str, ...], *, until: float) -> None:
+        """Move the deadlines of runs to a moment on CLOCK_BOOTTIME.
+
+        In the shared table, so that a keeper that is stopped or waits for its disk does not delay it. The keeper is
+        told when a deadline becomes earlier, which is rare; one of an earlier version has no table and is always told.
+        """
+        now = LinuxClock().boottime()
+        asked = []
+        for run_id in run_ids:
+            record = self._runs.get(run_id)
+            if self._table is None or record is None or record.slot == NO_SLOT:
+                asked.append(run_id)
+                continue
+            if until < self._table.read(record.slot):
+                asked.append(run_id)
+            self._table.extend(record.slot, until, now=now)
+        if asked:
+            await self.call("extend", run_ids=asked, until=until)
 
     def drop_run(self, run_id: str) -> None:
         """Leave a forgotten run out of the view."""
@@ -312,6 +335,7 @@ class KeeperLink:
             connection.close()
             raise
         self._tell_of_another_keeper(connection.hello.get("pid"), listed)
+        self._open_table(connection.hello)
         for run_id in self._runs.keys() - listed.keys():
             del self._runs[run_id]
         for record in listed.values():
@@ -322,6 +346,21 @@ class KeeperLink:
         if not self.serves_in_full:
             log.warning("the keeper speaks version %s; it can only be wound down", connection.hello["version"])
         self._notify()
+
+    def _open_table(self, hello: Mapping[str, Any]) -> None:
+        self._close_table()
+        if "deadlines" in hello:
+            try:
+                self._table = DeadlineTable.attach(int(hello["pid"]), int(hello["deadlines"]))
+            except OSError as error:
+                log.warning(
+                    "the keeper's table of deadlines cannot be opened, so they go through the keeper: %s", error
+                )
+
+    def _close_table(self) -> None:
+        if self._table is not None:
+            self._table.close()
+            self._table = None
 
     def _tell_of_another_keeper(self, pid: object, listed: Mapping[str, RunRecord]) -> None:
         """Nobody else says so: a keeper that was killed is replaced at once, and only what it kept shows it."""

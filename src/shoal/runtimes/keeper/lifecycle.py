@@ -54,9 +54,9 @@ class Deadline:
         return self.at - self.warning
 
 
-def deadline_in(seconds: float, *, grace: float, now: float) -> Deadline:
-    """A deadline so many seconds from now. The run is killed at the deadline, not a grace period later."""
-    return Deadline(at=now + seconds, warning=max(0.0, min(grace, LONGEST_WARNING, seconds / 4)))
+def deadline_at(moment: float, *, grace: float, now: float) -> Deadline:
+    """A deadline at a moment. The run is killed at the deadline, not a grace period later."""
+    return Deadline(at=moment, warning=max(0.0, min(grace, LONGEST_WARNING, (moment - now) / 4)))
 
 
 @dataclass(frozen=True, slots=True)

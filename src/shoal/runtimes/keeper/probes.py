@@ -58,7 +58,7 @@ class Probes:
             user=record.user,
             own_dir=record.own_dir,
             cgroup_entrances=cgroups.entrances(record.cgroups),
-            die_with_keeper=True,
+            die_with_parent=True,
         )
         try:
             child = fork_gated(launch, self._defaults)

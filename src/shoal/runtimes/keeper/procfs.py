@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,6 +87,15 @@ def all_stats() -> Iterator[ProcessStat]:
                 yield stat
 
 
+def ancestors(pid: int, table: Mapping[int, ProcessStat]) -> Iterator[int]:
+    """The parent of a process, its parent, and so on, as far as the table knows them."""
+    seen: set[int] = set()
+    while pid in table and pid not in seen:
+        seen.add(pid)
+        pid = table[pid].parent
+        yield pid
+
+
 class Census:
     """One look at every living process, for finding those of a keeper's runs."""
 
@@ -132,15 +141,8 @@ class Census:
         return [
             stat
             for stat in self._stats.values()
-            if stat.alive and stat.session == session and below in self._ancestors(stat.pid)
+            if stat.alive and stat.session == session and below in ancestors(stat.pid, self._stats)
         ]
-
-    def _ancestors(self, pid: int) -> Iterator[int]:
-        seen: set[int] = set()
-        while pid in self._stats and pid not in seen:
-            seen.add(pid)
-            pid = self._stats[pid].parent
-            yield pid
 
 
 def kill_process(pid: int, start_time: int, number: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 from shoal.core.host import boot_id
 from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper.deadlines import NO_SLOT
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
 
 RECORD_FORMAT = 1
@@ -50,8 +51,10 @@ class RunRecord:
     own_dir: bool = False
     stop_signal: int = 15
     grace: float = 10.0
-    #: It has a deadline, and dies with the keeper that holds it.
+    #: It has a deadline, and a watchdog that dies with its keeper.
     at_most_one: bool = False
+    #: Where its deadline is in the table of the keeper that started it.
+    slot: int = NO_SLOT
     #: Its cgroup directories, one per hierarchy.
     cgroups: tuple[str, ...] = ()
     exit: ExitRecord | None = None
@@ -63,7 +66,7 @@ class RunRecord:
 
 #: What a record may be relied on to have; a file in which it is something else was not written by a keeper.
 _TEXTS = ("run_id", "workload_id", "boot_id", "user", "working_dir", "ended_by", "last_output")
-_NUMBERS = ("pid", "start_time", "started_at_ms", "stop_signal", "grace", "format")
+_NUMBERS = ("pid", "start_time", "started_at_ms", "stop_signal", "grace", "slot", "format")
 
 
 def record_to_json(record: RunRecord) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from shoal.core import faults
 from shoal.core.host import boot_id
 from shoal.runtimes import cgroups
-from shoal.runtimes.keeper import procfs
+from shoal.runtimes.keeper import procfs, watchdog
 from shoal.runtimes.keeper.children import ChildDefaults, read_report, refusal_of
+from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.journal import say
-from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadline_in, next_step
+from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadline_at, next_step
 from shoal.runtimes.keeper.loop import Loop, Timer
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
 from shoal.runtimes.keeper.protocol import PAGE, Refusal, StartWish, run_refusal
@@ -52,6 +53,8 @@ class Run:
         self.outputs: Outputs | None = None
         self.timer: Timer | None = None
         self.pidfd = -1
+        #: Its parent, if that is not the keeper.
+        self.watchdog: watchdog.Watchdog | None = None
         #: What was seen of its processes before this moment says nothing any more.
         self.looked_at = 0.0
         # Only while it starts.
@@ -74,6 +77,7 @@ class Runs:
         loop: Loop,
         *,
         groups: cgroups.Cgroups,
+        table: DeadlineTable,
         defaults: ChildDefaults,
         on_ended: Callable[[RunRecord], None],
     ) -> None:
@@ -85,10 +89,12 @@ class Runs:
         self._keeper_id = files.keeper_id()
         self._runs: dict[str, Run] = {}
         self._mains: dict[int, Run] = {}
+        self._watchdogs: dict[int, Run] = {}
+        self._table = table
         self._unsettled: list[Run] = []
         self._census: tuple[float, procfs.Census] | None = None
         self.book = LogBook(files, loop)
-        self._starter = Starter(files, loop, self.book, groups=groups, defaults=defaults)
+        self._starter = Starter(files, loop, self.book, groups=groups, table=table, defaults=defaults)
 
     # --- asking -------------------------------------------------------------------------------------------
 
@@ -131,11 +137,12 @@ class Runs:
         run.starters.append(answer)
         self._runs[wish.run_id] = run
         self._mains[fresh.child.pid] = run
-        now = self._loop.now()
-        if wish.deadline is not None:
-            run.deadline = deadline_in(max(0.0, wish.deadline - now), grace=wish.grace, now=now)
+        if fresh.child.watchdog is not None:
+            run.watchdog = fresh.child.watchdog
+            self._watchdogs[run.watchdog.pid] = run
+            self._loop.add_reader(run.watchdog.pipe, lambda: self._hear_watchdog(run))
         self._loop.add_reader(fresh.child.report, lambda: self._check_report(run))
-        self._loop.call_at(now + START_TIMEOUT, lambda: self._give_up_start(run))
+        self._loop.call_at(self._loop.now() + START_TIMEOUT, lambda: self._give_up_start(run))
         fresh.child.open_gate()
         self._advance(run)
 
@@ -163,8 +170,7 @@ class Runs:
         run.finished = True
         if run.timer is not None:
             run.timer.cancel()
-        del self._runs[run.record.run_id]
-        self._files.record(run.record.run_id).unlink(missing_ok=True)
+        self._drop(run)
         if run.outputs is not None:
             run.outputs.close()
         self._remove_groups(run.record.cgroups)
@@ -197,14 +203,14 @@ class Runs:
         """Move the deadlines of runs. One that was already asked to end, or should have been, is not saved by this.
 
         A keeper that was stopped itself may find an old extension waiting when it wakes: what has passed has passed.
+        Agents that can open the table extend deadlines there, and do not need this.
         """
         for run_id in run_ids:
             run = self._runs.get(run_id)
             if run is not None and run.main_alive and not run.finished:
-                passed = run.deadline is not None and run.deadline.at <= self._loop.now()
-                if not passed and (run.ending is None or run.ending.by != "deadline"):
-                    now = self._loop.now()
-                    run.deadline = deadline_in(max(0.0, until - now), grace=run.record.grace, now=now)
+                self._table.extend(run.record.slot, until, now=self._loop.now())
+                if run.watchdog is not None:
+                    run.watchdog.wake()
                 self._advance(run)
 
     def forget(self, run_id: str) -> None:
@@ -214,8 +220,12 @@ class Runs:
             return
         if not run.finished:
             raise Refusal("precondition", f"run {run_id!r} has not ended", hint="stop it first")
-        self._files.record(run_id).unlink(missing_ok=True)
-        del self._runs[run_id]
+        self._drop(run)
+
+    def _drop(self, run: Run) -> None:
+        self._files.record(run.record.run_id).unlink(missing_ok=True)
+        self._table.give_back(run.record.slot)
+        del self._runs[run.record.run_id]
 
     def forget_workload(self, workload_id: str) -> None:
         """Let go of every run of a workload; its files are then nobody's."""
@@ -253,6 +263,7 @@ class Runs:
         if run.finished:
             return
         now = self._loop.now()
+        self._read_deadline(run, now)
         left = [] if run.main_alive else self._processes(run)
         life = Life(
             main_alive=run.main_alive,
@@ -281,6 +292,13 @@ class Runs:
             run.looked_at = now
         if step.again_at is not None:
             run.timer = self._loop.call_at(step.again_at, lambda: self._advance(run))
+
+    def _read_deadline(self, run: Run, now: float) -> None:
+        """Take over a deadline that was moved in the table."""
+        if run.record.slot != NO_SLOT:
+            at = self._table.read(run.record.slot)
+            if run.deadline is None or run.deadline.at != at:
+                run.deadline = deadline_at(at, grace=run.record.grace, now=now)
 
     def _processes(self, run: Run) -> list[procfs.ProcessStat]:
         """The living processes of a run, those included that left its process group."""
@@ -327,8 +345,49 @@ class Runs:
         run = self._mains.get(pid)
         return run is not None and run.ending is None and run.fresh is None
 
+    def _hear_watchdog(self, run: Run) -> None:
+        """A watchdog has ended its run at the deadline, or its main process has ended, or it is gone itself."""
+        guard = run.watchdog
+        if guard is None or guard.pipe < 0:
+            return
+        for word, number in guard.read():
+            if word == watchdog.DEADLINE and run.main_alive and run.ending is None:
+                run.ending = Ending(by="deadline", kill_at=self._loop.now())
+                run.record = dataclasses.replace(run.record, ended_by="deadline")
+            elif word == watchdog.EXIT:
+                if self.leads_idle_group(run.record.pid):
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(run.record.pid, signal.SIGKILL)
+                self.child_ended(run.record.pid, number)
+                self.settle()
+                guard.release()
+        if guard.silent:
+            self._close_pipe(guard)
+
+    def _close_pipe(self, guard: watchdog.Watchdog) -> None:
+        if guard.pipe >= 0:
+            self._loop.remove(guard.pipe)
+            guard.close()
+
+    def _watchdog_ended(self, run: Run) -> None:
+        """A watchdog is gone. If its run is not, the kernel kills the main process now; nobody guards that any more."""
+        self._hear_watchdog(run)
+        if run.watchdog is not None:
+            self._close_pipe(run.watchdog)
+            run.watchdog = None
+        if run.main_alive and not run.finished:
+            say(f"run {run.record.run_id}: its watchdog was killed, and its main process with it")
+            self._read_deadline(run, self._loop.now())
+            if run.deadline is not None and run.deadline.at <= self._loop.now():
+                run.record = dataclasses.replace(run.record, ended_by="deadline")
+            procfs.kill_process(run.record.pid, run.record.start_time, signal.SIGKILL)
+
     def child_ended(self, pid: int, status: int) -> bool:
-        """Take in the end of a child; whether it was a main process. `settle` must follow."""
+        """Take in the end of a child; whether it was one of a run. `settle` must follow."""
+        guarded = self._watchdogs.pop(pid, None)
+        if guarded is not None:
+            self._watchdog_ended(guarded)
+            return True
         run = self._mains.pop(pid, None)
         if run is None:
             return False
@@ -386,7 +445,8 @@ class Runs:
         for path in broken:
             say(f"{path} is not a run record and is left alone")
         marked = self._take_census(not_before=self._loop.now()).runs
-        for record in records.values():
+        for stored in records.values():
+            record = dataclasses.replace(stored, slot=NO_SLOT)  # it was one of another keeper's table
             if record.exit is None or record.run_id in marked or cgroups.members(record.cgroups):
                 self._take_up(record)
             else:

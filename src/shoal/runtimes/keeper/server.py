@@ -9,6 +9,7 @@ for a while when nothing runs.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import procfs, protocol
 from shoal.runtimes.keeper.children import prepare_keeper
 from shoal.runtimes.keeper.clocks import LinuxClock
+from shoal.runtimes.keeper.deadlines import DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, socket_address
 from shoal.runtimes.keeper.journal import say_exception
 from shoal.runtimes.keeper.loop import Loop
@@ -111,7 +113,10 @@ class Keeper:
         self._alone_since = self.loop.now()
         self._groups = Cgroups.find(files.keeper_id(), own_pids=(os.getpid(), agent_pid))
         defaults = prepare_keeper()
-        self._runs = Runs(files, self.loop, groups=self._groups, defaults=defaults, on_ended=self._tell_end)
+        self._table = DeadlineTable.create()
+        self._runs = Runs(
+            files, self.loop, groups=self._groups, table=self._table, defaults=defaults, on_ended=self._tell_end
+        )
         self._probes = Probes(self.loop, defaults)
         self._listener = _listen(files)
 
@@ -122,6 +127,7 @@ class Keeper:
         self.loop.add_reader(self._listener.fileno(), self._accept)
         self._look_around()
         on_ready()
+        gc.freeze()  # watchdogs share this memory, and a collection that writes to it would copy it for each
         self.loop.run()
         self._files.socket.unlink(missing_ok=True)
         self._groups.close()
@@ -147,6 +153,7 @@ class Keeper:
                     "since": protocol.OLDEST_FULL_AGENT,
                     "pid": os.getpid(),
                     "limits": self._groups.limits,
+                    "deadlines": self._table.handle,
                 }
             }
         )

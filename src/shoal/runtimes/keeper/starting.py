@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from shoal.core.host import boot_id
 from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import procfs
-from shoal.runtimes.keeper.children import Child, ChildDefaults, Launch, fork_gated
+from shoal.runtimes.keeper.children import Child, ChildDefaults, Guard, Launch, fork_gated
+from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.loop import Loop
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
@@ -43,12 +44,14 @@ class Starter:
         book: LogBook,
         *,
         groups: cgroups.Cgroups,
+        table: DeadlineTable,
         defaults: ChildDefaults,
     ) -> None:
         self._files = files
         self._loop = loop
         self._book = book
         self._groups = groups
+        self._table = table
         self._defaults = defaults
         self._boot_id = boot_id()
         self._keeper_id = files.keeper_id()
@@ -59,19 +62,23 @@ class Starter:
         groups: tuple[str, ...] = ()
         ends: tuple[int, ...] = ()
         child: Child | None = None
+        slot = NO_SLOT if wish.deadline is None else self._table.take(wish.deadline)
         try:
             groups = self._groups.create(wish.run_id, cpu_millicores=wish.cpu_millicores, memory_mb=wish.memory_mb)
             ends = outputs.make()
             launch = self._launch(wish, groups, ends)
-            child = fork_gated(launch, self._defaults)
-            record = self._record(wish, child, groups)
+            child = fork_gated(launch, self._defaults, None if slot == NO_SLOT else Guard(self._table, slot))
+            record = self._record(wish, child, groups, slot)
             write_record(self._files, record)
             return FreshRun(record, child, launch, outputs)
         except OSError as error:
             if child is not None:
                 child.close_gate()
                 child.close_report()
+                if child.watchdog is not None:
+                    child.watchdog.drop()
             outputs.close()
+            self._table.give_back(slot)
             cgroups.remove(groups)
             self._files.record(wish.run_id).unlink(missing_ok=True)
             failure = "STORAGE_ERROR" if error.errno in _STORAGE else "RUNTIME_ERROR"
@@ -96,10 +103,10 @@ class Starter:
             user=wish.user,
             own_dir=wish.own_dir,
             cgroup_entrances=cgroups.entrances(groups),
-            die_with_keeper=wish.deadline is not None,
+            die_with_parent=wish.deadline is not None,
         )
 
-    def _record(self, wish: StartWish, child: Child, groups: tuple[str, ...]) -> RunRecord:
+    def _record(self, wish: StartWish, child: Child, groups: tuple[str, ...], slot: int) -> RunRecord:
         return RunRecord(
             run_id=wish.run_id,
             workload_id=wish.workload_id,
@@ -114,5 +121,6 @@ class Starter:
             stop_signal=wish.stop_signal,
             grace=wish.grace,
             at_most_one=wish.deadline is not None,
+            slot=slot,
             cgroups=groups,
         )

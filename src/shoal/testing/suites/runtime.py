@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError, ShoalError
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
@@ -105,7 +106,7 @@ class RuntimeSuite:
             limits=limits or Resources(),
             ports=ports or {},
             identity={"SHOAL_TEST_IDENTITY": "this one"},
-            deadline=deadline,
+            deadline=None if deadline is None else SystemClock().monotonic() + deadline,
         )
 
     def make_missing_program(self, run_id: str) -> RunRequest:
@@ -386,8 +387,8 @@ class RuntimeSuite:
         moving: SupportsDeadlines = require(runtime, SupportsDeadlines)
         await runtime.start(self.make_request(_FOREVER, run_id="kept-1", workload_id="kept", deadline=30.0))
         await runtime.start(self.make_request(_FOREVER, run_id="left-1", workload_id="left", deadline=30.0))
-        await moving.extend_deadlines(("kept-1", "nobody"), 600.0)
-        await moving.extend_deadlines(("left-1",), 0.2)
+        await moving.extend_deadlines(("kept-1", "nobody"), SystemClock().monotonic() + 600.0)
+        await moving.extend_deadlines(("left-1",), SystemClock().monotonic() + 0.2)
         assert (await wait_ended(runtime, "left-1")).ended_by == "deadline"
         kept = await runtime.inspect("kept-1")
         assert kept is not None

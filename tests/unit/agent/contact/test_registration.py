@@ -346,7 +346,7 @@ async def test_a_lease_is_counted_from_the_sending_of_a_beat(tmp_path):
         await asyncio.sleep(1)
         it.network.delay(CONTROL, 6)
         await asyncio.sleep(16)  # the beat of second 10 was acknowledged at 16
-        assert agent._contact.ends_at == 10 + 27
+        assert agent._contact.ends_at() == 10 + 27
 
 
 async def test_a_frozen_agent_that_wakes_late_ends_what_may_exist_only_once(tmp_path):
