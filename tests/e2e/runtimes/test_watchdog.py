@@ -196,3 +196,13 @@ async def test_a_watchdog_is_small(open_runtime: OpenRuntime) -> None:
     rollup = (procfs.PROC / str(parent_of(info.pid)) / "smaps_rollup").read_text()
     private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private"))
     assert private < 4096, rollup
+
+
+async def test_an_agent_that_cannot_open_the_table_extends_through_the_keeper(open_runtime: OpenRuntime) -> None:
+    runtime = await open_runtime()
+    runtime._link._close_table()  # as with a keeper of an earlier version, which has none
+    first = once("exec sleep 1000", seconds=2.0)
+    info = await runtime.start(first)
+    await runtime.extend_deadlines(("one-1",), in_seconds(600))
+    await passed(first.deadline + 1.0)
+    assert is_alive(info.pid)
