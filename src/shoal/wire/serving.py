@@ -1,12 +1,13 @@
 """What happens between a transport and a handler, on the serving side, equal for every transport.
 
-Requests come in as bytes and are parsed here; answers go out as bytes. Where callers have identities, this is where
-the rules are enforced (`authorization.py`): by role before a request is even parsed, by its content after. Whatever a
-handler raises becomes a `Status`: its own errors as themselves, everything else as INTERNAL, logged once with its
-traceback. Each call is reported to an `RpcObserver` with the code it ended with.
+Requests come in as bytes and are parsed here; answers go out as bytes. Where callers have identities, the rules are
+enforced here: which role may call (`authorization.py`), before a request is parsed; what a request may say, after; and
+which fields of an answer the caller may see (`disclosure.py`). An error that a handler raises becomes a `Status`: a
+`ShoalError` as itself, any other as INTERNAL, logged once with its traceback. Each call is reported to an
+`RpcObserver` with the code it ended with.
 
-A stream that lasts longer than the certificates that it began with is ended then, with what a new call would be refused
-with: nothing is taken from it and nothing is sent through it any more, and its handler is cancelled.
+A stream ends when a certificate at one of its ends expires or is revoked, with the status that a new call would get:
+nothing more is read from it or sent through it, and its handler is cancelled.
 
 Called by `server.py` and `local.py`; calls the handlers of a `Service`.
 """
@@ -26,6 +27,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from shoal.core import tracing
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, ShoalError, UnsupportedError, problem
 from shoal.wire.authorization import Policy
+from shoal.wire.disclosure import disclose
 from shoal.wire.status import OK, Code, Status, status_of
 from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Method, Service, Standing
 
@@ -87,7 +89,7 @@ async def answer(endpoint: Endpoint, data: bytes, call: Call, observer: RpcObser
         function = _function(endpoint)
         request = unpack(endpoint.method.request, data, endpoint.method)
         _check_request(endpoint, call, request)
-        result = pack(await function(request, call), endpoint.method)
+        result = pack(_visible(endpoint, call, await function(request, call)), endpoint.method)
     return result if outcome.status is OK else outcome.status
 
 
@@ -113,7 +115,7 @@ async def converse(
             try:
                 async for response in responses:
                     check()
-                    await send(pack(response, method))
+                    await send(pack(_visible(endpoint, call, response), method))
             finally:
                 await close_stream(responses)
     return outcome.status
@@ -229,6 +231,13 @@ def _admit(endpoint: Endpoint, call: Call) -> None:
 def _check_request(endpoint: Endpoint, call: Call, request: Any) -> None:
     if endpoint.policy is not None and call.identity is not None:
         endpoint.policy.check_request(endpoint.method, call.identity, request)
+
+
+def _visible(endpoint: Endpoint, call: Call, answer: Message) -> Message:
+    """The part of an answer that the caller may see."""
+    if endpoint.policy is None or call.identity is None:
+        return answer
+    return disclose(answer, call.identity)
 
 
 def _function(endpoint: Endpoint) -> Callable[[Any, Call], Any]:

@@ -45,7 +45,6 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import IDENTIFIER_RULE, GroupId, NodeId, WorkloadId, is_identifier
-from shoal.model.identity import Role
 from shoal.model.nodes import Feature, NodeRecord, NodeUsage
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
@@ -350,15 +349,11 @@ class ControlService:
         )
         return pb.ListWorkloadsResponse(workloads=page, next_page_token=token)
 
-    async def get_workload(self, request: pb.GetWorkloadRequest, call: Call) -> pb.GetWorkloadResponse:
-        """One workload. An agent is told of another's whose it is, and not what it does."""
+    async def get_workload(self, request: pb.GetWorkloadRequest, _call: Call) -> pb.GetWorkloadResponse:
+        """One workload."""
         _check_id("workload_id", request.workload_id)
         view = self._views.workload(self._fleet.workload(request.workload_id))
-        found = convert.workload_view_to_proto(view)
-        caller = call.identity
-        if caller is not None and caller.role is Role.AGENT and view.assigned_node_id != caller.name:
-            found.ClearField("spec")
-        return pb.GetWorkloadResponse(workload=found)
+        return pb.GetWorkloadResponse(workload=convert.workload_view_to_proto(view))
 
     async def get_cluster_summary(self, _request: pb.GetClusterSummaryRequest, _call: Call) -> pb.ClusterSummary:
         """The fleet in numbers."""
