@@ -247,11 +247,7 @@ class ControlPlane:
         request = pb.RetryWorkloadRequest(workload_id=workload_id)
         answer = await self._call(AgentControl.RETRY_WORKLOAD, request, look=f"shoal workload get {workload_id}")
         if not answer.accepted:
-            raise PreconditionError(
-                f"workload {workload_id!r}: there is nothing to retry",
-                hint=f"`shoal workload get {workload_id}` shows its state",
-                workload_id=workload_id,
-            )
+            raise _refusal("workload", workload_id, answer.error_message or "there is nothing to retry")
 
     async def set_desired_state(self, workload_id: str, desired: DesiredState) -> WorkloadView:
         """Start or stop a workload without a change of its spec."""

@@ -21,6 +21,7 @@ from shoal.agent.server import AgentSettings
 from shoal.cli.commands.specs import parse_specs, read_specs
 from shoal.cli.connection.session import read_addresses
 from shoal.cli.local.children import read_json
+from shoal.control.api.parsing import read_members, read_workload
 from shoal.control.settings import ControlSettings
 from shoal.control.state.fleet import parse_port
 from shoal.control.store.codec import FORMAT, DocumentCodec
@@ -339,6 +340,13 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.views.rejection_from_proto": _message(views.rejection_from_proto, control.NodeRejection),
     "shoal.wire.convert.views.workload_view_from_proto": _message(
         convert.workload_view_from_proto, control.WorkloadView
+    ),
+    "shoal.control.api.parsing.read_members": _message(
+        lambda given: read_members(given.members), control.ApplyGroupRequest
+    ),
+    "shoal.control.api.parsing.read_workload": _message(
+        lambda given: read_workload(given.workload_id, given.spec, given.revision_id, given.desired_state),
+        control.ApplyWorkloadRequest,
     ),
     # What lies on disk, and what the kernel says.
     "shoal.control.state.fleet.parse_port": ParserCase(

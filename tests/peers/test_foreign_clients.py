@@ -76,6 +76,118 @@ async def test_what_is_wrong_is_told_where_such_clients_look(stage):
     assert refused.reason
 
 
+@pytest.mark.parametrize(
+    ("desired", "state"), [("Stopped", "Stopped"), ("stopped", "Stopped"), ("Running", "Running"), ("", "Running")]
+)
+async def test_apply_without_a_spec_changes_the_desired_state_alone(stage, desired, state):
+    """This is what `persysctl workload stop`, `start` and `restart` send."""
+    foreign = await stage.agent("n1")
+    await stage.client.apply("web", container(), revision="r1")
+    await stage.client.wait_status("web", "Running")
+    answer = await stage.client.call("ApplyWorkload", workload_id="web", desired_state=desired)
+    assert (answer.success, answer.error_message, answer.failure_reason) == (True, "", 0)
+    view = await stage.client.wait_status("web", state)
+    assert (view.desired_state, view.revision_id) == (state, "r1")
+    await stage.client.call("ApplyWorkload", workload_id="web", desired_state="Running")
+    await stage.client.wait_status("web", "Running")
+    assert foreign.runs["web"].request.spec.container.image == "nginx:latest"
+
+
+async def test_apply_without_a_spec_for_an_unknown_workload_is_refused_in_the_answer(stage):
+    answer = await stage.client.call("ApplyWorkload", workload_id="nobody", desired_state="Stopped")
+    assert (answer.success, answer.failure_reason) == (False, control.RUNTIME_ERROR)
+    assert "not found" in answer.error_message
+
+
+async def test_retry_of_an_unknown_workload_is_not_accepted(stage):
+    assert not (await stage.client.call("RetryWorkload", workload_id="nobody")).accepted
+    assert not (await stage.client.call("RetryWorkload", workload_id="no such/name")).accepted
+
+
+async def test_retry_of_a_stopped_workload_is_not_accepted(stage):
+    await stage.client.apply("web", container(), desired="Stopped")
+    assert not (await stage.client.call("RetryWorkload", workload_id="web")).accepted
+
+
+@pytest.mark.parametrize("target", ["", "no such/name", "nobody"])
+@pytest.mark.parametrize("action", ["SET_DESIRED_STATE", "RETRY_WORKLOAD", "DELETE_WORKLOAD", "SCALE_REPLICAS"])
+async def test_a_suggestion_for_a_target_that_cannot_be_is_rejected_in_the_answer(stage, target, action):
+    suggestion = control.AutomationSuggestion(target_workload=target, action_type=getattr(control, action))
+    decided = await stage.client.call("SubmitAutomationSuggestion", suggestion=suggestion)
+    assert (decided.accepted, decided.decision, decided.applied_action) == (False, "rejected", "")
+    assert decided.reason
+    assert decided.HasField("decided_at")
+
+
+def capabilities(**changes):
+    return control.NodeCapabilities(**{"cpu_total_millicores": 1000, "memory_total_mb": 512, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"cpu_total_millicores": 0}, "cpu_total_millicores"),
+        ({"cpu_total_millicores": -1}, "cpu_total_millicores"),
+        ({"memory_total_mb": 0}, "memory_total_mb"),
+        ({"memory_total_mb": -5}, "memory_total_mb"),
+        ({"storage_pools": [control.StoragePool(name="root", total_gb=-1)]}, "storage_pools"),
+        ({"supported_workload_types": ["container", "unikernel"]}, "supported_workload_types"),
+    ],
+)
+async def test_a_registration_that_cannot_be_used_is_refused_in_the_answer(stage, changes, field):
+    answer = await stage.client.call(
+        "RegisterNode", node_id="n1", capabilities=capabilities(**changes), grpc_endpoint="127.0.0.1:9"
+    )
+    assert not answer.accepted
+    assert field in answer.reason
+    assert (await stage.client.call("ListNodes")).nodes == []
+
+
+async def test_other_names_of_workload_types_are_known(stage):
+    names = ["docker-container", " Container", "docker-compose", "git-compose", "VM", ""]
+    answer = await stage.client.call(
+        "RegisterNode",
+        node_id="n1",
+        capabilities=capabilities(supported_workload_types=names),
+        grpc_endpoint="127.0.0.1:9",
+    )
+    assert answer.accepted, answer.reason
+    assert (await stage.client.call("GetNode", node_id="n1")).node.supported_workload_types == [
+        "container",
+        "compose",
+        "vm",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"), [("docker-container", container), ("Container", container), ("docker-compose", compose)]
+)
+async def test_a_spec_may_use_another_name_of_its_type(stage, name, spec):
+    await stage.agent("n1")
+    message = spec()
+    message.type = name
+    assert (await stage.client.apply("web", message)).success
+    assert (await stage.client.wait_status("web", "Running")).type == spec.__name__
+
+
+@pytest.mark.parametrize("name", ["ApplyWorkload", "DeleteWorkload", "RetryWorkload", "GetWorkload"])
+async def test_a_call_without_a_workload_id_is_an_invalid_argument(stage, name):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await stage.client.call(name)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "workload_id" in caught.value.details()
+
+
+async def test_active_is_another_name_of_ready_when_nodes_are_filtered(stage):
+    await stage.agent("n1")
+    assert [node.node_id for node in (await stage.client.call("ListNodes", status="Active")).nodes] == ["n1"]
+
+
+@pytest.mark.parametrize("status", ["Scheduled", "Updating", "RetryPending", "Deleting", "Deleted", "Completed"])
+async def test_every_state_that_the_contract_names_can_be_filtered_by(stage, status):
+    assert (await stage.client.call("ListWorkloads", status=status)).workloads == []
+
+
 @pytest.mark.parametrize("spec", [container, compose, vm], ids=["container", "compose", "vm"])
 async def test_an_end_to_end_run(stage, spec):
     """Apply before there is a node, poll until it runs, update, delete, and read that it is not found."""

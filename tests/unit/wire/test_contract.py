@@ -46,7 +46,7 @@ CONTROL = {
     "DeleteWorkloadRequest": "1 workload_id string",
     "DeleteWorkloadResponse": "1 success bool, 2 error_message string",
     "RetryWorkloadRequest": "1 workload_id string",
-    "RetryWorkloadResponse": "1 accepted bool",
+    "RetryWorkloadResponse": "1 accepted bool, 100 error_message string",
     "WorkloadSpec": """
         1 type string, 2 resources ResourceRequirements, 10 container ContainerSpec, 11 compose ComposeSpec,
         12 vm VMSpec, 20 metadata <string,string>,

@@ -187,6 +187,40 @@ def test_a_foreign_agent_fails_in_its_own_words():
         assert failure(actual_state=failed, metadata={"failure_reason": word}) is reason
 
 
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("INVALID_SPECIFICATION", FailureReason.INVALID_SPEC),
+        ("INVALID_SPEC", FailureReason.INVALID_SPEC),
+        ("STORAGE_FULL", FailureReason.STORAGE_ERROR),
+        ("NEVER_HEARD_OF", FailureReason.RUNTIME_ERROR),
+    ],
+)
+def test_the_reason_of_a_foreign_status_is_read(code, failure):
+    """It calls every failure RUNTIME_ERROR, and says more in its reason."""
+    retry_at = datetime(2026, 5, 1, 12, tzinfo=UTC)
+    reason = control.ReasonDetail(code=code, message="no such pool")
+    reason.next_retry_at.FromDatetime(retry_at)
+    status = convert.run_status_from_control(
+        control.WorkloadStatus(workload_id="web", state="Failed", failure_reason=control.RUNTIME_ERROR, reason=reason)
+    )
+    assert (status.failure, status.message, status.next_restart_at) == (failure, "no such pool", retry_at)
+
+
+def test_the_message_of_a_foreign_status_comes_before_that_of_its_reason():
+    reason = control.ReasonDetail(code="RUNTIME_ERROR", message="in short")
+    status = convert.run_status_from_control(
+        control.WorkloadStatus(workload_id="web", state="Failed", message="at length", reason=reason)
+    )
+    assert status.message == "at length"
+
+
+def test_a_reason_without_a_failure_makes_none():
+    reason = control.ReasonDetail(code="INVALID_SPECIFICATION", message="it was so")
+    status = convert.run_status_from_control(control.WorkloadStatus(workload_id="web", state="Running", reason=reason))
+    assert (status.state, status.failure) == (RunState.RUNNING, FailureReason.NONE)
+
+
 def test_a_foreign_agents_times_that_never_were_are_none():
     status = agent.WorkloadStatus(id="w", updated_at=-62135596800, revision_id="r7")
     status.usage.collected_at = -62135596800
@@ -315,7 +349,7 @@ def node_specs(draw):
             sum(pool.total_gb for pool in listed),
             draw(st.integers(0, 100_000)),
         ),
-        workload_types=draw(words),
+        workload_types=draw(st.lists(st.sampled_from([each.value for each in WorkloadType]), unique=True).map(tuple)),
         storage_drivers=draw(words),
         storage_pools=listed,
         labels=draw(st.dictionaries(st.sampled_from(("os", "arch", "a/b.c")), plain)),
@@ -389,7 +423,7 @@ def test_a_registration_is_wrong_by_the_names_it_was_sent_with():
             cpu_total_millicores=-1,
             memory_total_mb=-1,
             storage_pools=[control.StoragePool(name="", total_gb=-4)],
-            supported_workload_types=[""],
+            supported_workload_types=["", "job"],
             supported_storage_drivers=[""],
         ),
         labels={"bad key": "v"},
@@ -405,7 +439,7 @@ def test_a_registration_is_wrong_by_the_names_it_was_sent_with():
         "capabilities.memory_total_mb",
         "capabilities.storage_pools[0].name",
         "capabilities.storage_pools[0].total_gb",
-        "capabilities.supported_workload_types[0]",
+        "capabilities.supported_workload_types[1]",
         "capabilities.supported_storage_drivers[0]",
         "labels.bad key",
     }

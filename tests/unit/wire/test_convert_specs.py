@@ -260,9 +260,7 @@ def _fields(pb, **arguments):
 
 def test_a_type_is_required_and_known():
     assert "is required" in _fields(control.WorkloadSpec())["spec.type"]
-    assert (
-        "must be one of container, compose, vm, process" in _fields(control.WorkloadSpec(type="Process"))["spec.type"]
-    )
+    assert "must be one of container, compose, vm, process" in _fields(control.WorkloadSpec(type="job"))["spec.type"]
 
 
 def test_every_problem_is_named_with_its_path():
@@ -515,7 +513,9 @@ def test_desired_states():
         assert convert.desired_state_from_agent(convert.desired_state_to_agent(desired)) is desired
     assert convert.desired_state_from_agent(0) is DesiredState.RUNNING
     assert convert.desired_state_to_agent(DesiredState.DELETED) == agent.DESIRED_STATE_STOPPED
-    for word in ("running", "RUNNING", "Deleted", " Running", "wat"):
+    for word in ("running", "RUNNING", " Running"):
+        assert convert.desired_state_from_text(word) is DesiredState.RUNNING
+    for word in ("Deleted", "wat"):
         with pytest.raises(InvalidError, match="desired_state"):
             convert.desired_state_from_text(word)
     for number in (3, -1, 100):
@@ -527,7 +527,11 @@ def test_types_and_reasons():
     for kind in WorkloadType:
         assert convert.workload_type_from_agent(convert.workload_type_to_agent(kind)) is kind
         assert convert.workload_type_from_text(kind.value) is kind
-    for word in ("", "Process", "job"):
+    for word in ("docker-container", "Container", " container "):
+        assert convert.workload_type_from_text(word) is WorkloadType.CONTAINER
+    for word in ("docker-compose", "git-compose"):
+        assert convert.workload_type_from_text(word) is WorkloadType.COMPOSE
+    for word in ("", "docker", "job"):
         with pytest.raises(InvalidError, match="type"):
             convert.workload_type_from_text(word)
     for reason in model.FailureReason:

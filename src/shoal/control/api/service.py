@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from datetime import timedelta
 
 from shoal.control.agents.calls import Agents
 from shoal.control.agents.streams import Streams
 from shoal.control.api.event_feed import EventFeed
 from shoal.control.api.pages import check_page, first_page, fitting
+from shoal.control.api.parsing import check_given, check_id, check_state, event_query, read_members, read_workload
 from shoal.control.api.views import NODE_STATES, Views
 from shoal.control.nodes.contacts import Contacts, Heartbeat
 from shoal.control.nodes.heartbeats import Heartbeats
@@ -27,11 +28,11 @@ from shoal.control.state.causes import cause_of_call
 from shoal.control.state.facts import PlacementDecision
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.lifecycle import WORKLOAD_STATES
-from shoal.control.store.base import EventQuery, Store
+from shoal.control.store.base import Store
 from shoal.control.workloads.adoption import Adoption
 from shoal.control.workloads.entitlements import check_identities, identity_problem
 from shoal.control.workloads.groups import Groups
-from shoal.control.workloads.requests import Outcome, Wish, Workloads, merge
+from shoal.control.workloads.requests import Applied, Outcome, Workloads, merge
 from shoal.core.clock import Clock
 from shoal.core.errors import (
     ConflictError,
@@ -39,24 +40,21 @@ from shoal.core.errors import (
     NotFoundError,
     NotLeaderError,
     PreconditionError,
-    Problem,
     ShoalError,
     UnsupportedError,
     problem,
 )
-from shoal.core.ids import IDENTIFIER_RULE, GroupId, NodeId, WorkloadId, is_identifier
-from shoal.model.nodes import Feature, NodeRecord, NodeUsage
+from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.nodes import Feature, NodeRecord, NodeState, NodeUsage
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Call
 
-MAX_REVISION = 256
+#: States that the contract names and no workload of ours is in.
+OTHER_STATES = ("RetryPending", "Deleted")
 MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
-DEFAULT_EVENTS = 100
-MAX_EVENTS = 1000
-SUBJECT_KINDS = ("", "node", "workload", "group", "control")
 
 
 class ControlService:
@@ -109,8 +107,13 @@ class ControlService:
     # Agents
 
     async def register_node(self, request: pb.RegisterNodeRequest, _call: Call) -> pb.RegisterNodeResponse:
-        """Take a node in."""
-        spec = convert.node_spec_from_proto(request)
+        """Register a node. Capacity and types that cannot be are refused in the answer, as the contract has it."""
+        try:
+            spec = convert.node_spec_from_proto(request)
+        except InvalidError as error:
+            if not all(each.field.startswith("capabilities.") for each in error.problems):
+                raise
+            return pb.RegisterNodeResponse(accepted=False, reason=error.message)
         sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
         registered = await self._registration.register(
             spec, sent_at=sent_at, previous_session=request.previous_session, instance=request.instance
@@ -130,7 +133,7 @@ class ControlService:
 
     async def heartbeat(self, request: pb.HeartbeatRequest, _call: Call) -> pb.HeartbeatResponse:
         """Take in a beat."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         beat = Heartbeat(
             node_id=NodeId(request.node_id),
             session=request.session,
@@ -184,15 +187,13 @@ class ControlService:
     # Workloads
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
-        """Make a wish durable. A bad one is answered, not raised: the contract's clients read the response."""
+        """Store a workload. What is wrong with it is answered, not raised: the contract's clients read the response.
+
+        Without a spec only the desired state of a known workload changes.
+        """
+        check_given("workload_id", request.workload_id)
         try:
-            wish = _wish(request.workload_id, request.spec, request.revision_id, request.desired_state)
-            trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
-            if trouble is not None:
-                raise InvalidError([trouble])
-            applied = await self._workloads.apply(
-                wish, cause=cause_of_call(call), expected_revision=request.expected_revision
-            )
+            applied = await (self._apply if request.HasField("spec") else self._change_state)(request, call)
         except InvalidError as error:
             return pb.ApplyWorkloadResponse(
                 success=False,
@@ -202,7 +203,7 @@ class ControlService:
             )
         except NotLeaderError:
             raise  # its term ended under way: as a sentence it would keep clients from following to the next leader
-        except (PreconditionError, ConflictError) as error:
+        except (NotFoundError, PreconditionError, ConflictError) as error:
             return pb.ApplyWorkloadResponse(
                 success=False, failure_reason=pb.RUNTIME_ERROR, error_message=_sentence(error)
             )
@@ -213,9 +214,25 @@ class ControlService:
             outcome=applied.outcome.value,
         )
 
+    async def _apply(self, request: pb.ApplyWorkloadRequest, call: Call) -> Applied:
+        wish = read_workload(request.workload_id, request.spec, request.revision_id, request.desired_state)
+        trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
+        if trouble is not None:
+            raise InvalidError([trouble])
+        return await self._workloads.apply(wish, cause=cause_of_call(call), expected_revision=request.expected_revision)
+
+    async def _change_state(self, request: pb.ApplyWorkloadRequest, call: Call) -> Applied:
+        if request.expected_revision:
+            raise InvalidError([problem("expected_revision", request.expected_revision, "needs a spec")])
+        desired = convert.desired_state_from_text(request.desired_state)
+        known = self._fleet.workloads.get(WorkloadId(request.workload_id))
+        record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
+        unchanged = known is not None and known.generation == record.generation
+        return Applied(record, Outcome.UNCHANGED if unchanged else Outcome.UPDATED)
+
     async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
-        """Record the wish to have it gone."""
-        _check_id("workload_id", request.workload_id)
+        """Request the deletion of a workload."""
+        check_given("workload_id", request.workload_id)
         try:
             await self._workloads.delete(WorkloadId(request.workload_id), cause=cause_of_call(call))
         except NotLeaderError:
@@ -225,14 +242,19 @@ class ControlService:
         return pb.DeleteWorkloadResponse(success=True)
 
     async def retry_workload(self, request: pb.RetryWorkloadRequest, call: Call) -> pb.RetryWorkloadResponse:
-        """Run it again now."""
-        _check_id("workload_id", request.workload_id)
-        accepted = await self._workloads.retry(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        """Run a workload again now."""
+        check_given("workload_id", request.workload_id)
+        try:
+            accepted = await self._workloads.retry(WorkloadId(request.workload_id), cause=cause_of_call(call))
+        except NotLeaderError:
+            raise
+        except (NotFoundError, PreconditionError) as error:
+            return pb.RetryWorkloadResponse(accepted=False, error_message=_sentence(error))
         return pb.RetryWorkloadResponse(accepted=accepted)
 
     async def set_desired_state(self, request: pb.SetDesiredStateRequest, call: Call) -> pb.SetDesiredStateResponse:
         """Start or stop."""
-        _check_id("workload_id", request.workload_id)
+        check_id("workload_id", request.workload_id)
         desired = convert.desired_state_from_text(request.desired_state)
         record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
         return pb.SetDesiredStateResponse(workload=convert.workload_view_to_proto(self._views.workload(record)))
@@ -242,7 +264,6 @@ class ControlService:
     ) -> pb.SubmitAutomationSuggestionResponse:
         """Do what an automation suggests, where the same could be asked for directly."""
         suggestion = request.suggestion
-        _check_id("suggestion.target_workload", suggestion.target_workload)
         answer = pb.SubmitAutomationSuggestionResponse()
         answer.decided_at.FromDatetime(self._clock.wall())
         try:
@@ -257,6 +278,7 @@ class ControlService:
         return answer
 
     async def _follow(self, suggestion: pb.AutomationSuggestion, *, cause: str) -> str:
+        check_id("suggestion.target_workload", suggestion.target_workload)
         target = WorkloadId(suggestion.target_workload)
         if suggestion.action_type not in pb.AutomationActionType.values():
             raise InvalidError([problem("suggestion.action_type", suggestion.action_type, "must be a known action")])
@@ -277,13 +299,13 @@ class ControlService:
 
     async def apply_group(self, request: pb.ApplyGroupRequest, call: Call) -> pb.ApplyGroupResponse:
         """Make a group what is asked, all or none."""
-        _check_id("group_id", request.group_id)
+        check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
-        wishes = _wishes(request.members)
-        check_identities(wishes, issues=self._issues_certificates)
+        members = read_members(request.members)
+        check_identities(members, issues=self._issues_certificates)
         applied = await self._groups.apply(
             GroupId(request.group_id),
-            wishes,
+            members,
             cause=cause_of_call(call),
             expected_generation=expected,
             by=call.identity,
@@ -297,7 +319,7 @@ class ControlService:
 
     async def delete_group(self, request: pb.DeleteGroupRequest, call: Call) -> pb.DeleteGroupResponse:
         """Record the wish to have a group gone."""
-        _check_id("group_id", request.group_id)
+        check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
         generation = await self._groups.delete(
             GroupId(request.group_id), cause=cause_of_call(call), expected_generation=expected
@@ -306,7 +328,7 @@ class ControlService:
 
     async def get_group(self, request: pb.GetGroupRequest, _call: Call) -> pb.GetGroupResponse:
         """One group."""
-        _check_id("group_id", request.group_id)
+        check_id("group_id", request.group_id)
         view = self._views.group(self._fleet.group(request.group_id))
         return pb.GetGroupResponse(group=convert.group_view_to_proto(view))
 
@@ -325,8 +347,10 @@ class ControlService:
     async def list_nodes(self, request: pb.ListNodesRequest, _call: Call) -> pb.ListNodesResponse:
         """Every node, or a page of them."""
         check_page(request.page_size, request.page_token)
-        _check_state(request.status, NODE_STATES)
-        views = self._views.nodes(status=request.status, after=request.page_token)
+        # "Active" is what the contract calls a Ready node when nodes are filtered.
+        status = NodeState.READY.value if request.status.lower() == "active" else request.status
+        check_state(status, NODE_STATES)
+        views = self._views.nodes(status=status, after=request.page_token)
         page, token = first_page(
             ((view.node_id, convert.node_view_to_proto(view)) for view in views), request.page_size
         )
@@ -334,13 +358,13 @@ class ControlService:
 
     async def get_node(self, request: pb.GetNodeRequest, _call: Call) -> pb.GetNodeResponse:
         """One node."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         return pb.GetNodeResponse(node=convert.node_view_to_proto(self._views.node(self._fleet.node(request.node_id))))
 
     async def list_workloads(self, request: pb.ListWorkloadsRequest, _call: Call) -> pb.ListWorkloadsResponse:
         """Every workload, or a page of them."""
         check_page(request.page_size, request.page_token)
-        _check_state(request.status, WORKLOAD_STATES)
+        check_state(request.status, (*WORKLOAD_STATES, *OTHER_STATES))
         views = self._views.workloads(
             node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
         )
@@ -351,7 +375,7 @@ class ControlService:
 
     async def get_workload(self, request: pb.GetWorkloadRequest, _call: Call) -> pb.GetWorkloadResponse:
         """One workload."""
-        _check_id("workload_id", request.workload_id)
+        check_id("workload_id", request.workload_id)
         view = self._views.workload(self._fleet.workload(request.workload_id))
         return pb.GetWorkloadResponse(workload=convert.workload_view_to_proto(view))
 
@@ -361,26 +385,26 @@ class ControlService:
 
     async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
         """Forget a node that is gone for good."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         await self._operations.remove(NodeId(request.node_id), cause=cause_of_call(call))
         await self._agents.forget(NodeId(request.node_id))
         return pb.RemoveNodeResponse()
 
     async def cordon_node(self, request: pb.CordonNodeRequest, call: Call) -> pb.CordonNodeResponse:
         """Let no new work go to a node."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         record = await self._operations.cordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.CordonNodeResponse(node=self._node_view(record))
 
     async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Call) -> pb.UncordonNodeResponse:
         """Let a node take work again."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         record = await self._operations.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.UncordonNodeResponse(node=self._node_view(record))
 
     async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
         """Have a node emptied."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
             rule = f"must be between 0 and {MAX_DEADLINE_MS:,} milliseconds"
             raise InvalidError([problem("deadline_ms", request.deadline_ms, rule)])
@@ -392,7 +416,7 @@ class ControlService:
 
     async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Call) -> pb.MarkNodeDeadResponse:
         """Take an operator's word that a node is gone."""
-        _check_id("node_id", request.node_id)
+        check_id("node_id", request.node_id)
         record = await self._operations.mark_dead(
             NodeId(request.node_id), force=request.force, cause=cause_of_call(call)
         )
@@ -400,8 +424,8 @@ class ControlService:
 
     async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Call) -> pb.AdoptWorkloadResponse:
         """Take over a workload that runs on a node and is not known here."""
-        _check_id("node_id", request.node_id)
-        _check_id("workload_id", request.workload_id)
+        check_id("node_id", request.node_id)
+        check_id("workload_id", request.workload_id)
         record = await self._adoption.adopt(
             NodeId(request.node_id), WorkloadId(request.workload_id), cause=cause_of_call(call)
         )
@@ -419,7 +443,7 @@ class ControlService:
                 clock=self._clock,
                 floor=self._fleet.generation_floor,
             )
-            for wish in _wishes(request.members)
+            for wish in read_members(request.members)
         ]
         running = [each.record for each in planned if each.record.desired is DesiredState.RUNNING]
         requests = [
@@ -439,7 +463,7 @@ class ControlService:
 
     async def list_events(self, request: pb.ListEventsRequest, _call: Call) -> pb.ListEventsResponse:
         """Part of the list of events."""
-        query = _event_query(request.after, request.limit, request.subject_kind, request.subject_id)
+        query = event_query(request.after, request.limit, request.subject_kind, request.subject_id)
         page = await self._store.events(dataclasses.replace(query, newest=request.newest))
         events = [convert.event_to_proto(event) for event in page.events]
         kept = fitting(events, from_end=request.newest)
@@ -448,13 +472,13 @@ class ControlService:
 
     async def watch_events(self, request: pb.WatchEventsRequest, _call: Call) -> AsyncIterator[pb.Event]:
         """Events as they happen."""
-        query = _event_query(request.after, 0, request.subject_kind, request.subject_id)
+        query = event_query(request.after, 0, request.subject_kind, request.subject_id)
         async for event in self._feed.follow(query):
             yield convert.event_to_proto(event)
 
     async def read_logs(self, request: pb.ReadLogsRequest, _call: Call) -> AsyncIterator[pb.LogChunk]:
         """What a workload printed, from the node that owns it."""
-        _check_id("workload_id", request.workload_id)
+        check_id("workload_id", request.workload_id)
         if request.tail_lines < 0:
             raise InvalidError([problem("tail_lines", request.tail_lines, "must be 0 or more")])
         record = self._fleet.workload(request.workload_id)
@@ -467,74 +491,6 @@ class ControlService:
             node, record.workload_id, tail_lines=request.tail_lines, follow=request.follow
         ):
             yield pb.LogChunk(data=chunk.data, stream=chunk.stream)
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Reading requests
-
-
-def _wish(workload_id: str, spec: pb.WorkloadSpec, revision_id: str, desired_state: str, *, at: str = "") -> Wish:
-    """A checked wish, or InvalidError with everything that is wrong with it."""
-    prefix = f"{at}." if at else ""
-    problems: list[Problem] = []
-    if not is_identifier(workload_id):
-        problems.append(problem(f"{prefix}workload_id", workload_id, IDENTIFIER_RULE))
-    if len(revision_id) > MAX_REVISION or not revision_id.isprintable():
-        problems.append(
-            problem(f"{prefix}revision_id", revision_id, f"must be at most {MAX_REVISION} printable characters")
-        )
-    checked, desired = None, DesiredState.RUNNING
-    try:
-        desired = convert.desired_state_from_text(desired_state, field=f"{prefix}desired_state")
-    except InvalidError as error:
-        problems.extend(error.problems)
-    try:
-        checked = convert.workload_spec_from_proto(spec, at=f"{prefix}spec")
-    except InvalidError as error:
-        problems.extend(error.problems)
-    if problems or checked is None:
-        raise InvalidError(problems)
-    exact = convert.spec_bytes(spec)
-    return Wish(WorkloadId(workload_id), checked, exact, convert.spec_sha256(exact), revision_id, desired)
-
-
-def _wishes(members: Iterable[pb.GroupMember]) -> tuple[Wish, ...]:
-    wishes: list[Wish] = []
-    problems: list[Problem] = []
-    for index, member in enumerate(members):
-        try:
-            wishes.append(
-                _wish(member.workload_id, member.spec, member.revision_id, member.desired_state, at=f"members[{index}]")
-            )
-        except InvalidError as error:
-            problems.extend(error.problems)
-    if problems:
-        raise InvalidError(problems)
-    return tuple(wishes)
-
-
-def _check_id(field: str, value: str) -> None:
-    if not is_identifier(value):
-        raise InvalidError([problem(field, value, "is required" if not value else IDENTIFIER_RULE)])
-
-
-def _check_state(status: str, known: Sequence[str]) -> None:
-    """A state that there is not would be answered with an empty list, as if nothing were in it."""
-    if status and status.lower() not in {word.lower() for word in known}:
-        raise InvalidError([problem("status", status, f"must be one of {', '.join(known)}")])
-
-
-def _event_query(after: int, limit: int, subject_kind: str, subject_id: str) -> EventQuery:
-    problems = []
-    if after < 0:
-        problems.append(problem("after", after, "must be 0 or more"))
-    if not 0 <= limit <= MAX_EVENTS:
-        problems.append(problem("limit", limit, f"must be between 0 and {MAX_EVENTS:,}"))
-    if subject_kind not in SUBJECT_KINDS:
-        problems.append(problem("subject_kind", subject_kind, f"must be one of {', '.join(SUBJECT_KINDS[1:])}"))
-    if problems:
-        raise InvalidError(problems)
-    return EventQuery(after, limit or DEFAULT_EVENTS, subject_kind, subject_id)
 
 
 def _needs_generations(record: WorkloadRecord, request: pb.PlanPlacementRequest) -> bool:

@@ -162,12 +162,25 @@ def workload_type_from_agent(number: int, *, field: str = "type") -> WorkloadTyp
     return kind
 
 
-def workload_type_from_text(text: str, *, field: str = "type") -> WorkloadType:
-    """A kind of workload by its name. Raises `InvalidError`: a type is required."""
+#: Other names of types that foreign programs use.
+_TYPE_NAMES = {"docker-container": "container", "docker-compose": "compose", "git-compose": "compose"}
+
+
+def find_workload_type(text: str) -> WorkloadType | None:
+    """A type of workload by any of its names, in upper or lower case; None for a text that names none."""
+    name = text.strip().lower()
     try:
-        return WorkloadType(text)
+        return WorkloadType(_TYPE_NAMES.get(name, name))
     except ValueError:
-        raise InvalidError([type_problem(text or None, field)]) from None
+        return None
+
+
+def workload_type_from_text(text: str, *, field: str = "type") -> WorkloadType:
+    """A type of workload by any of its names. Raises `InvalidError`: a type is required."""
+    kind = find_workload_type(text)
+    if kind is None:
+        raise InvalidError([type_problem(text or None, field)])
+    return kind
 
 
 def type_problem(value: object, field: str) -> Problem:
@@ -178,10 +191,11 @@ def type_problem(value: object, field: str) -> Problem:
 
 
 def desired_state_from_text(text: str, *, field: str = "desired_state") -> DesiredState:
-    """What a client asks for; nothing means Running. Raises `InvalidError`."""
-    if text in ("", DesiredState.RUNNING.value):
+    """The requested state, in upper or lower case; empty means Running. Raises `InvalidError`."""
+    name = text.strip().capitalize()
+    if name in ("", DesiredState.RUNNING.value):
         return DesiredState.RUNNING
-    if text == DesiredState.STOPPED.value:
+    if name == DesiredState.STOPPED.value:
         return DesiredState.STOPPED
     raise InvalidError([problem(field, text, "must be Running or Stopped, or empty for Running")])
 

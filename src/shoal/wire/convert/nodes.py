@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 
 from shoal.core.errors import InvalidError, Problem, problem
@@ -10,7 +11,14 @@ from shoal.core.shape import find_problems
 from shoal.model.nodes import Feature, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
 from shoal.wire.addresses import parse_address
-from shoal.wire.convert.fields import path, read_count, timestamp_to_proto, writing
+from shoal.wire.convert.fields import (
+    find_workload_type,
+    path,
+    read_count,
+    timestamp_to_proto,
+    type_problem,
+    writing,
+)
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 
 _MAX_FEATURES = 64
@@ -31,7 +39,7 @@ _NAMES_ON_THE_WIRE = {
 
 
 def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
-    """Read a registration. Raises `InvalidError`; a node without CPU or memory is left to the caller to refuse."""
+    """Read a registration. Raises `InvalidError`."""
     problems: list[Problem] = []
     features = _read_features(pb, problems)
     if not _INSTANCE.fullmatch(pb.instance):
@@ -47,7 +55,7 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
             sum(max(0, pool.total_gb) for pool in pools),
             pb.slots,
         ),
-        workload_types=tuple(capabilities.supported_workload_types),
+        workload_types=_read_types(capabilities.supported_workload_types, problems),
         storage_drivers=tuple(capabilities.supported_storage_drivers),
         storage_pools=pools,
         labels=dict(pb.labels),
@@ -92,6 +100,18 @@ def node_spec_to_proto(
             previous_session=previous_session,
             instance=instance,
         )
+
+
+def _read_types(names: Sequence[str], problems: list[Problem]) -> tuple[str, ...]:
+    """The types of workload that an agent runs, by the names that we use, each once."""
+    found: dict[str, None] = {}
+    for index, name in enumerate(names):
+        kind = find_workload_type(name)
+        if kind is not None:
+            found[kind.value] = None
+        elif name.strip():
+            problems.append(type_problem(name, f"capabilities.supported_workload_types[{index}]"))
+    return tuple(found)
 
 
 def _read_features(pb: control.RegisterNodeRequest, problems: list[Problem]) -> frozenset[str]:

@@ -31,7 +31,14 @@ from shoal.model.workloads import (
     WorkloadSpec,
     WorkloadType,
 )
-from shoal.wire.convert.fields import duration_to_millis, path, read_duration, type_problem, writing
+from shoal.wire.convert.fields import (
+    duration_to_millis,
+    find_workload_type,
+    path,
+    read_duration,
+    type_problem,
+    writing,
+)
 from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
@@ -53,13 +60,12 @@ def workload_spec_from_proto(pb: control.WorkloadSpec, *, at: str = "spec") -> W
 
 def _read_spec(pb: control.WorkloadSpec, at: str, problems: list[Problem]) -> WorkloadSpec:
     member = pb.WhichOneof("workload")
-    try:
-        kind = WorkloadType(pb.type)
-    except ValueError:
+    kind = find_workload_type(pb.type)
+    if kind is None:
         problems.append(type_problem(pb.type or None, path(at, "type")))
         if member is None:
-            raise InvalidError(problems) from None
-        kind = WorkloadType(member)  # so that the rest can be looked at too
+            raise InvalidError(problems)
+        kind = WorkloadType(member)  # so that the rest is checked too
     return WorkloadSpec(
         type=kind,
         resources=ResourceRequest(pb.resources.cpu_millicores, pb.resources.memory_mb, pb.resources.disk_gb),

@@ -47,7 +47,7 @@ _INT32 = 2**31 - 1
 #: Reasons that the same spec will meet again: nothing is gained by trying.
 PERMANENT_FAILURES = frozenset({FailureReason.INVALID_SPEC, FailureReason.IMAGE_NOT_FOUND})
 
-#: The words of foreign agents, in `metadata["failure_reason"]`, by the contract's names.
+#: The failure codes of foreign agents, in `metadata["failure_reason"]` and `reason.code`, by the contract's names.
 _FOREIGN_REASONS = {
     "IMAGE_PULL_TIMEOUT": FailureReason.IMAGE_PULL_FAILED,
     "IMAGE_PULL_AUTH_FAILED": FailureReason.IMAGE_PULL_FAILED,
@@ -96,22 +96,30 @@ def run_status_to_control(status: RunStatus, type: str) -> control.WorkloadStatu
 
 
 def run_status_from_control(pb: control.WorkloadStatus, *, at: str = "") -> RunStatus:
-    """Read one status of a heartbeat. Raises `InvalidError`."""
+    """Read one status of a heartbeat. Raises `InvalidError`.
+
+    A foreign agent calls every failure RUNTIME_ERROR; its own code, message and next retry are in `reason`.
+    """
     problems: list[Problem] = []
+    reason = reason_from_proto(pb.reason, path(at, "reason"), problems)
+    state, foreign = state_from_text(pb.state), not pb.HasField("run")
+    failure = failure_from_proto(pb.failure_reason)
+    if foreign and reason.code and state is RunState.FAILED:
+        failure = _failure_from_code(reason.code)
     status = read_run_status(
         pb.run,
         path(at, "run"),
         problems,
         workload_id=_read_id(pb.workload_id, path(at, "workload_id"), problems),
-        state=state_from_text(pb.state),
-        failure=failure_from_proto(pb.failure_reason),
-        message=pb.message,
-        last_transition=read_timestamp(pb, "last_transition", at, problems),
+        state=state,
+        failure=failure,
+        message=pb.message or reason.message,
+        last_transition=read_timestamp(pb, "last_transition", at, problems) or reason.last_transition,
         usage=usage_from_control(pb.usage, path(at, "usage"), problems) if pb.HasField("usage") else None,
     )
     if problems:
         raise InvalidError(problems)
-    return status
+    return dataclasses.replace(status, next_restart_at=reason.next_retry_at) if foreign else status
 
 
 def run_statuses_from_heartbeat(
@@ -223,14 +231,22 @@ def run_status_from_agent(pb: agent.WorkloadStatus, *, at: str = "") -> RunStatu
 
 
 def _failure_from_agent(pb: agent.WorkloadStatus, state: RunState) -> FailureReason:
-    word = pb.failure_reason or pb.metadata.get("failure_reason", "")
-    if word in _FOREIGN_REASONS:
-        return _FOREIGN_REASONS[word]
+    code = pb.failure_reason or pb.metadata.get("failure_reason", "")
+    if code:
+        return _failure_from_code(code)
+    foreign = not pb.HasField("run")
+    return FailureReason.RUNTIME_ERROR if state is RunState.FAILED and foreign else FailureReason.NONE
+
+
+def _failure_from_code(code: str) -> FailureReason:
+    """A failure by its name in the contract, or by the code of a foreign agent; any other is a runtime error."""
+    known = _FOREIGN_REASONS.get(code)
+    if known is not None:
+        return known
     try:
-        return FailureReason(word)
+        return FailureReason(code)
     except ValueError:
-        silent_foreigner = state is RunState.FAILED and not pb.HasField("run")
-        return FailureReason.RUNTIME_ERROR if word or silent_foreigner else FailureReason.NONE
+        return FailureReason.RUNTIME_ERROR
 
 
 def _read_id(text: str, field: str, problems: list[Problem]) -> WorkloadId:

@@ -4,7 +4,6 @@ import time
 
 import pytest
 
-from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
@@ -14,6 +13,14 @@ pytestmark = pytest.mark.looptime(start=time.monotonic)
 async def retry(kit, workload_id):
     request = pb.RetryWorkloadRequest(workload_id=workload_id)
     assert (await kit.channel.call(AgentControl.RETRY_WORKLOAD, request)).accepted
+
+
+async def refused(kit, workload_id):
+    """Why a retry is not accepted."""
+    request = pb.RetryWorkloadRequest(workload_id=workload_id)
+    answer = await kit.channel.call(AgentControl.RETRY_WORKLOAD, request)
+    assert not answer.accepted
+    return answer.error_message
 
 
 async def gang(kit, *names, **spec):
@@ -58,12 +65,9 @@ class TestAlone:
         assert "WorkloadRetried" in await kit.event_kinds("web")
 
     async def test_an_unknown_one_and_one_that_is_not_to_run(self, kit):
-        with pytest.raises(NotFoundError):
-            await retry(kit, "web")
+        assert "not found" in await refused(kit, "web")
         await kit.apply("web", desired="Stopped")
-        with pytest.raises(PreconditionError, match="wished to be Stopped") as caught:
-            await retry(kit, "web")
-        assert caught.value.hint == "start it first"
+        assert "start it first" in await refused(kit, "web")
 
 
 class TestMembers:
@@ -116,9 +120,7 @@ class TestMembers:
         request = pb.ApplyGroupRequest(group_id="gang")
         request.members.add(workload_id="a", desired_state="Stopped").spec.CopyFrom((await kit.workload("a")).spec)
         await kit.channel.call(AgentControl.APPLY_GROUP, request)
-        with pytest.raises(PreconditionError, match="wished to be Stopped") as caught:
-            await retry(kit, "a")
-        assert caught.value.hint == "start it with its group 'gang'"
+        assert "start it with its group 'gang'" in await refused(kit, "a")
 
     async def test_a_member_of_a_group_that_is_deleted_is_not_run_again(self, kit):
         node = await gang(kit, "a", restart="no")
@@ -126,5 +128,4 @@ class TestMembers:
         await kit.wait_status("a", "Failed")
         node.deaf = True
         await kit.channel.call(AgentControl.DELETE_GROUP, pb.DeleteGroupRequest(group_id="gang"))
-        with pytest.raises(PreconditionError, match="wished to be Deleted"):
-            await retry(kit, "a")
+        assert "Deleted" in await refused(kit, "a")

@@ -1,0 +1,99 @@
+"""Reads requests: checks every field, and turns them into the values that the rest of the control plane uses.
+
+What breaks a rule raises `InvalidError` with the path of every field. Called by `shoal.control.api.service`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from shoal.control.store.base import EventQuery
+from shoal.control.workloads.requests import Wish
+from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.model.workloads import DesiredState
+from shoal.wire import convert
+from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+
+MAX_REVISION = 256
+MAX_ID = 256
+DEFAULT_EVENTS = 100
+MAX_EVENTS = 1000
+SUBJECT_KINDS = ("", "node", "workload", "group", "control")
+
+
+def read_workload(
+    workload_id: str, spec: pb.WorkloadSpec, revision_id: str, desired_state: str, *, at: str = ""
+) -> Wish:
+    """Read a request for one workload. Raises InvalidError with everything that is wrong with it."""
+    prefix = f"{at}." if at else ""
+    problems: list[Problem] = []
+    if not is_identifier(workload_id):
+        problems.append(problem(f"{prefix}workload_id", workload_id, IDENTIFIER_RULE))
+    if len(revision_id) > MAX_REVISION or not revision_id.isprintable():
+        problems.append(
+            problem(f"{prefix}revision_id", revision_id, f"must be at most {MAX_REVISION} printable characters")
+        )
+    checked, desired = None, DesiredState.RUNNING
+    try:
+        desired = convert.desired_state_from_text(desired_state, field=f"{prefix}desired_state")
+    except InvalidError as error:
+        problems.extend(error.problems)
+    try:
+        checked = convert.workload_spec_from_proto(spec, at=f"{prefix}spec")
+    except InvalidError as error:
+        problems.extend(error.problems)
+    if problems or checked is None:
+        raise InvalidError(problems)
+    exact = convert.spec_bytes(spec)
+    return Wish(WorkloadId(workload_id), checked, exact, convert.spec_sha256(exact), revision_id, desired)
+
+
+def read_members(members: Iterable[pb.GroupMember]) -> tuple[Wish, ...]:
+    """Read the members of a group."""
+    found: list[Wish] = []
+    problems: list[Problem] = []
+    for index, member in enumerate(members):
+        try:
+            found.append(
+                read_workload(
+                    member.workload_id, member.spec, member.revision_id, member.desired_state, at=f"members[{index}]"
+                )
+            )
+        except InvalidError as error:
+            problems.extend(error.problems)
+    if problems:
+        raise InvalidError(problems)
+    return tuple(found)
+
+
+def check_given(field: str, value: str) -> None:
+    """An id is required. One that is not an identifier is merely not found, unless it is too long to be repeated."""
+    if not value.strip() or len(value) > MAX_ID:
+        raise InvalidError([problem(field, value, "is required" if not value.strip() else IDENTIFIER_RULE)])
+
+
+def check_id(field: str, value: str) -> None:
+    """An id is required and has to be an identifier."""
+    if not is_identifier(value):
+        raise InvalidError([problem(field, value, "is required" if not value else IDENTIFIER_RULE)])
+
+
+def check_state(status: str, known: Sequence[str]) -> None:
+    """A misspelled state is refused: an empty list would look as if nothing were in that state."""
+    if status and status.lower() not in {word.lower() for word in known}:
+        raise InvalidError([problem("status", status, f"must be one of {', '.join(known)}")])
+
+
+def event_query(after: int, limit: int, subject_kind: str, subject_id: str) -> EventQuery:
+    """Read which events are asked for."""
+    problems = []
+    if after < 0:
+        problems.append(problem("after", after, "must be 0 or more"))
+    if not 0 <= limit <= MAX_EVENTS:
+        problems.append(problem("limit", limit, f"must be between 0 and {MAX_EVENTS:,}"))
+    if subject_kind not in SUBJECT_KINDS:
+        problems.append(problem("subject_kind", subject_kind, f"must be one of {', '.join(SUBJECT_KINDS[1:])}"))
+    if problems:
+        raise InvalidError(problems)
+    return EventQuery(after, limit or DEFAULT_EVENTS, subject_kind, subject_id)
