@@ -20,7 +20,7 @@ import psutil
 from bench import scheduler
 from bench.areas import Area, Note
 from bench.figures import Against, Bar, Figure, at_most, percentile
-from bench.load import PATIENCE, CpuWatch, Load, Sightings, sightings
+from bench.load import PATIENCE, CpuWatch, Load, Observations, observations
 from bench.peers import Peer
 from shoal.cli.local.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
@@ -195,7 +195,7 @@ def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
 # A hundred hollow nodes
 
 
-class _Orders:
+class _Commands:
     """What arrives at the hollow nodes, handed to the load that is under way."""
 
     def __init__(self) -> None:
@@ -213,13 +213,13 @@ class _Orders:
 async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]:
     """The figures of a control plane with hollow nodes."""
     found: dict[str, float] = {}
-    orders = _Orders()
+    commands = _Commands()
     names = [f"workload-{number:04d}" for number in range(scale.operations)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
         fleet = await stack.enter_async_context(LocalFleet(folder, agents=0, secure=False))
         control = await stack.enter_async_context(fleet.client())
-        hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_order=orders.arrived)
+        hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_command=commands.arrived)
         await hollow.start()
         stack.push_async_callback(hollow.stop)
         for number in range(scale.nodes):
@@ -231,18 +231,18 @@ async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]
         async def apply(name: str, *, revision: str) -> None:
             await control.apply(_document(name, cpu=50, memory=32, env={"REVISION": revision}))
 
-        load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
+        load = commands.load = Load(names, rate=scale.rate, effects=("apply",))
         watch = CpuWatch(process)
         await load.run(functools.partial(apply, revision="1"))
         found["control_cpu"] = 100 * watch.share()
         found |= _percentiles("apply_to_agent", load.latencies("apply"))
 
-        load = orders.load = Load(names, rate=scale.rate, effects=("apply",))
+        load = commands.load = Load(names, rate=scale.rate, effects=("apply",))
         await load.run(functools.partial(apply, revision="2"))
         found |= _percentiles("update_to_agent", load.latencies("apply"))
 
-        seen = await stack.enter_async_context(sightings(control))
-        load = orders.load = Load(names, rate=scale.rate, effects=("delete", "gone"))
+        seen = await stack.enter_async_context(observations(control))
+        load = commands.load = Load(names, rate=scale.rate, effects=("delete", "gone"))
         seen.listen(_tell_of("WorkloadDeleted", functools.partial(load.see, "gone")))
         await load.run(control.delete)
         found |= _percentiles("delete_to_agent", load.latencies("delete"))
@@ -271,20 +271,20 @@ def _tell_of(kind: str, listener: Callable[[str], None]) -> Callable[[Event], No
     return heard
 
 
-async def _silence(node: HollowNode, seen: Sightings) -> float:
+async def _silence(node: HollowNode, seen: Observations) -> float:
     """Let a node fall silent right after a beat. Returns the seconds from that beat to its loss."""
     loop = asyncio.get_running_loop()
-    last_beat = loop.create_future()
+    last_heartbeat = loop.create_future()
 
     def beaten(taken: float) -> None:
         node.silent = True
-        if not last_beat.done():
-            last_beat.set_result(loop.time() - taken)
+        if not last_heartbeat.done():
+            last_heartbeat.set_result(loop.time() - taken)
 
     node.beaten = beaten
     node.changed.set()
     async with asyncio.timeout(PATIENCE):
-        sent: float = await last_beat
+        sent: float = await last_heartbeat
     lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == node.node_id)
     return lost[0] - sent
 
@@ -304,7 +304,7 @@ async def measure_agents(scale: Scale) -> dict[str, float]:
         control = await stack.enter_async_context(fleet.client())
         await asyncio.sleep(scale.idle)
         found |= _agent_memory(fleet)
-        seen = await stack.enter_async_context(sightings(control))
+        seen = await stack.enter_async_context(observations(control))
         found |= await _starts(control, seen, scale.starts)
         found |= await _lose_a_machine(fleet, control, seen)
     return found
@@ -324,7 +324,7 @@ def _agent_memory(fleet: LocalFleet) -> dict[str, float]:
     return {"agent_memory": max(resident) / MB, "agent_memory_shared_once": max(proportional) / MB}
 
 
-async def _starts(control: ControlPlane, seen: Sightings, count: int) -> dict[str, float]:
+async def _starts(control: ControlPlane, seen: Observations, count: int) -> dict[str, float]:
     loop = asyncio.get_running_loop()
     taken = []
     for number in range(count):
@@ -340,7 +340,7 @@ def _runs(event: Event, *, name: str) -> bool:
     return event.kind == "WorkloadRunning" and event.subject_id == name
 
 
-async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Sightings) -> dict[str, float]:
+async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Observations) -> dict[str, float]:
     """Lose the machine that has just reported a start, and so has just beaten: the worst moment for its lease."""
     last = max(seen.events, key=lambda each: each[0] if each[1].kind == "WorkloadRunning" else 0.0)[1]
     victim = (await control.get_workload(last.subject_id)).assigned_node_id

@@ -69,7 +69,7 @@ class Load:
         return [moment - self._due[name] for name, moment in self._seen[effect].items()]
 
 
-class Sightings:
+class Observations:
     """The events of a control plane with the moments at which they arrived here."""
 
     def __init__(self) -> None:
@@ -121,10 +121,10 @@ class CpuWatch:
 
 
 @contextlib.asynccontextmanager
-async def sightings(control: ControlPlane) -> AsyncIterator[Sightings]:
+async def observations(control: ControlPlane) -> AsyncIterator[Observations]:
     """Follow the events for the length of a block, beginning with the first one after now."""
     cursor = (await control.list_events(limit=1, newest=True)).next
-    seen = Sightings()
+    seen = Observations()
     async with task_scope("sightings") as scope:
         scope.start(seen.follow(control, cursor), name="events")
         yield seen

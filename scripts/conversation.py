@@ -345,9 +345,9 @@ class Place:
         try:
             key = ["--ca-key", str(authority / CA_KEY_FILE), "--join-port", "0"]
             # The lease is longer than anything here takes: the guest beats when a step says so.
-            beats = ["--heartbeat-interval", "300ms", "--lease", "10m"]
+            heartbeats = ["--heartbeat-interval", "300ms", "--lease", "10m"]
             ports = ["--grpc-host", "127.0.0.1", "--grpc-port", "0"]
-            await self._start("control", ["control", *ports, "--http-port", "0", *key, *beats])
+            await self._start("control", ["control", *ports, "--http-port", "0", *key, *heartbeats])
             room = ["--cpu", "4", "--memory", "4GB", "--disk-gb", "10", "--slots", "4", "--host-id", "host-of-real"]
             where = ["--control", self._children["control"].ready["grpc"], "--node-id", REAL_NODE]
             await self._start(REAL_NODE, ["agent", *ports, *where, *room, "--stop-workloads-on-exit"])

@@ -112,7 +112,7 @@ def _joining() -> tuple[Step, ...]:
             Credentials.LIST_JOIN_TOKENS, enrollment.ListJoinTokensRequest(), by=GUEST_NODE, ends="PERMISSION_DENIED"
         ),
         _call(AgentControl.REGISTER_NODE, _registration(), by=GUEST_NODE),
-        _call(AgentControl.HEARTBEAT, _beat(1, session="{session.1}"), by=GUEST_NODE),
+        _call(AgentControl.HEARTBEAT, _heartbeat(1, session="{session.1}"), by=GUEST_NODE),
         _wait("node", REAL_NODE, "Ready"),
     )
 
@@ -253,7 +253,7 @@ def _group() -> tuple[Step, ...]:
         Step("open", guest, _STREAM),
         _send(control.ControlMessage(message_id=1, register=_registration("{session.1}")), by=guest),
         _take("register_reply", by=guest),
-        _send(control.ControlMessage(message_id=2, heartbeat=_beat(1)), by=guest),
+        _send(control.ControlMessage(message_id=2, heartbeat=_heartbeat(1)), by=guest),
         _take("heartbeat_reply", by=guest),
         _send(control.ControlMessage(message_id=3, heartbeat=control.HeartbeatRequest(node_id=REAL_NODE)), by=guest),
         _take("error", by=guest),
@@ -263,7 +263,7 @@ def _group() -> tuple[Step, ...]:
         ),
         _take("call", "ApplyWorkload", by=guest),
         _send(_answer(applied), by=guest),
-        _send(control.ControlMessage(message_id=4, heartbeat=_beat(2, running)), by=guest),
+        _send(control.ControlMessage(message_id=4, heartbeat=_heartbeat(2, running)), by=guest),
         _take("heartbeat_reply", by=guest),
         _wait("workload", MEMBER, "Running"),
         _call(AgentControl.GET_GROUP, control.GetGroupRequest(group_id=GROUP)),
@@ -275,7 +275,7 @@ def _group() -> tuple[Step, ...]:
         _call(AgentControl.DELETE_GROUP, control.DeleteGroupRequest(group_id=GROUP)),
         _take("call", "DeleteWorkload", by=guest),
         _send(_answer(removed), by=guest),
-        _send(control.ControlMessage(message_id=5, heartbeat=_beat(3)), by=guest),
+        _send(control.ControlMessage(message_id=5, heartbeat=_heartbeat(3)), by=guest),
         _take("heartbeat_reply", by=guest),
         _wait("workload", MEMBER, "gone"),
         Step("close", guest, _STREAM),
@@ -366,7 +366,9 @@ def _registration(previous: str = "") -> control.RegisterNodeRequest:
     )
 
 
-def _beat(sequence: int, *statuses: control.WorkloadStatus, session: str = "{session.2}") -> control.HeartbeatRequest:
+def _heartbeat(
+    sequence: int, *statuses: control.WorkloadStatus, session: str = "{session.2}"
+) -> control.HeartbeatRequest:
     return control.HeartbeatRequest(
         node_id=GUEST_NODE,
         session=session,

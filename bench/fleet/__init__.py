@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from bench.areas import Area, Note
 from bench.figures import Figure, at_least, at_most
-from bench.fleet import beats, leaders, placements
-from bench.fleet.beats import HELD_WITHIN, Beats
+from bench.fleet import heartbeats, leaders, placements
+from bench.fleet.heartbeats import HELD_WITHIN, Heartbeats
 from bench.fleet.stage import PER_NODE, Stage, stage
 from bench.postgres import find_programs
 
@@ -124,9 +124,9 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
         placed = await placements.place(here, count=scale.nodes * (scale.workloads - already), prefix="placed")
         await here.wait_running()
         running = placed.count / (asyncio.get_running_loop().time() - placed.began)
-        await beats.spread(here, scale.interval)
+        await heartbeats.spread(here, scale.interval)
         before = here.stored_bytes()
-        seen = await beats.steady(here, scale.rest if at_rest else scale.steady)
+        seen = await heartbeats.steady(here, scale.rest if at_rest else scale.steady)
         found = {
             "placements": placed.per_second,
             "running": running,
@@ -141,7 +141,7 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
         if at_rest:
             after = here.stored_bytes()
             found |= {"store_growth": (after - before) / KB, "store_size": after / KB}
-        held, _failed = await beats.highest(here, scale.rates, scale.each_rate)
+        held, _failed = await heartbeats.highest(here, scale.rates, scale.each_rate)
         found["beats_highest"] = held.per_second if held is not None else 0.0
     return found
 
@@ -153,11 +153,11 @@ async def measure_more_nodes(scale: Scale, note: Note) -> dict[str, float]:
         begun = loop.time()
         await here.wait_ready()
         ready = loop.time() - begun
-        await beats.spread(here, scale.interval)
-        seen = await beats.steady(here, scale.steady)
+        await heartbeats.spread(here, scale.interval)
+        seen = await heartbeats.steady(here, scale.steady)
         memory, not_ready = here.memory, await _not_ready(here)
         further = [rate for rate in scale.rates if rate > seen.per_second]
-        held, failed = await beats.highest(here, further, scale.each_rate)
+        held, failed = await heartbeats.highest(here, further, scale.each_rate)
         note(_what_breaks(scale, seen, held, failed, memory=memory, not_ready=not_ready))
         return {
             "more_ready": ready,
@@ -173,7 +173,7 @@ async def _not_ready(here: Stage) -> int:
 
 
 def _what_breaks(
-    scale: Scale, seen: Beats, held: Beats | None, failed: Beats | None, *, memory: float, not_ready: int
+    scale: Scale, seen: Heartbeats, held: Heartbeats | None, failed: Heartbeats | None, *, memory: float, not_ready: int
 ) -> str:
     """What gives way first with the larger fleet, in a sentence or two."""
     size = f"{scale.more_nodes:,} nodes with {scale.workloads} workloads each"
@@ -188,14 +188,14 @@ def _what_breaks(
     return f"{words} Beyond that {highest}what breaks first is {_culprit(failed)}: {asked}."
 
 
-def _numbers(seen: Beats) -> str:
+def _numbers(seen: Heartbeats) -> str:
     return (
         f"a 99th percentile of {1000 * seen.p99:,.0f} ms, {100 * seen.control_cpu:.0f} % of a core for the control "
         f"plane ({100 * seen.load_cpu:.0f} % for the nodes)"
     )
 
 
-def _culprit(seen: Beats) -> str:
+def _culprit(seen: Heartbeats) -> str:
     if seen.control_cpu >= _A_FULL_CORE:
         return "the one core on which the control plane decides"
     if seen.load_cpu >= _A_FULL_CORE:

@@ -42,7 +42,7 @@ async def place(here: Stage, *, count: int, prefix: str) -> Placements:
     channel = GrpcTransport(security=here.fleet.security()).connect(here.fleet.control_address)
     accepted: list[float] = []
 
-    async def wish(number: int) -> None:
+    async def request(number: int) -> None:
         name = f"{prefix}-{number:05d}"
         wanted = convert.workload_spec_to_proto(spec_of(name))
         request = pb.ApplyWorkloadRequest(workload_id=name, spec=wanted, revision_id="1", desired_state="Running")
@@ -53,9 +53,9 @@ async def place(here: Stage, *, count: int, prefix: str) -> Placements:
 
     control, load = CpuWatch(here.process), CpuWatch(psutil.Process())
     try:
-        async with asyncio.TaskGroup() as wishes:
+        async with asyncio.TaskGroup() as requests:
             for number in range(count):
-                wishes.create_task(wish(number))
+                requests.create_task(request(number))
         # Not earlier: what is not accepted has no node, and each look reads the whole table while others write it.
         done = await _wait_assigned(here, before + count)
         shares = control.share(), load.share()

@@ -150,8 +150,8 @@ async def stage(*, nodes: int, seeded: int, interval: float) -> AsyncIterator[St
     names = [node_name(number) for number in range(nodes)]
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
-        beats = timedelta(seconds=interval)
-        fleet = LocalFleet(folder, agents=0, heartbeat_interval=beats, lease=3 * beats)
+        heartbeats = timedelta(seconds=interval)
+        fleet = LocalFleet(folder, agents=0, heartbeat_interval=heartbeats, lease=3 * heartbeats)
         await _seed(fleet, names, seeded)
         await stack.enter_async_context(fleet)
         control = await stack.enter_async_context(fleet.client())
@@ -224,7 +224,7 @@ def _seed_of(name: str, count: int) -> Batch:
         state_by="register",
         state_at=at,
         registered_at=at,
-        last_beat=at,
+        last_heartbeat=at,
         lease_seconds=30.0,
     )
     records = tuple(_record(each, NodeId(name), at) for each in _seeds(name, count))

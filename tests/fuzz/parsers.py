@@ -315,7 +315,7 @@ PARSERS: dict[str, ParserCase] = {
         convert.run_status_from_control, control.WorkloadStatus
     ),
     "shoal.wire.convert.statuses.run_statuses_from_heartbeat": _message(
-        lambda beat: convert.run_statuses_from_heartbeat(beat, {}), control.HeartbeatRequest, errors=()
+        lambda heartbeat: convert.run_statuses_from_heartbeat(heartbeat, {}), control.HeartbeatRequest, errors=()
     ),
     "shoal.wire.convert.statuses.state_from_text": ParserCase(convert.state_from_text, texts, ()),
     "shoal.wire.convert.usages.usage_from_agent": _message(

@@ -31,7 +31,7 @@ def _register(_world: ControlWorld) -> Message:
     )
 
 
-def _beat(world: ControlWorld) -> Message:
+def _heartbeat(world: ControlWorld) -> Message:
     request = control.HeartbeatRequest(
         node_id="n1",
         session=world.node.session,
@@ -90,7 +90,7 @@ def _same(message: Message) -> Callable[[Any], Message]:
 #: By the method's name. A new RPC gets its line here in the change that adds it.
 CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "RegisterNode": _register,
-    "Heartbeat": _beat,
+    "Heartbeat": _heartbeat,
     "ApplyWorkload": _apply,
     "DeleteWorkload": _same(control.DeleteWorkloadRequest(workload_id="web")),
     "RetryWorkload": _same(control.RetryWorkloadRequest(workload_id="web")),

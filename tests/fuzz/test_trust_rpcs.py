@@ -53,9 +53,9 @@ async def world(folder):
     async with ControlKit(folder / "control") as kit:
         kit.node("n1")
         await kit.apply("web")
-        reign = kit.plane.reign
+        leadership = kit.plane.leadership
         enrolment = Enrolment(
-            reign.ledger,
+            leadership.ledger,
             signer=Signer(folder / "certs" / CA_FILE, folder / "certs" / CA_KEY_FILE),
             cluster_id="default",
             clock=kit.clock,
@@ -65,7 +65,7 @@ async def world(folder):
         services = [
             Service(methods_of(Enrollment), EnrollmentService(enrolment, door)),
             Service(methods_of(Credentials), _AsAgent(CredentialService(enrolment, door))),
-            Service(methods_of(Secrets), SecretService(reign.dispatch.secrets)),
+            Service(methods_of(Secrets), SecretService(leadership.dispatch.secrets)),
         ]
         server = await kit.network.transport("trust").serve(ADDRESS, services)
         channel = kit.network.transport("caller").connect(ADDRESS)

@@ -90,10 +90,10 @@ class ControlWorld:
 
     async def state(self) -> object:
         """Everything that is stored, and what memory has of it."""
-        fleet = self.kit.plane.reign.fleet
+        fleet = self.kit.plane.leadership.fleet
         stored = await self.kit.store.load()
         # When nodes were last heard of is written down now and then, whatever is asked meanwhile.
-        stored = replace(stored, nodes=tuple(replace(node, last_beat=START) for node in stored.nodes))
+        stored = replace(stored, nodes=tuple(replace(node, last_heartbeat=START) for node in stored.nodes))
         page = await self.kit.store.events(EventQuery(limit=1, newest=True))
         return stored, page.next, dict(fleet.nodes), dict(fleet.workloads), dict(fleet.groups), set(fleet.observations)
 

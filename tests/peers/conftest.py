@@ -51,7 +51,7 @@ class Stage:
             setattr(made, name, value)
         await made.start()
         self.agents.append(made)
-        await until(lambda: made.beats, f"a beat of {node_id}")
+        await until(lambda: made.heartbeats, f"a beat of {node_id}")
         return made
 
     async def node_status(self, node_id: str) -> str:

@@ -116,7 +116,7 @@ class ForeignAgent:
         self.runs: dict[str, ForeignRun] = {}
         self.tasks: list[ForeignTask] = []
         self.registrations: list[Any] = []
-        self.beats: list[Any] = []
+        self.heartbeats: list[Any] = []
         #: Every call that came in, as (name, request).
         self.calls: list[tuple[str, Any]] = []
         self._work: set[asyncio.Task[None]] = set()
@@ -163,7 +163,7 @@ class ForeignAgent:
                 interval = await self._register()
                 while True:
                     if not self.cut_off:
-                        await self._beat()
+                        await self._heartbeat()
                     await asyncio.sleep(interval)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
@@ -189,7 +189,7 @@ class ForeignAgent:
         assert answer.accepted, answer.reason
         return answer.heartbeat_interval_seconds if answer.heartbeat_interval_seconds > 0 else 10.0
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         statuses = [
             control.WorkloadStatus(
                 workload_id=workload_id,
@@ -200,7 +200,7 @@ class ForeignAgent:
             for workload_id, run in self.runs.items()
         ]
         usage = control.NodeUsage(cpu_used_millicores=120, memory_used_mb=900, disk_used_gb=12)
-        self.beats.append(
+        self.heartbeats.append(
             await self._caller.call("Heartbeat", node_id=self.node_id, usage=usage, workload_statuses=statuses)
         )
 

@@ -20,9 +20,9 @@ async def test_it_registers_and_beats_without_anything_of_ours(stage):
     first = foreign.registrations[0]
     assert (first.accepted, first.heartbeat_interval_seconds) == (True, 1)
     assert first.HasField("lease_expires_at")
-    assert foreign.beats[0].acknowledged
-    assert not foreign.beats[0].drain_node
-    await until(lambda: len(foreign.beats) >= 3, "beats at the interval it was told")
+    assert foreign.heartbeats[0].acknowledged
+    assert not foreign.heartbeats[0].drain_node
+    await until(lambda: len(foreign.heartbeats) >= 3, "beats at the interval it was told")
     assert len(foreign.registrations) == 1
     node = (await stage.client.call("GetNode", node_id="n1")).node
     assert (node.status, node.total_cpu_cores, node.total_memory_mb) == ("Ready", 4.0, 8192)
@@ -34,13 +34,13 @@ async def test_an_apply_that_is_answered_before_it_is_done_comes_to_run(stage):
     assert (await stage.client.apply("web", container(), revision="r1")).success
     view = await stage.client.wait_status("web", "Running")
     assert (view.assigned_node_id, view.revision_id, view.type) == ("n1", "r1", "container")
-    (order,) = foreign.calls_of("ApplyWorkload", "web")
-    assert order.type == agent.WORKLOAD_TYPE_CONTAINER
-    assert order.revision_id == "r1"
-    assert order.desired_state == agent.DESIRED_STATE_RUNNING
-    assert order.spec.container.image == "nginx:latest"
+    (command,) = foreign.calls_of("ApplyWorkload", "web")
+    assert command.type == agent.WORKLOAD_TYPE_CONTAINER
+    assert command.revision_id == "r1"
+    assert command.desired_state == agent.DESIRED_STATE_RUNNING
+    assert command.spec.container.image == "nginx:latest"
     # It reports no revision and no generation: that is no reason to tell it again.
-    await until(lambda: len(foreign.beats) >= 4, "more beats")
+    await until(lambda: len(foreign.heartbeats) >= 4, "more beats")
     assert len(foreign.calls_of("ApplyWorkload", "web")) == 1
 
 
@@ -55,7 +55,7 @@ async def test_an_update_reaches_it_with_the_users_revision(stage):
     assert view.revision_id == "r2"
     assert foreign.runs["web"].request.spec.container.image == "nginx:2"
     assert (await stage.client.apply("web", container("nginx:2"), revision="r2")).success
-    await until(lambda: len(foreign.beats) >= 4, "more beats")
+    await until(lambda: len(foreign.heartbeats) >= 4, "more beats")
     assert [each.revision_id for each in foreign.calls_of("ApplyWorkload", "web")] == ["r1", "r2"]
 
 
@@ -82,8 +82,8 @@ async def test_a_delete_is_believed_when_its_action_is_completed(stage, ghosts):
     assert any(name == "ListActions" for name, _request in foreign.calls)
     if ghosts:
         # What it goes on to report is nobody's workload: it stays gone, and the ghost is left alone.
-        beats = len(foreign.beats)
-        await until(lambda: len(foreign.beats) >= beats + 3, "beats with the ghost")
+        heartbeats = len(foreign.heartbeats)
+        await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "beats with the ghost")
         assert "not found" in await stage.client.wait_gone("web")
         assert len(foreign.calls_of("DeleteWorkload", "web")) <= 2
 
@@ -160,8 +160,8 @@ async def test_what_nobody_here_knows_is_left_alone(stage):
     foreign = await stage.agent("n1")
     request = agent.ApplyWorkloadRequest(id="theirs", type=agent.WORKLOAD_TYPE_CONTAINER, revision_id="x")
     foreign.runs["theirs"] = ForeignRun(request, agent.ACTUAL_STATE_RUNNING, "running")
-    beats = len(foreign.beats)
-    await until(lambda: len(foreign.beats) >= beats + 3, "beats with it")
+    heartbeats = len(foreign.heartbeats)
+    await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "beats with it")
     assert not foreign.calls_of("DeleteWorkload", "theirs")
     assert foreign.state_of("theirs") == agent.ACTUAL_STATE_RUNNING
 
@@ -176,7 +176,7 @@ async def test_many_workloads_of_one_agent_are_deleted_together(stage):
     summary = await stage.client.call("GetClusterSummary")
     assert summary.total_workloads == 0
     assert isinstance(summary, control.ClusterSummary)
-    assert foreign.beats[-1].acknowledged
+    assert foreign.heartbeats[-1].acknowledged
 
 
 async def test_draining_it_ends_although_it_reports_ghosts(stage):

@@ -206,11 +206,11 @@ async def test_an_end_to_end_run(stage, spec):
     foreign = await stage.agent("n1", ghosts=True)
     view = await stage.client.wait_status(name, "Running")
     assert view.assigned_node_id == "n1"
-    (order,) = foreign.calls_of("ApplyWorkload", name)
-    assert order.spec.WhichOneof("spec" if "spec" in order.spec.DESCRIPTOR.oneofs_by_name else "workload") == (
+    (command,) = foreign.calls_of("ApplyWorkload", name)
+    assert command.spec.WhichOneof("spec" if "spec" in command.spec.DESCRIPTOR.oneofs_by_name else "workload") == (
         spec.__name__
     )
-    assert order.type == getattr(agent, f"WORKLOAD_TYPE_{spec.__name__.upper()}")
+    assert command.type == getattr(agent, f"WORKLOAD_TYPE_{spec.__name__.upper()}")
     listed = await stage.client.call("ListWorkloads", node_id="n1", status="Running")
     assert [each.workload_id for each in listed.workloads] == [name]
     assert (await stage.client.delete(name)).success

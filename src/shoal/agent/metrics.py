@@ -29,14 +29,14 @@ class AgentMetrics:
         self._registry = registry
         if registry is None:
             return
-        self._beats = registry.counter(
+        self._heartbeats = registry.counter(
             "shoal_agent_heartbeats_total", "Heartbeats sent, by what came of them.", ["result"]
         )
         self._registrations = registry.counter(
             "shoal_agent_registrations_total", "Registrations tried, by what came of them.", ["result"]
         )
-        self._orders = registry.counter(
-            "shoal_agent_orders_total", "Orders received, by kind and by what came of them.", ["action", "result"]
+        self._commands = registry.counter(
+            "shoal_agent_commands_total", "Orders received, by kind and by what came of them.", ["action", "result"]
         )
         self._calls = registry.counter("shoal_agent_rpc_total", "RPCs served.", ["method", "code"])
         self._seconds = registry.histogram("shoal_agent_rpc_seconds", "How long RPCs took.", ["method"])
@@ -52,25 +52,25 @@ class AgentMetrics:
         self._used = registry.gauge("shoal_agent_used", "What is used, measured.", ["resource"])
         self._foreign = _ForeignSeries(registry)
 
-    def beat(self, result: str) -> None:
+    def heartbeat(self, result: str) -> None:
         """Count a heartbeat."""
         if self._registry is not None:
-            self._beats.labels(result).inc()
+            self._heartbeats.labels(result).inc()
 
     def registration(self, result: str) -> None:
         """Count a registration."""
         if self._registry is not None:
             self._registrations.labels(result).inc()
 
-    def order(self, action: str, result: str) -> None:
+    def command(self, action: str, result: str) -> None:
         """Count an order."""
         if self._registry is not None:
-            self._orders.labels(action, result).inc()
+            self._commands.labels(action, result).inc()
 
     def refused(self, action: str, error: ShoalError) -> None:
         """Count an order that was not taken."""
         if self._registry is not None:
-            self._orders.labels(action, type(error).__name__).inc()
+            self._commands.labels(action, type(error).__name__).inc()
             self._foreign.errors.labels(_error_code(error)).inc()
 
     def began(self, kind: WorkloadType) -> None:

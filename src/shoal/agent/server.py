@@ -37,7 +37,7 @@ from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.identity import Identity, Role
-from shoal.model.nodes import BeatMark, Feature, NodeSpec
+from shoal.model.nodes import Feature, HeartbeatMark, NodeSpec
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
@@ -167,7 +167,7 @@ class Agent:
             await self._server.stop()
         if self._executor is not None and self.settings.stop_workloads_on_exit:
             if self._handlers is not None:  # orders still come through the stream
-                self._handlers.refuses_orders = True
+                self._handlers.refuses_commands = True
             await self._scope.close()
             stopped = await self._executor.stop_all(self.settings.stop_grace.total_seconds())
             if self._registration is not None:
@@ -228,7 +228,7 @@ class Agent:
             version=self.version,
             metrics=self.metrics,
             terms=self._terms,
-            next_beat=self._next_beat,
+            next_beat=self._next_heartbeat,
         )
         self._service = Service(methods_of(AgentService), self._handlers)
         if not self.settings.no_listen:
@@ -239,8 +239,8 @@ class Agent:
                 self.settings.http_address, metrics=self._render_metrics, health=self.health, ready=self.is_ready
             )
 
-    def _next_beat(self) -> BeatMark:
-        return self._registration.next_beat() if self._registration is not None else BeatMark("", 0)
+    def _next_heartbeat(self) -> HeartbeatMark:
+        return self._registration.next_beat() if self._registration is not None else HeartbeatMark("", 0)
 
     async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))

@@ -18,7 +18,7 @@ from shoal.agent.contact.terms import Terms
 from shoal.agent.facts import HealthReport, WorkloadReport
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.store.action_log import Action, ActionQuery
-from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder
+from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand
 from shoal.agent.workloads.executor import Executor
 from shoal.agent.workloads.intake import Answer
 from shoal.core.errors import (
@@ -31,7 +31,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
-from shoal.model.nodes import BeatMark
+from shoal.model.nodes import HeartbeatMark
 from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER
@@ -55,28 +55,28 @@ class AgentHandlers:
         version: str,
         metrics: AgentMetrics,
         terms: Terms,
-        next_beat: Callable[[], BeatMark] | None = None,
+        next_beat: Callable[[], HeartbeatMark] | None = None,
     ) -> None:
         self._executor = executor
-        self._next_beat = next_beat or (lambda: BeatMark("", 0))
+        self._next_heartbeat = next_beat or (lambda: HeartbeatMark("", 0))
         self._terms = terms
         self._health = health
         self._version = version
         self._metrics = metrics
         #: Whether the agent is about to end: what was asked for now would not be done.
-        self.refuses_orders = False
+        self.refuses_commands = False
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
         """Run or stop a workload as the request says."""
         self._check_route(call)
         await self._check_term(call)
-        order = _read_apply(request)
-        answer = await self._counted("apply", self._executor.apply(order))
+        command = _read_apply(request)
+        answer = await self._counted("apply", self._executor.apply(command))
         return pb.ApplyWorkloadResponse(
             applied=not answer.skipped,
             skipped=answer.skipped,
             message=answer.message,
-            status=_status_of(answer, order),
+            status=_status_of(answer, command),
         )
 
     async def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call) -> pb.DeleteWorkloadResponse:
@@ -87,11 +87,11 @@ class AgentHandlers:
         _check_number(request.generation, "generation", problems)
         _raise(problems)
         answer = await self._counted(
-            "delete", self._executor.delete(DeleteOrder(WorkloadId(request.id), request.generation))
+            "delete", self._executor.delete(DeleteCommand(WorkloadId(request.id), request.generation))
         )
-        beat = self._next_beat()
+        heartbeat = self._next_heartbeat()
         return pb.DeleteWorkloadResponse(
-            success=True, message=answer.message, session=beat.session, next_beat=beat.sequence
+            success=True, message=answer.message, session=heartbeat.session, next_beat=heartbeat.sequence
         )
 
     async def get_workload_status(
@@ -181,7 +181,7 @@ class AgentHandlers:
 
     async def _check_term(self, call: Call) -> None:
         """Orders of a control plane that does not lead any more are refused. A foreign scheduler has no term."""
-        if self.refuses_orders:
+        if self.refuses_commands:
             raise UnavailableError("this agent is stopping")
         said = call.metadata.get(TERM_HEADER, "")
         if not said:
@@ -196,7 +196,7 @@ class AgentHandlers:
         except ShoalError as error:
             self._metrics.refused(action, error)
             raise
-        self._metrics.order(action, "skipped" if answer.skipped else "accepted")
+        self._metrics.command(action, "skipped" if answer.skipped else "accepted")
         return answer
 
 
@@ -204,7 +204,7 @@ class AgentHandlers:
 # Reading
 
 
-def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyOrder:
+def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyCommand:
     """Read an apply, or raise `InvalidError` with everything that is wrong with it."""
     problems = _id_problems(request.id)
     _check_number(request.generation, "generation", problems)
@@ -225,7 +225,7 @@ def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyOrder:
         problems.extend(_secret_problems(request, spec.process))
     if problems or spec is None:
         raise InvalidError(problems)
-    return _order(request, desired, spec)
+    return _command(request, desired, spec)
 
 
 def _secret_problems(request: pb.ApplyWorkloadRequest, process: ProcessSpec) -> Iterator[Problem]:
@@ -246,10 +246,10 @@ def _is_text(value: bytes) -> bool:
     return True
 
 
-def _order(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: AgentSpec) -> ApplyOrder:
+def _command(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: AgentSpec) -> ApplyCommand:
     data = convert.spec_bytes(request.spec)
     digest = convert.spec_sha256(data)
-    return ApplyOrder(
+    return ApplyCommand(
         workload_id=WorkloadId(request.id),
         type=spec.type,
         revision_id=request.revision_id or digest.hex(),
@@ -292,10 +292,10 @@ def _write(report: WorkloadReport) -> pb.WorkloadStatus:
     return status
 
 
-def _status_of(answer: Answer, order: ApplyOrder) -> pb.WorkloadStatus | None:
+def _status_of(answer: Answer, command: ApplyCommand) -> pb.WorkloadStatus | None:
     if answer.status is None:
         return None
-    status = convert.run_status_to_agent(answer.status, order.type, order.desired)
+    status = convert.run_status_to_agent(answer.status, command.type, command.desired)
     if answer.task_id:
         status.metadata["task_id"] = answer.task_id
         status.metadata["task_status"] = "pending"

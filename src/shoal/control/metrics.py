@@ -43,7 +43,7 @@ class ControlMetrics:
         self._steps = registry.counter(
             "shoal_control_steps_total", "Steps that were carried out towards wishes.", ("action", "result")
         )
-        self._beats = registry.counter("shoal_control_beats_received_total", "Heartbeats received.")
+        self._heartbeats = registry.counter("shoal_control_heartbeats_received_total", "Heartbeats received.")
         self._ignored = registry.counter(
             "shoal_control_reports_ignored_total",
             "Reports on workloads that were left out: from nodes that do not own them, or not to be read.",
@@ -69,9 +69,9 @@ class ControlMetrics:
         for counter in self._of_step(action, success):
             counter.inc()
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Count a heartbeat."""
-        self._beats.inc()
+        self._heartbeats.inc()
 
     def ignored(self, count: int) -> None:
         """Count reports that were left out."""
@@ -189,13 +189,13 @@ def _count_workloads(fleet: Fleet) -> tuple[dict[str, int], dict[str, int]]:
         statuses["Deleted" if fleet.is_buried(record) else workload_status(record, observation, owner)] += 1
         desired[record.desired.value] += 1
     every_status = dict.fromkeys(WORKLOAD_STATUSES, 0)
-    every_wish = {state.value: 0 for state in DesiredState}
-    return every_status | statuses, every_wish | desired
+    every_desired = {state.value: 0 for state in DesiredState}
+    return every_status | statuses, every_desired | desired
 
 
 def _written(batch: Batch) -> dict[str, int]:
     return {
-        "nodes": len(batch.nodes) + len(batch.removed_nodes) + len(batch.beats),
+        "nodes": len(batch.nodes) + len(batch.removed_nodes) + len(batch.heartbeats),
         "workloads": len(batch.workloads) + len(batch.removed_workloads),
         "groups": len(batch.groups) + len(batch.removed_groups),
         "tokens": len(batch.tokens) + len(batch.removed_tokens),

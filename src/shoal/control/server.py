@@ -16,9 +16,9 @@ from pathlib import Path
 
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
 from shoal.control.api.secret_service import SecretService
-from shoal.control.leadership.election import Campaign
+from shoal.control.leadership.election import Election
 from shoal.control.leadership.instance_id import HeldName
-from shoal.control.leadership.leader import Reign
+from shoal.control.leadership.leader import Leadership
 from shoal.control.leadership.routing import Gate
 from shoal.control.metrics import ControlMetrics
 from shoal.control.settings import ControlSettings
@@ -82,22 +82,22 @@ class ControlPlane:
         )
         self._scope = TaskScope("control")
         self._gate = Gate()
-        self._credential_gate = Gate(CredentialService, lambda reign: reign.credentials)
-        self._secret_gate = Gate(SecretService, lambda reign: reign.secrets)
-        self._join_gate = Gate(EnrollmentService, lambda reign: reign.enrollment)
+        self._credential_gate = Gate(CredentialService, lambda leadership: leadership.credentials)
+        self._secret_gate = Gate(SecretService, lambda leadership: leadership.secrets)
+        self._join_gate = Gate(EnrollmentService, lambda leadership: leadership.enrollment)
         self._join = JoinDoor(
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
         )
-        self.reign = self._new_reign(term=0)
+        self.leadership = self._new_leadership(term=0)
         self._name = HeldName(Path(settings.data_dir), self._entropy)
-        self._campaign = Campaign(
+        self._election = Election(
             self.store,
             holder=self._name.text,
             address=self._advertised,
             clock=self.clock,
             on_change=self._leader_changed,
         )
-        self._reign_failed: asyncio.Future[None] | None = None
+        self._leadership_failed: asyncio.Future[None] | None = None
         self._server: Server | None = None
         self._join_server: Server | None = None
         self._http: HttpServer | None = None
@@ -125,14 +125,14 @@ class ControlPlane:
     @property
     def leads(self) -> bool:
         """Whether it leads, as far as it knows."""
-        return self._campaign.leads
+        return self._election.leads
 
     async def start(self, *, http: bool = True) -> None:
         """Open the store, serve, and lead or follow."""
         if self.settings.database:  # without, the store has a lock of its own
             self._name.hold()
         await self.store.open()
-        self._reign_failed = asyncio.get_running_loop().create_future()
+        self._leadership_failed = asyncio.get_running_loop().create_future()
         services = [
             Service(methods_of(AgentControl), self._gate),
             Service(methods_of(Credentials), self._credential_gate),
@@ -143,7 +143,7 @@ class ControlPlane:
             joining = [Service(methods_of(Enrollment), self._join_gate)]
             self._join_server = await self._join_transport.serve(self.settings.join_address, joining)
             self._join.port = parse_address(self._join_server.address).port
-        await self._campaign.once()
+        await self._election.once()
         self._set_trouble("")
         if http:
             self._http = await serve_http(
@@ -155,18 +155,18 @@ class ControlPlane:
         self._server.set_serving(True)
         if self._join_server is not None:
             self._join_server.set_serving(True)
-        self._scope.start(self._campaign.run(), name="campaign")
+        self._scope.start(self._election.run(), name="election")
         self._scope.start(self._follow(), name="follow")
         self._scope.start(self._watch_store(), name="store")
         self._scope.start(self._watch_key(), name="key")
 
     async def failed(self) -> None:
         """Wait until one of its background tasks fails, and raise that."""
-        assert self._reign_failed is not None  # noqa: S101 it was started
+        assert self._leadership_failed is not None  # noqa: S101 it was started
         ours = asyncio.ensure_future(self._scope.failed())
         try:
-            await asyncio.wait({ours, self._reign_failed}, return_when=asyncio.FIRST_COMPLETED)
-            for each in (ours, self._reign_failed):
+            await asyncio.wait({ours, self._leadership_failed}, return_when=asyncio.FIRST_COMPLETED)
+            for each in (ours, self._leadership_failed):
                 if each.done():
                     each.result()
         finally:
@@ -174,7 +174,7 @@ class ControlPlane:
 
     async def stop(self) -> None:
         """Stop serving and let go of everything. Workloads are not touched."""
-        self.reign.streams.close()
+        self.leadership.streams.close()
         if self._server is not None:
             await self._server.stop()
         if self._join_server is not None:
@@ -182,16 +182,16 @@ class ControlPlane:
         if self._http is not None:
             await self._http.stop()
         await self._scope.close()
-        await self.reign.end()
-        await self._campaign.resign()
+        await self.leadership.end()
+        await self._election.resign()
         await self.store.close()
         self._name.release()
 
     # -----------------------------------------------------------------------------------------------------
     # Leading and following
 
-    def _new_reign(self, term: int) -> Reign:
-        return Reign(
+    def _new_leadership(self, term: int) -> Leadership:
+        return Leadership(
             self.settings,
             store=self.store,
             transport=self._transport,
@@ -200,7 +200,7 @@ class ControlPlane:
             metrics=self._metrics,
             join=self._join,
             term=term,
-            is_confirmed=lambda: self._campaign.is_confirmed,
+            is_confirmed=lambda: self._election.is_confirmed,
         )
 
     def _advertised(self) -> str:
@@ -216,9 +216,9 @@ class ControlPlane:
         log.info("term %d: %s leads", leader.term, "this control plane" if leads else leader.address or "nobody")
         # First the old one ends: what it decides on is not what the new one is about to read. Reads are answered from
         # it until then.
-        self._open_gates(self.reign, leads=False, leader="" if leads else leader.address)
-        await self.reign.end()
-        fresh = self._new_reign(leader.term)
+        self._open_gates(self.leadership, leads=False, leader="" if leads else leader.address)
+        await self.leadership.end()
+        fresh = self._new_leadership(leader.term)
         try:
             await (fresh.begin() if leads else fresh.refresh())
         except BaseException:
@@ -226,30 +226,30 @@ class ControlPlane:
             raise
         if leads:
             self._scope.start(self._report_failure(fresh), name=f"term-{leader.term}")
-        self.reign = fresh
+        self.leadership = fresh
         self._open_gates(fresh, leads=leads, leader=leader.address)
         await self._check_key()
 
-    def _open_gates(self, reign: Reign, *, leads: bool, leader: str) -> None:
+    def _open_gates(self, leadership: Leadership, *, leads: bool, leader: str) -> None:
         for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
-            gate.open_to(reign, leads=leads, leader=leader)
+            gate.open_to(leadership, leads=leads, leader=leader)
 
-    async def _report_failure(self, reign: Reign) -> None:
+    async def _report_failure(self, leadership: Leadership) -> None:
         try:
-            await reign.scope.failed()
+            await leadership.scope.failed()
         except NotLeaderError:
-            log.warning("a task of term %d ended with it", reign.term)
+            log.warning("a task of term %d ended with it", leadership.term)
         except Exception as error:  # noqa: BLE001 whatever it is, it ends the process
-            if self._reign_failed is not None and not self._reign_failed.done():
-                self._reign_failed.set_exception(error)
+            if self._leadership_failed is not None and not self._leadership_failed.done():
+                self._leadership_failed.set_exception(error)
 
     async def _follow(self) -> None:
         while True:
             await self.clock.sleep(FOLLOW_SECONDS)
-            if self._campaign.leads:
+            if self._election.leads:
                 continue
             try:
-                await self.reign.refresh()
+                await self.leadership.refresh()
             except ShoalError as error:
                 log.debug("following: %s", error)
 
@@ -263,13 +263,13 @@ class ControlPlane:
     def health(self) -> tuple[int, Mapping[str, object]]:
         """The true status, with the keys that clients of /health know."""
         ready = self.is_ready()
-        leader = self._campaign.leader
+        leader = self._election.leader
         body = {
             "status": "ok" if ready else "degraded",
             "mode": "normal" if ready else "degraded",
             "reason": self._store_trouble,
             "modeChangedAt": self._mode_changed_at.isoformat(),
-            "role": "leader" if self._campaign.leads else "follower",
+            "role": "leader" if self._election.leads else "follower",
             "leader": leader.address,
             "term": leader.term,
             "secrets": self._key_trouble or "ok",
@@ -285,8 +285,10 @@ class ControlPlane:
                 if not done:
                     self._set_trouble(f"it has not answered for {STORE_ANSWERS_WITHIN:g} s")
                 await checking
-                if self._campaign.leads:
-                    await self.reign.ledger.settle()  # what was stored unnoticed is to be seen, also if nobody writes
+                if self._election.leads:
+                    await (
+                        self.leadership.ledger.settle()
+                    )  # what was stored unnoticed is to be seen, also if nobody writes
             except NotLeaderError:
                 self._set_trouble("")
             except ShoalError as error:
@@ -304,7 +306,7 @@ class ControlPlane:
     async def _check_key(self) -> None:
         """Say whether this control plane could open the secrets there are: before it leads, not when work waits."""
         try:
-            trouble = await self.reign.book.key_trouble()
+            trouble = await self.leadership.book.key_trouble()
         except ShoalError as error:
             log.debug("the key of the secrets was not checked: %s", error)
             return
@@ -325,7 +327,7 @@ class ControlPlane:
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
-        self._metrics.refresh(self.reign.fleet)
+        self._metrics.refresh(self.leadership.fleet)
         return self._metrics.render()
 
 

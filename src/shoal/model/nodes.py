@@ -11,6 +11,7 @@ from typing import Annotated
 from shoal.core.ids import Identifier, NodeId
 from shoal.core.shape import MaxLength, Pattern, Range
 from shoal.model.resources import MAX_DISK_GB, Resources
+from shoal.model.stored import stored_as
 
 LABEL_KEY = Annotated[
     str,
@@ -36,7 +37,7 @@ class NodeState(enum.Enum):
     DRAINED = "Drained"  # empty, and nothing new goes there
 
 
-class NodeWish(enum.Enum):
+class DesiredNodeState(enum.Enum):
     """What an operator wishes of a node. Nothing that an agent says takes it back."""
 
     NONE = ""  # take work
@@ -47,7 +48,7 @@ class NodeWish(enum.Enum):
     @property
     def state(self) -> NodeState | None:
         """The state that shows it, as long as the node is heard of."""
-        return {NodeWish.DRAINING: NodeState.DRAINING, NodeWish.DRAINED: NodeState.DRAINED}.get(self)
+        return {DesiredNodeState.DRAINING: NodeState.DRAINING, DesiredNodeState.DRAINED: NodeState.DRAINED}.get(self)
 
 
 class Feature(enum.StrEnum):
@@ -65,13 +66,13 @@ class Feature(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BeatMark:
+class HeartbeatMark:
     """One heartbeat among those of a node: which session, which number."""
 
     session: str
     sequence: int
 
-    def is_before(self, first: BeatMark | None) -> bool:
+    def is_before(self, first: HeartbeatMark | None) -> bool:
         """Whether it was made before the beat that counts first. Beats of another session were all made after it."""
         return first is not None and self.session == first.session and self.sequence < first.sequence
 
@@ -138,15 +139,15 @@ class NodeRecord:
     state_by: str
     state_at: datetime
     registered_at: datetime
-    last_beat: datetime
+    last_heartbeat: datetime
     #: The lease that was promised last; a restart with a shorter one still honours it.
     lease_seconds: float
-    wish: NodeWish = NodeWish.NONE
-    wish_at: datetime | None = None
+    desired: DesiredNodeState = stored_as("wish", default=DesiredNodeState.NONE)
+    desired_at: datetime | None = stored_as("wish_at", default=None)
     #: When what is left on a draining node is moved by force; None for never.
     drain_deadline: datetime | None = None
     #: Lost, and its work may be moved: the rate of moves and the brake have let it pass.
-    given_up: bool = False
+    declared_lost: bool = stored_as("given_up", default=False)
     #: An operator knows that it is gone for good, and nothing runs there any more.
     dead: bool = False
     #: Compare-and-set: 0 before it was first stored.

@@ -88,8 +88,8 @@ class NodeView:
     orphans: tuple[str, ...] = ()
     cluster_id: str = ""
     #: What an operator wishes of it: empty, cordoned, draining or drained.
-    wish: str = ""
-    wish_updated_at: datetime | None = None
+    desired: str = ""
+    desired_updated_at: datetime | None = None
     #: When what is left on a draining node is moved by force.
     drain_deadline: datetime | None = None
     #: Workloads that still have to leave a draining node.

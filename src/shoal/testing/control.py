@@ -177,14 +177,16 @@ class ControlKit:
     async def wait_gone(self, workload_id: str, *, seconds: float = 60.0) -> None:
         """Wait until a workload's record is gone."""
         await self.wait(
-            lambda: workload_id not in self.plane.reign.fleet.workloads, seconds=seconds, what=f"{workload_id} gone"
+            lambda: workload_id not in self.plane.leadership.fleet.workloads,
+            seconds=seconds,
+            what=f"{workload_id} gone",
         )
 
     async def wait_node(self, node_id: str, status: str, *, seconds: float = 60.0) -> None:
         """Wait for a node's status."""
 
         def holds() -> bool:
-            node = self.plane.reign.fleet.nodes.get(node_id)  # type: ignore[call-overload]
+            node = self.plane.leadership.fleet.nodes.get(node_id)  # type: ignore[call-overload]
             return node is not None and node.state.value == status
 
         await self.wait(holds, seconds=seconds, what=f"{node_id} {status}")

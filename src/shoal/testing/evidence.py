@@ -89,7 +89,7 @@ def find_faults(evidence: Evidence, *, bound: float) -> list[str]:
         *_lost_writes(evidence),
         *_two_owners(evidence.runs),
         *_two_at_once(evidence),
-        *_ends_without_a_wish(evidence),
+        *_ends_without_a_request(evidence),
         *_not_converged(evidence, bound),
     ]
 
@@ -137,25 +137,25 @@ def _two_at_once(evidence: Evidence) -> Iterator[str]:
                 yield f"{workload_id} may exist once and ran on {where} at the same time, for {overlap:.2f} s"
 
 
-def _ends_without_a_wish(evidence: Evidence) -> Iterator[str]:
+def _ends_without_a_request(evidence: Evidence) -> Iterator[str]:
     for run in evidence.runs:
         if run.missed_at is None or run.workload_id in evidence.only_once | evidence.may_end:
             continue
-        wished = _was_wished_away(evidence.writes, run, run.missed_at)
+        requested = _was_removed(evidence.writes, run, run.missed_at)
         replaced = any(
             other.workload_id == run.workload_id and other.generation > run.generation for other in evidence.runs
         )
-        if not wished and not replaced:
+        if not requested and not replaced:
             yield f"{run.workload_id} on {run.node_id} (generation {run.generation}) ended, and nobody wished that"
 
 
-def _was_wished_away(writes: Iterable[Wrote], run: Ran, by: float) -> bool:
+def _was_removed(writes: Iterable[Wrote], run: Ran, by: float) -> bool:
     """Whether something else was wished for after the wish that this run follows from."""
-    wished_away = False
+    removed = False
     for write in writes:
         if write.workload_id == run.workload_id and write.answer is not Answer.REFUSED and write.asked_at <= by:
-            wished_away = write.revision != run.revision
-    return wished_away
+            removed = write.revision != run.revision
+    return removed
 
 
 def _not_converged(evidence: Evidence, bound: float) -> Iterator[str]:

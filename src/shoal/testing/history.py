@@ -48,7 +48,7 @@ _FAILOVERS: tuple[dict[str, Any], ...] = (
 
 
 @dataclass(slots=True)
-class Wishes:
+class Requests:
     """What was acknowledged last for each workload: a revision, or None for its deletion."""
 
     acknowledged: dict[str, str | None] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class History:
         #: Every other life is one of nodes that open streams, which break.
         self._streams = seed % 2 == 1
         self._kit = ControlKit(folder, streams=self._streams)
-        self._wishes = Wishes()
+        self._requests = Requests()
         self._owners: dict[tuple[str, int], str] = {}
         self._read: dict[str, int] = {}
         self._doubtful: list[tuple[str, str, int]] = []
@@ -124,8 +124,8 @@ class History:
 
     async def _apply(self) -> None:
         name = f"w{self._random.randrange(WORKLOADS)}"
-        self._wishes.revision += 1
-        revision = f"r{self._wishes.revision}"
+        self._requests.revision += 1
+        revision = f"r{self._requests.revision}"
         spec: dict[str, Any] = {"cpu": self._random.choice((100, 250, 400))}
         if self._random.random() < 0.3:
             spec["at_most_one"] = True
@@ -134,23 +134,23 @@ class History:
         try:
             answer = await self._kit.apply(name, revision=revision, **spec)
         except ShoalError:
-            self._wishes.uncertain.add(name)
+            self._requests.uncertain.add(name)
             return
         if answer.success:
-            self._wishes.acknowledged[name] = revision
-            self._wishes.uncertain.discard(name)
+            self._requests.acknowledged[name] = revision
+            self._requests.uncertain.discard(name)
 
     async def _delete(self) -> None:
         name = f"w{self._random.randrange(WORKLOADS)}"
-        self._wishes.deleted_once.add(name)
+        self._requests.deleted_once.add(name)
         try:
             answer = await self._kit.delete(name)
         except ShoalError:
-            self._wishes.uncertain.add(name)
+            self._requests.uncertain.add(name)
             return
         if answer.success:
-            self._wishes.acknowledged[name] = None
-            self._wishes.uncertain.discard(name)
+            self._requests.acknowledged[name] = None
+            self._requests.uncertain.discard(name)
 
     def _pick(self) -> str:
         return f"n{self._random.randrange(NODES)}"
@@ -185,7 +185,7 @@ class History:
 
     async def _drain(self) -> None:
         node_id = self._pick()
-        self._wishes.drained_once.add(node_id)
+        self._requests.drained_once.add(node_id)
         deadline_ms, force = self._random.choice(((0, False), (0, False), (20_000, False), (0, True)))
         request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=deadline_ms, force=force)
         await self._try(AgentControl.DRAIN_NODE, request)
@@ -242,7 +242,7 @@ class History:
                 raise HistoryError(f"{name} may exist once and runs on {alive}")
 
     def _check_overcommit(self) -> None:
-        for node_id, facts in self._kit.plane.reign.fleet.facts().items():
+        for node_id, facts in self._kit.plane.leadership.fleet.facts().items():
             if not facts.spec.capacity.covers(facts.reserved):
                 raise HistoryError(f"{node_id} is overcommitted: {facts.reserved} of {facts.spec.capacity}")
 
@@ -256,10 +256,10 @@ class History:
             other_name == name and other_generation > generation and owner != node_id
             for (other_name, other_generation), owner in self._owners.items()
         )
-        record = self._kit.plane.reign.fleet.workloads.get(WorkloadId(name))
+        record = self._kit.plane.leadership.fleet.workloads.get(WorkloadId(name))
         moved = record is not None and record.placed_generation > generation and record.node_id != NodeId(node_id)
-        emptied = node_id in self._wishes.drained_once
-        if not (name in self._wishes.deleted_once or newer or moved or emptied):
+        emptied = node_id in self._requests.drained_once
+        if not (name in self._requests.deleted_once or newer or moved or emptied):
             self._doubtful.append((node_id, name, generation))
 
     async def _check_doubts(self) -> None:
@@ -285,13 +285,13 @@ class History:
         for index in range(NODES):
             await kit.channel.call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=f"n{index}"))
         await kit.clock.sleep(60.0)
-        for record in list(kit.plane.reign.fleet.workloads.values()):
+        for record in list(kit.plane.leadership.fleet.workloads.values()):
             if record.retry.failures:  # it may wait for minutes yet, or have been given up for good
                 await self._try(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id=record.workload_id))
         await kit.clock.sleep(60.0)
 
     def _check_drained(self) -> None:
-        for node_id, record in self._kit.plane.reign.fleet.nodes.items():
+        for node_id, record in self._kit.plane.leadership.fleet.nodes.items():
             runs = self._kit.agents.nodes[node_id].runs
             left = sorted(name for name, run in runs.items() if run.state == "Running")
             if record.state is NodeState.DRAINED and left:
@@ -300,8 +300,8 @@ class History:
     async def _check_end(self) -> None:
         self._check()
         await self._check_doubts()
-        for name, revision in self._wishes.acknowledged.items():
-            if name in self._wishes.uncertain:
+        for name, revision in self._requests.acknowledged.items():
+            if name in self._requests.uncertain:
                 continue
             if revision is None:
                 await self._expect_gone(name)

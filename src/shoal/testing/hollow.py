@@ -129,7 +129,7 @@ class HollowFleet:
         *,
         listen: str = "127.0.0.1:0",
         clock: Clock | None = None,
-        on_order: Callable[[str, str, int], None] | None = None,
+        on_command: Callable[[str, str, int], None] | None = None,
         streams: bool = False,
         transport_of: Callable[[str], Transport] | None = None,
     ) -> None:
@@ -137,7 +137,7 @@ class HollowFleet:
         self._use_streams = streams
         self._streams: dict[str, ControlStream] = {}
         #: Called with (apply or delete, workload id, generation) when an order arrives, before anything is decided.
-        self._on_order = on_order or (lambda _verb, _workload_id, _generation: None)
+        self._on_command = on_command or (lambda _verb, _workload_id, _generation: None)
         self._transport = transport
         self._control_address = control_address
         self._listen = listen
@@ -194,7 +194,7 @@ class HollowFleet:
         while True:
             try:
                 if not node.silent and not node.superseded:
-                    interval = await self._register_or_beat(node)
+                    interval = await self._register_or_heartbeat(node)
             except NotFoundError:
                 node.session = ""
                 node.sequence = -1
@@ -216,17 +216,17 @@ class HollowFleet:
             if (spec.at_most_one or spec.stop_after_ms) and silence >= allowed:
                 del node.runs[workload_id]
 
-    async def _register_or_beat(self, node: HollowNode) -> float:
+    async def _register_or_heartbeat(self, node: HollowNode) -> float:
         self._let_go_of_only_copies(node)
         if node.sequence <= 0:
             interval = await self._register(node)
             if interval:
                 node.sequence = 1
-                await self.beat(node)
+                await self.heartbeat(node)
             return interval or 1.0
         if node.mute:
             return 1.0
-        return await self.beat(node)
+        return await self.heartbeat(node)
 
     async def _register(self, node: HollowNode) -> float:
         assert self._server is not None
@@ -256,7 +256,7 @@ class HollowFleet:
         node.session = answer.session
         return answer.heartbeat_interval_ms / 1000
 
-    async def beat(self, node: HollowNode) -> float:
+    async def heartbeat(self, node: HollowNode) -> float:
         """One beat of a node that has registered. Returns the seconds until the next one is due."""
         request = control.HeartbeatRequest(
             node_id=node.node_id,
@@ -343,7 +343,7 @@ class HollowFleet:
     async def apply_workload(self, request: agent.ApplyWorkloadRequest, call: Call) -> agent.ApplyWorkloadResponse:
         """Take an order, by the rules of generations."""
         node = await self._node(call)
-        self._on_order("apply", request.id, request.generation)
+        self._on_command("apply", request.id, request.generation)
         refusal = node.refuse.get(request.id) or node.refuse.get("*")
         if refusal is not None:
             raise refusal
@@ -370,7 +370,7 @@ class HollowFleet:
     async def delete_workload(self, request: agent.DeleteWorkloadRequest, call: Call) -> agent.DeleteWorkloadResponse:
         """Remove a copy, unless it is of a newer generation."""
         node = await self._node(call)
-        self._on_order("delete", request.id, request.generation)
+        self._on_command("delete", request.id, request.generation)
         highest = node.generations.get(request.id, 0)
         if node.knows_generations and request.generation and request.generation < highest:
             raise StaleGenerationError(request.id, offered=request.generation, highest=highest)
@@ -404,14 +404,14 @@ class HollowFleet:
             raise UnsupportedError("an agent of the published contract does not hand out specs")
         if request.id not in node.runs:
             raise NotFoundError("workload", request.id)
-        order = node.runs[request.id].request
+        command = node.runs[request.id].request
         return agent.GetWorkloadSpecResponse(
-            id=order.id,
-            type=order.type,
-            revision_id=order.revision_id,
-            desired_state=order.desired_state,
-            spec=order.spec.SerializeToString(deterministic=True),
-            generation=order.generation,
+            id=command.id,
+            type=command.type,
+            revision_id=command.revision_id,
+            desired_state=command.desired_state,
+            spec=command.spec.SerializeToString(deterministic=True),
+            generation=command.generation,
         )
 
     async def list_actions(self, request: agent.ListActionsRequest, call: Call) -> agent.ListActionsResponse:

@@ -71,10 +71,10 @@ class KeptStore:
         self._check()
         return await self._inner.secrets()
 
-    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+    async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Campaign."""
         self._check()
-        return await self._inner.campaign(holder, address, seconds=seconds)
+        return await self._inner.acquire_leadership(holder, address, seconds=seconds)
 
     async def leader(self) -> Leader:
         """Who leads."""
@@ -120,25 +120,25 @@ class SharedStore(KeptStore):
         super().__init__(inner)
         self._seat = seat
         self._clock = clock
-        self._reign: tuple[str, int] | None = None
+        self._held_term: tuple[str, int] | None = None
 
     async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch, unless the term that was won here, or that it was decided under, is over."""
         await self.ping()
-        if term and self._reign is not None and term != self._reign[1]:
+        if term and self._held_term is not None and term != self._held_term[1]:
             raise NotLeaderError("")
         return await super().commit(batch, settled=settled)
 
-    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+    async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Renew, or take over what has ended; else say who leads."""
         self._check()
         seat, now = self._seat, self._clock.monotonic()
         if seat.holder not in ("", holder) and now < seat.until:
             return await self.leader()
-        if self._reign != (seat.holder, seat.term) or seat.holder != holder:
+        if self._held_term != (seat.holder, seat.term) or seat.holder != holder:
             seat.term += 1
         seat.holder, seat.address, seat.until = holder, address, now + seconds
-        self._reign = (holder, seat.term)
+        self._held_term = (holder, seat.term)
         return Leader(seat.term, holder, address, seconds)
 
     async def leader(self) -> Leader:
@@ -156,5 +156,5 @@ class SharedStore(KeptStore):
     async def ping(self) -> None:
         """Say whether it is there, and the term still on."""
         self._check()
-        if self._reign is not None and self._reign != (self._seat.holder, self._seat.term):
+        if self._held_term is not None and self._held_term != (self._seat.holder, self._seat.term):
             raise NotLeaderError(self._seat.address)

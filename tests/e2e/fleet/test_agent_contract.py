@@ -31,7 +31,7 @@ class ScriptedControl:
 
     def __init__(self):
         self.registrations = []
-        self.beats = []
+        self.heartbeats = []
         self.refuse = None
         self.accept = True
         self.interval = 0.3
@@ -52,7 +52,7 @@ class ScriptedControl:
         )
 
     async def heartbeat(self, request, _call):
-        self.beats.append((time.monotonic(), request))
+        self.heartbeats.append((time.monotonic(), request))
         if self.refuse is not None:
             raise self.refuse
         return control.HeartbeatResponse(acknowledged=True, lease_ms=round(self.lease * 1000))
@@ -62,7 +62,7 @@ class ScriptedControl:
 
     def status(self, name):
         """What the newest beat says of a workload."""
-        for status in self.beats[-1][1].workload_statuses if self.beats else ():
+        for status in self.heartbeats[-1][1].workload_statuses if self.heartbeats else ():
             if status.workload_id == name:
                 return status
         return None
@@ -95,7 +95,7 @@ class Rig:
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=log,
             )
-        await self.until(lambda: self.script.beats, "the first beat")
+        await self.until(lambda: self.script.heartbeats, "the first beat")
         self.channel = self.transport.connect(self.script.registrations[-1].grpc_endpoint)
 
     async def until(self, holds, what):
@@ -166,16 +166,16 @@ async def test_registration_carries_everything_the_guide_asks_for(rig):
 async def test_beats_come_at_the_interval_the_server_gave_and_carry_usage_and_statuses(rig):
     await rig.apply("web")
     await rig.until(lambda: (found := rig.script.status("web")) and found.state == "Running", "a Running status")
-    await rig.until(lambda: len(rig.script.beats) >= 6, "some beats")
-    beat = rig.script.beats[-1][1]
-    assert beat.node_id == "n1"
-    assert beat.usage.memory_allocated_mb == 64
-    assert beat.usage.disk_used_gb > 0
-    assert beat.usage.slots_used == 1
-    assert beat.HasField("timestamp")
-    sequences = [request.sequence for _at, request in rig.script.beats]
+    await rig.until(lambda: len(rig.script.heartbeats) >= 6, "some beats")
+    heartbeat = rig.script.heartbeats[-1][1]
+    assert heartbeat.node_id == "n1"
+    assert heartbeat.usage.memory_allocated_mb == 64
+    assert heartbeat.usage.disk_used_gb > 0
+    assert heartbeat.usage.slots_used == 1
+    assert heartbeat.HasField("timestamp")
+    sequences = [request.sequence for _at, request in rig.script.heartbeats]
     assert sequences == sorted(set(sequences))
-    assert {request.session for _at, request in rig.script.beats} == {"session-1"}
+    assert {request.session for _at, request in rig.script.heartbeats} == {"session-1"}
 
 
 async def test_state_names_are_the_deterministic_ones_and_failures_have_a_reason(rig):
@@ -226,8 +226,8 @@ async def test_an_unaccepted_registration_is_tried_again(rig):
     rig.script.refuse = NotFoundError("node", "n1")
     await rig.until(lambda: len(rig.script.registrations) >= 3, "more registrations")
     rig.script.accept, rig.script.refuse = True, None
-    beats = len(rig.script.beats)
-    await rig.until(lambda: len(rig.script.beats) > beats + 2, "beats again")
+    heartbeats = len(rig.script.heartbeats)
+    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats + 2, "beats again")
 
 
 async def test_it_reconnects_and_what_runs_goes_on(rig):
@@ -237,17 +237,17 @@ async def test_it_reconnects_and_what_runs_goes_on(rig):
     await rig.server.stop(0.0)
     await asyncio.sleep(1.5)
     await rig.serve()
-    beats = len(rig.script.beats)
-    await rig.until(lambda: len(rig.script.beats) > beats, "beats after the outage")
+    heartbeats = len(rig.script.heartbeats)
+    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats, "beats after the outage")
     assert rig.script.status("web").run.pid == pid
 
 
 async def test_lost_beats_do_not_matter(rig):
     rig.script.refuse = UnavailableError("lost on the way")
-    await rig.until(lambda: len(rig.script.beats) >= 4, "tries")
+    await rig.until(lambda: len(rig.script.heartbeats) >= 4, "tries")
     rig.script.refuse = None
-    beats = len(rig.script.beats)
-    await rig.until(lambda: len(rig.script.beats) > beats + 2, "beats again")
+    heartbeats = len(rig.script.heartbeats)
+    await rig.until(lambda: len(rig.script.heartbeats) > heartbeats + 2, "beats again")
     assert rig.process.returncode is None
 
 
@@ -263,7 +263,7 @@ async def test_a_superseded_session_is_given_up(rig):
     rig.script.refuse = SessionSupersededError("n1")
     await rig.until(lambda: "superseded" in (rig.folder / "log").read_text(), "the loser says so")
     await asyncio.sleep(1.0)
-    beats, registrations = len(rig.script.beats), len(rig.script.registrations)
+    heartbeats, registrations = len(rig.script.heartbeats), len(rig.script.registrations)
     await asyncio.sleep(1.5)
-    assert (len(rig.script.beats), len(rig.script.registrations)) == (beats, registrations)
+    assert (len(rig.script.heartbeats), len(rig.script.registrations)) == (heartbeats, registrations)
     assert rig.process.returncode is None

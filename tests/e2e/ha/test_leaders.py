@@ -103,8 +103,8 @@ async def test_a_leader_that_stops_inside_a_transaction_is_followed(tmp_path, po
         assert await planes.leader() == "one"
         async with planes.client() as control:
             # Some are taken by the one, the first that is not by the other.
-            wishes = [f"w{index}" for index in range(12)]
-            for name in wishes:
+            requests = [f"w{index}" for index in range(12)]
+            for name in requests:
                 await insist(lambda name=name: control.apply(process(name, revision="v1")))
             assert is_stopped(planes.processes["one"].pid)
             assert await planes.leader(among=["two"]) == "two"
@@ -114,7 +114,7 @@ async def test_a_leader_that_stops_inside_a_transaction_is_followed(tmp_path, po
                 return (await planes.health("one"))["role"] == "follower"
 
             await until(follows, what="the old leader follows")
-            for name in wishes:
+            for name in requests:
                 await until_status(control, name, "Running", revision="v1")
                 assert len(processes_of(planes, name)) == 1
     finally:

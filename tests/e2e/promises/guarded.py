@@ -186,8 +186,8 @@ class GuardedPlanes(Planes):
                     await start(name)
         await self.leader()
         for name in AGENTS:
-            await until(lambda name=name: is_ready(control, name, wished=True), what=f"{name} is heard of")
-            if (await control.get_node(name)).wish:
+            await until(lambda name=name: is_ready(control, name, desired=True), what=f"{name} is heard of")
+            if (await control.get_node(name)).desired:
                 await insist(lambda name=name: control.uncordon_node(name))
             await until(lambda name=name: is_ready(control, name), what=f"{name} takes work")
         left = [view.workload_id for view in await insist(control.list_workloads)]
@@ -211,9 +211,9 @@ class GuardedPlanes(Planes):
             await insist(lambda name=name: control.uncordon_node(name))
 
 
-async def is_ready(control, name, *, wished=False):
+async def is_ready(control, name, *, desired=False):
     view = await control.get_node(name)
-    return view.status == "Ready" or (wished and bool(view.wish) and view.status not in ("Suspect", "NotReady"))
+    return view.status == "Ready" or (desired and bool(view.desired) and view.status not in ("Suspect", "NotReady"))
 
 
 async def has_status(control, node, *statuses):

@@ -66,7 +66,7 @@ async def copies(planes, name, count):
     return pids if len(pids) == count else None
 
 
-async def two_beats(control, node):
+async def two_heartbeats(control, node):
     """Wait until a node was heard of two more times."""
     seen = {(await control.get_node(node)).last_heartbeat}
 
@@ -102,7 +102,7 @@ async def events_of(control, after):
     return (await insist(lambda: control.list_events(after=after, limit=1000))).events
 
 
-async def order_directly(channel, document):
+async def command_directly(channel, document):
     """Apply a workload at an agent, past the control plane."""
     request = agent.ApplyWorkloadRequest(
         id=document.id,
@@ -146,11 +146,11 @@ async def test_a_cordoned_node_gets_no_new_work_until_it_is_uncordoned(planes, c
         await control.apply(process(name))
     for name in names:
         assert (await until_status(control, name, "Running")).assigned_node_id != JOINED
-    await two_beats(control, JOINED)
+    await two_heartbeats(control, JOINED)
     await planes.kill(JOINED)
     await planes.start_agent(JOINED)  # it registers anew, and that undoes nothing either
-    await two_beats(control, JOINED)
-    assert (await control.get_node(JOINED)).wish == "cordoned"
+    await two_heartbeats(control, JOINED)
+    assert (await control.get_node(JOINED)).desired == "cordoned"
     await control.apply(process("pinned", **on_node(JOINED)))
     await until_status(control, "pinned", "Pending")
     assert processes_of(planes, "stays") == [pid]
@@ -164,10 +164,10 @@ async def test_a_drain_starts_the_replacement_first_and_the_agent_refuses_new_wo
     (old,) = processes_of(planes, "web")
     await planes.operate("node", "drain", DIALLED, "--detach")
     await until(lambda: copies(planes, "web", 2), what="both copies run")
-    await two_beats(control, DIALLED)
+    await two_heartbeats(control, DIALLED)
     async with planes.channel_to_agent(control, DIALLED) as channel:
         with pytest.raises(PreconditionError, match="being drained") as refused:
-            await order_directly(channel, process("late"))
+            await command_directly(channel, process("late"))
     assert refused.value.facts["reason"] == "draining"
     assert is_alive(old)
     assert (await control.get_node(DIALLED)).status == "Draining"
@@ -230,20 +230,20 @@ async def test_the_work_of_a_node_that_the_operator_knows_to_be_dead_moves(plane
 async def test_an_orphan_is_shown_and_left_alone_and_adopted_on_request(planes, control):
     document = process("stray")
     async with planes.channel_to_agent(control, OTHER) as channel:
-        assert (await order_directly(channel, document)).applied
+        assert (await command_directly(channel, document)).applied
 
     async def shown():
         return "stray" in (await control.get_node(OTHER)).orphans
 
     await until(shown, what="it is shown as an orphan")
     (pid,) = await until(lambda: copies(planes, "stray", 1), what="it runs")
-    await two_beats(control, OTHER)
+    await two_heartbeats(control, OTHER)
     assert "stray" not in {view.workload_id for view in await control.list_workloads()}
     assert is_alive(pid)
     await planes.operate("workload", "adopt", OTHER, "stray")
     view = await until_status(control, "stray", "Running", revision="r1")
     assert view.assigned_node_id == OTHER
-    await two_beats(control, OTHER)
+    await two_heartbeats(control, OTHER)
     assert processes_of(planes, "stray") == [pid]
     assert (await control.get_node(OTHER)).orphans == ()
     await control.delete("stray")
@@ -309,7 +309,7 @@ async def test_at_most_one_work_runs_once_while_agent_and_keeper_are_stopped(pla
         os.kill(keeper, signal.SIGCONT)
         planes.signal(OTHER, signal.SIGCONT)
     await until(lambda: has_status(control, OTHER, "Ready"), what="it is back")
-    await two_beats(control, OTHER)
+    await two_heartbeats(control, OTHER)
     for name in names:
         assert len(processes_of(planes, name)) == 1
         assert not ran_twice(name, tmp_path)
@@ -356,7 +356,7 @@ async def test_the_next_leader_finishes_a_drain_and_keeps_what_was_acknowledged(
     written = {f"w{index}": (await control.apply(process(f"w{index}", revision="v1"))).generation for index in range(5)}
     await planes.kill(old)
     assert await planes.leader(among=[new]) == new
-    assert (await insist(lambda: control.get_node(OTHER))).wish == "draining"
+    assert (await insist(lambda: control.get_node(OTHER))).desired == "draining"
     gate.touch()
     await until(lambda: has_status(control, OTHER, "Drained"), what="the new leader has finished it")
     for name in ("web", "more"):
@@ -392,7 +392,7 @@ async def test_a_database_that_is_away_stops_writes_and_nothing_else(planes, con
         await asyncio.gather(*(two_acknowledged(planes, node) for node in AGENTS))
         shown = json.loads(await planes.operate("node", "list", "--json"))["nodes"]
         assert "NotReady" not in {node["status"] for node in shown}
-        assert not any(node["wish"] for node in shown)
+        assert not any(node["desired"] for node in shown)
         assert {name: processes_of(planes, name) for name in names} == pids
     await until(lambda: everybody("ok"), what="both are well again")
     await planes.leader()

@@ -66,7 +66,7 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
         for _ in range(3):
             await machines.stop("control")
             await machines.start_control("control", port=number, database=database, env=env)
-            await until(lambda: _has_beaten(control), what="the agent has heard of the new leader")
+            await until(lambda: _has_sent_heartbeat(control), what="the agent has heard of the new leader")
         await machines.stop("control")
 
         if not database:  # the machine was lost, and everything that was on it
@@ -108,7 +108,7 @@ def _secrets_health(machines: Machines) -> str:
         return json.load(answer)["secrets"]
 
 
-async def _has_beaten(control) -> bool:
+async def _has_sent_heartbeat(control) -> bool:
     """Whether a heartbeat has come since the control plane was started: the node was heard of twice."""
     first = (await control.get_node("n1")).last_heartbeat
     await asyncio.sleep(0.5)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 BEFORE = version_before()
 
 
-class Wishes:
+class Requests:
     """Somebody who changes a workload all the time, and remembers what was acknowledged."""
 
     def __init__(self, control) -> None:
@@ -97,13 +97,13 @@ async def test_several_control_planes_and_their_agents_one_at_a_time(machines: M
         here = {"constraints": [{"key": "node_id", "values": ["n1"]}]}
         await insist(lambda: control.apply(process("kept", placement=here)))
         kept = await until_status(control, "kept", "Running")
-        async with Wishes(control).going_on() as wishes:
-            await wishes.more()
+        async with Requests(control).going_on() as requests:
+            await requests.more()
             assert (await role("one"), await role("two")) == ("leader", "follower")
             # A follower.
             await machines.stop("two")
             await start("two")
-            await wishes.more()
+            await requests.more()
             assert await role("one") == "leader"
             # The leader: another one leads when it is gone.
             await machines.stop("one")
@@ -112,17 +112,17 @@ async def test_several_control_planes_and_their_agents_one_at_a_time(machines: M
                 return await role("two") == "leader"
 
             await until(two_leads, what="the other one leads")
-            await wishes.more()
+            await requests.more()
             await start("one")
             assert await role("one") == "follower"
-            await wishes.more()
+            await requests.more()
             # The agents.
             await machines.stop("n1")
-            await wishes.more()
+            await requests.more()
             await machines.start_agent("n1", control=list(addresses.values()))
-            await wishes.more()
+            await requests.more()
         view = await control.get_workload("churn")
-        assert int(view.revision_id) >= wishes.acknowledged
+        assert int(view.revision_id) >= requests.acknowledged
         now = await until_status(control, "kept", "Running")
         assert (now.generation, now.run.pid) == (kept.generation, kept.run.pid)
         assert kept.run.pid in pids_of(data)
@@ -141,12 +141,12 @@ async def test_one_control_plane_is_replaced_and_nothing_stops(machines: Machine
         here = {"constraints": [{"key": "node_id", "values": ["n1"]}]}
         await control.apply(process("kept", placement=here))
         kept = await until_status(control, "kept", "Running")
-        async with Wishes(control).going_on() as wishes:
-            await wishes.more()
+        async with Requests(control).going_on() as requests:
+            await requests.more()
             await machines.stop("control")
             assert kept.run.pid in pids_of(machines.data_dir("n1"))
             await machines.start_control("control", port=number)
-            await wishes.more()
+            await requests.more()
         now = await until_status(control, "kept", "Running")
         assert (now.generation, now.run.pid) == (kept.generation, kept.run.pid)
 

@@ -221,7 +221,7 @@ async def test_health_and_metrics_over_http(tmp_path):
         assert (health["status"], health["node_id"], health["runtimes"]) == ("ok", "n1", {"process": "healthy"})
         metrics = await asyncio.to_thread(get, "/metrics")
         assert 'shoal_agent_workloads{state="Running",type="process"} 1.0' in metrics
-        assert 'shoal_agent_orders_total{action="apply",result="accepted"} 1.0' in metrics
+        assert 'shoal_agent_commands_total{action="apply",result="accepted"} 1.0' in metrics
         assert await asyncio.to_thread(get, "/readyz")
 
 

@@ -26,9 +26,9 @@ async def stores(postgres_url):
 
 async def test_the_first_wins_and_the_second_hears_of_it(stores):
     one, two = stores
-    won = await one.campaign("a", "host-a:1", seconds=30)
+    won = await one.acquire_leadership("a", "host-a:1", seconds=30)
     assert (won.holder, won.expires_in) == ("a", 30)
-    heard = await two.campaign("b", "host-b:1", seconds=30)
+    heard = await two.acquire_leadership("b", "host-b:1", seconds=30)
     assert (heard.term, heard.holder, heard.address) == (won.term, "a", "host-a:1")
     assert 0 < heard.expires_in <= 30
     assert (await two.leader()).holder == "a"
@@ -36,35 +36,35 @@ async def test_the_first_wins_and_the_second_hears_of_it(stores):
 
 async def test_renewing_keeps_the_term(stores):
     one, _two = stores
-    won = await one.campaign("a", "host-a:1", seconds=30)
+    won = await one.acquire_leadership("a", "host-a:1", seconds=30)
     await asyncio.sleep(1.1)
-    assert (await one.campaign("a", "host-a:1", seconds=30)).term == won.term
+    assert (await one.acquire_leadership("a", "host-a:1", seconds=30)).term == won.term
 
 
 async def test_a_leader_that_resigned_or_fell_silent_is_followed_by_the_next_term(stores):
     one, two = stores
-    first = await one.campaign("a", "host-a:1", seconds=30)
+    first = await one.acquire_leadership("a", "host-a:1", seconds=30)
     await one.resign("a")
     assert (await two.leader()).holder == ""
-    second = await two.campaign("b", "host-b:1", seconds=0.2)
+    second = await two.acquire_leadership("b", "host-b:1", seconds=0.2)
     await asyncio.sleep(0.4)
-    third = await one.campaign("a", "host-a:1", seconds=30)
+    third = await one.acquire_leadership("a", "host-a:1", seconds=30)
     assert first.term < second.term < third.term
 
 
 async def test_only_the_leader_resigns(stores):
     one, two = stores
-    await one.campaign("a", "host-a:1", seconds=30)
+    await one.acquire_leadership("a", "host-a:1", seconds=30)
     await two.resign("b")
     assert (await two.leader()).holder == "a"
 
 
 async def test_nothing_is_written_in_a_term_that_is_over(stores):
     one, two = stores
-    await one.campaign("a", "host-a:1", seconds=0.2)
+    await one.acquire_leadership("a", "host-a:1", seconds=0.2)
     await one.commit(Batch(nodes=(node("n1"),)))
     await asyncio.sleep(0.4)
-    await two.campaign("b", "host-b:1", seconds=30)
+    await two.acquire_leadership("b", "host-b:1", seconds=30)
     with pytest.raises(NotLeaderError, match="host-b:1"):
         await one.commit(Batch(nodes=(node("n2"),)))
     assert [each.node_id for each in (await two.load()).nodes] == ["n1"]
@@ -73,8 +73,8 @@ async def test_nothing_is_written_in_a_term_that_is_over(stores):
 
 async def test_an_earlier_life_of_the_same_name_is_over_at_once(stores):
     one, two = stores
-    before = await one.campaign("a", "host-a:1", seconds=30)
-    reborn = await two.campaign("a", "host-a:1", seconds=30)
+    before = await one.acquire_leadership("a", "host-a:1", seconds=30)
+    reborn = await two.acquire_leadership("a", "host-a:1", seconds=30)
     assert reborn.term > before.term
     with pytest.raises(NotLeaderError):
         await one.commit(Batch(nodes=(node("n1"),)))
@@ -83,18 +83,22 @@ async def test_an_earlier_life_of_the_same_name_is_over_at_once(stores):
 async def test_of_many_that_campaign_at_once_one_wins(stores):
     one, two = stores
     outcomes = await asyncio.gather(
-        *(store.campaign(f"{index}", "host:1", seconds=30) for index, store in enumerate([one, two]) for _ in range(5))
+        *(
+            store.acquire_leadership(f"{index}", "host:1", seconds=30)
+            for index, store in enumerate([one, two])
+            for _ in range(5)
+        )
     )
     assert len({(outcome.holder, outcome.term) for outcome in outcomes}) == 1
 
 
 async def test_terms_go_up_although_an_older_copy_of_the_database_was_restored(stores, postgres_url):
     one, two = stores
-    last = await one.campaign("a", "host-a:1", seconds=30)
+    last = await one.acquire_leadership("a", "host-a:1", seconds=30)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE shoal.leadership SET term = 3, holder = 'gone', expires_at = 0")
     await asyncio.sleep(1.1)
-    assert (await two.campaign("b", "host-b:1", seconds=30)).term > last.term
+    assert (await two.acquire_leadership("b", "host-b:1", seconds=30)).term > last.term
     with pytest.raises(NotLeaderError):
         await one.commit(Batch(nodes=(node("n1"),)))
 
@@ -104,36 +108,36 @@ async def test_a_clock_that_was_set_back_does_not_bring_a_term_back(stores, post
     far_ahead = 2**40
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE shoal.leadership SET term = %s", (far_ahead,))
-    assert (await one.campaign("a", "host-a:1", seconds=30)).term == far_ahead + 1
+    assert (await one.acquire_leadership("a", "host-a:1", seconds=30)).term == far_ahead + 1
 
 
 async def test_a_dead_leader_is_followed_although_the_clock_was_set_back(stores, postgres_url):
     one, two = stores
-    await one.campaign("a", "host-a:1", seconds=0.5)
+    await one.acquire_leadership("a", "host-a:1", seconds=0.5)
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute("UPDATE shoal.leadership SET expires_at = expires_at + 3600000")
-    assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "a"
+    assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "a"
     await asyncio.sleep(0.7)
-    assert (await two.campaign("b", "host-b:1", seconds=30)).holder == "a", "its own patience is longer"
-    assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "b"
+    assert (await two.acquire_leadership("b", "host-b:1", seconds=30)).holder == "a", "its own patience is longer"
+    assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "b"
 
 
 async def test_a_leader_that_renews_is_left_alone_however_far_its_time_reaches(stores):
     one, two = stores
     for _ in range(4):
-        await one.campaign("a", "host-a:1", seconds=30)
-        assert (await two.campaign("b", "host-b:1", seconds=0.5)).holder == "a"
+        await one.acquire_leadership("a", "host-a:1", seconds=30)
+        assert (await two.acquire_leadership("b", "host-b:1", seconds=0.5)).holder == "a"
         await asyncio.sleep(0.3)
 
 
 async def test_what_was_decided_in_an_earlier_term_is_not_written_after_winning_again(stores):
     one, two = stores
-    first = await one.campaign("a", "host-a:1", seconds=0.2)
+    first = await one.acquire_leadership("a", "host-a:1", seconds=0.2)
     await one.commit(Batch(nodes=(node("n1"),)), term=first.term)
     await asyncio.sleep(0.4)
-    await two.campaign("b", "host-b:1", seconds=0.2)
+    await two.acquire_leadership("b", "host-b:1", seconds=0.2)
     await asyncio.sleep(0.4)
-    again = await one.campaign("a", "host-a:1", seconds=30)
+    again = await one.acquire_leadership("a", "host-a:1", seconds=30)
     assert again.term > first.term
     with pytest.raises(NotLeaderError):
         await one.commit(Batch(nodes=(node("n2"),)), term=first.term)
@@ -165,12 +169,12 @@ async def test_a_leader_that_hangs_within_a_transaction_is_followed_all_the_same
     await one.open()
     await two.open()
     try:
-        before = await one.campaign("a", "host-a:1", seconds=0.2)
+        before = await one.acquire_leadership("a", "host-a:1", seconds=0.2)
         writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
         await asyncio.to_thread(hung.wait, 30)
         await asyncio.sleep(0.3)  # its time is over
         async with asyncio.timeout(30):
-            after = await two.campaign("b", "host-b:1", seconds=30)
+            after = await two.acquire_leadership("b", "host-b:1", seconds=30)
         assert (after.holder, after.term > before.term) == ("b", True)
         wakes.set()
         with pytest.raises((NotLeaderError, UnavailableError)):
@@ -201,11 +205,11 @@ async def test_a_leader_in_its_time_is_not_disturbed_however_long_it_writes(post
     await one.open()
     await two.open()
     try:
-        await one.campaign("a", "host-a:1", seconds=60)
+        await one.acquire_leadership("a", "host-a:1", seconds=60)
         writing = asyncio.ensure_future(one.commit(Batch(nodes=(node("n1"),))))
         await asyncio.to_thread(hung.wait, 30)
         # It cannot have the row, and says who leads all the same.
-        assert (await two.campaign("b", "host-b:1", seconds=60)).holder == "a"
+        assert (await two.acquire_leadership("b", "host-b:1", seconds=60)).holder == "a"
         wakes.set()
         await writing
         assert [each.node_id for each in (await two.load()).nodes] == ["n1"]

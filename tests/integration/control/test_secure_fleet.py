@@ -112,7 +112,7 @@ async def test_a_node_is_told_nothing_that_its_certificate_is_not_for(plane, ope
     """Whoever answers at that address has a certificate of n2, and for the host: orders for n1 do not get there."""
     async with hollow(plane, certificates.agent("n2"), "n2"):
         endpoint = await endpoint_of(operator, "n2")
-        agents = Agents(GrpcTransport(security=certificates.control()), streams=plane.reign.streams, term=1)
+        agents = Agents(GrpcTransport(security=certificates.control()), streams=plane.leadership.streams, term=1)
         expected = NotFoundError if reached else UnavailableError
         with pytest.raises(expected, match="not found" if reached else "no certificate of the agent of node 'n1'"):
             await agents.status(record(node_id, endpoint, features={"sessions"}), "web")

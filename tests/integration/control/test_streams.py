@@ -222,7 +222,7 @@ async def test_a_control_plane_that_comes_back_is_found_with_nothing_to_tell(wor
     await world.start_plane()
 
     async def streams():
-        return len(world.plane.reign.streams) == 1
+        return len(world.plane.leadership.streams) == 1
 
     await until(streams, what="the agent has opened another stream")
     assert (await control.get_node("n1")).status == "Ready"

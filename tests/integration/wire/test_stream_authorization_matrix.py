@@ -326,7 +326,7 @@ class Talk:
         await self._replies.aclose()
 
 
-def beat():
+def heartbeat():
     return pb.ControlMessage(heartbeat=pb.HeartbeatRequest(node_id="n1", session="s1", sequence=1))
 
 
@@ -368,7 +368,7 @@ async def test_nothing_is_sent_to_an_agent_whose_certificate_is_over_and_its_nod
     async with planes(files, AGENT, clock) as (plane, channel):
         record = has_stream(plane)
         talk = Talk(channel)
-        talk.say(beat())
+        talk.say(heartbeat())
         assert (await talk.hear()).HasField("heartbeat_reply")
         way = plane.streams.channel(record)
         clock.ahead = 2 * HOUR
@@ -388,7 +388,7 @@ async def test_a_silent_stream_ends_with_its_certificate(short, monkeypatch):
     async with planes(files, AGENT, clock) as (plane, channel):
         has_stream(plane)
         talk = Talk(channel)
-        talk.say(beat())
+        talk.say(heartbeat())
         await talk.hear()
         clock.ahead = 2 * HOUR
         with pytest.raises(UnauthenticatedError):
@@ -464,17 +464,17 @@ async def test_a_control_plane_whose_own_certificate_is_over_says_nothing_more_t
     async with planes(files, AGENT, clock) as (plane, channel):
         has_stream(plane)
         talk = Talk(channel)
-        talk.say(beat())
+        talk.say(heartbeat())
         await talk.hear()
         clock.ahead = 2 * HOUR
         with pytest.raises(UnavailableError, match="own certificate expired on"):
             await talk.hear()
         assert await asyncio.wait_for(plane.lost.get(), 60) == "n1"
         with pytest.raises(UnavailableError, match="own certificate expired on"):
-            await channel.call(AgentControl.HEARTBEAT, beat().heartbeat, timeout=60)
+            await channel.call(AgentControl.HEARTBEAT, heartbeat().heartbeat, timeout=60)
         await talk.close()
         ours.issue(identity_of(CONTROL), lifetime=9 * HOUR)
-        await channel.call(AgentControl.HEARTBEAT, beat().heartbeat, timeout=60)
+        await channel.call(AgentControl.HEARTBEAT, heartbeat().heartbeat, timeout=60)
 
 
 async def test_an_agent_with_a_new_certificate_goes_on_in_a_new_stream_and_is_never_lost(short, monkeypatch):

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from shoal.agent.store.database import AgentDatabase
-from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder
+from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.executor import Executor, NodeSelf
 from shoal.agent.workloads.ports import PortBook
@@ -82,7 +82,7 @@ class Kit:
         message = workload(spec, **fields)
         data, digest = order_bytes(message)
         return await self.executor.apply(
-            ApplyOrder(
+            ApplyCommand(
                 workload_id=WorkloadId(workload_id),
                 type=WorkloadType.PROCESS,
                 revision_id=revision or digest.hex(),
@@ -96,7 +96,7 @@ class Kit:
         )
 
     async def delete(self, workload_id: str = "w", *, generation: int = 0):
-        return await self.executor.delete(DeleteOrder(WorkloadId(workload_id), generation))
+        return await self.executor.delete(DeleteCommand(WorkloadId(workload_id), generation))
 
     def status(self, workload_id: str = "w"):
         return self.executor.roster.report(WorkloadId(workload_id)).status

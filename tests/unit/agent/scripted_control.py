@@ -36,9 +36,9 @@ class ScriptedControl:
         self.sessions = 0
         self.session = ""
         self.registrations: list[tuple[float, pb.RegisterNodeRequest]] = []
-        self.beats: list[tuple[float, pb.HeartbeatRequest]] = []
+        self.heartbeats: list[tuple[float, pb.HeartbeatRequest]] = []
         self.views: dict[str, pb.WorkloadView] = {}
-        self.orders: list[str] = []
+        self.commands: list[str] = []
 
     def service(self) -> Service:
         if not self.streams:
@@ -79,11 +79,11 @@ class ScriptedControl:
     @property
     def times(self) -> list[float]:
         """When beats arrived."""
-        return [round(at, 3) for at, _ in self.beats]
+        return [round(at, 3) for at, _ in self.heartbeats]
 
     @property
     def last(self) -> pb.HeartbeatRequest:
-        return self.beats[-1][1]
+        return self.heartbeats[-1][1]
 
     async def register_node(self, request, call):
         self.registrations.append((asyncio.get_running_loop().time(), request))
@@ -102,7 +102,7 @@ class ScriptedControl:
         )
 
     async def heartbeat(self, request, call):
-        self.beats.append((asyncio.get_running_loop().time(), request))
+        self.heartbeats.append((asyncio.get_running_loop().time(), request))
         if self.error is not None:
             raise self.error
         if not self.session:
@@ -124,13 +124,13 @@ class ScriptedControl:
         return pb.GetWorkloadResponse(workload=self.views[request.workload_id])
 
     async def apply_workload(self, request, call):
-        self.orders.append(f"apply {request.workload_id}")
+        self.commands.append(f"apply {request.workload_id}")
         return pb.ApplyWorkloadResponse(success=True)
 
     async def delete_workload(self, request, call):
-        self.orders.append(f"delete {request.workload_id}")
+        self.commands.append(f"delete {request.workload_id}")
         return pb.DeleteWorkloadResponse(success=True)
 
     async def retry_workload(self, request, call):
-        self.orders.append(f"retry {request.workload_id}")
+        self.commands.append(f"retry {request.workload_id}")
         return pb.RetryWorkloadResponse(accepted=True)

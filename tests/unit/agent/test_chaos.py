@@ -19,7 +19,7 @@ NAMES = ("a", "b", "c")
 POLICIES = ("always", "on-failure", "no")
 
 
-class Wishes:
+class Requests:
     """What was accepted: the truth that the agent is measured against."""
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class Wishes:
         self.generation = 0
 
 
-async def do_something(kit, chance, wishes: Wishes) -> None:
+async def do_something(kit, chance, requests: Requests) -> None:
     name = NAMES[int(chance.uniform(0, 3))]
     what = chance.uniform(0, 10)
-    wishes.generation += 1
+    requests.generation += 1
     try:
         if what < 4:
             program = f"program-{int(chance.uniform(0, 3))}"
@@ -39,11 +39,11 @@ async def do_something(kit, chance, wishes: Wishes) -> None:
             desired = DesiredState.STOPPED if chance.uniform(0, 1) < 0.2 else DesiredState.RUNNING
             spec = make(restart=restart, env={"PROGRAM": program})
             # Written down before the answer: an order whose answer was lost may have been taken.
-            wishes.latest[name] = (program, desired)
-            await kit.apply(name, spec, generation=wishes.generation, desired=desired)
+            requests.latest[name] = (program, desired)
+            await kit.apply(name, spec, generation=requests.generation, desired=desired)
         elif what < 5:
-            wishes.latest[name] = None
-            await kit.delete(name, generation=wishes.generation)
+            requests.latest[name] = None
+            await kit.delete(name, generation=requests.generation)
         elif what < 7:
             for run in kit.machine.alive(name):
                 kit.machine.kill(run.run_id, signal=0, code=int(chance.uniform(0, 2)))
@@ -60,15 +60,15 @@ async def do_something(kit, chance, wishes: Wishes) -> None:
             kit.machine.outage = None
             await kit.restart()
     except ShoalError:
-        wishes.latest.pop(name, None)  # refused: what was wished before counts, and this test does not remember it
+        requests.latest.pop(name, None)  # refused: what was wished before counts, and this test does not remember it
 
 
 @pytest.mark.parametrize("seed", range(12))
 async def test_whatever_happens_the_last_accepted_order_is_what_counts(tmp_path, seed):
-    chance, wishes = SeededEntropy(seed), Wishes()
+    chance, requests = SeededEntropy(seed), Requests()
     async with opened(tmp_path) as kit:
         for _ in range(60):
-            await do_something(kit, chance, wishes)
+            await do_something(kit, chance, requests)
             await kit.settle(chance.uniform(0, 1.5))
             for name in NAMES:
                 assert kit.machine.most_at_once(name) <= 1
@@ -76,21 +76,21 @@ async def test_whatever_happens_the_last_accepted_order_is_what_counts(tmp_path,
         kit.machine.script = FakeScript()
         await kit.restart()
         await kit.settle(200)
-        for name, wish in wishes.latest.items():
-            check(kit, name, wish)
+        for name, request in requests.latest.items():
+            check(kit, name, request)
         before = list(kit.machine.history)
         await kit.restart()
         await kit.settle(100)
         assert kit.machine.history == before, "a restart of the agent in peace changed something"
 
 
-def check(kit, name: str, wish) -> None:
+def check(kit, name: str, request) -> None:
     assert kit.machine.most_at_once(name) <= 1
-    if wish is None:
+    if request is None:
         assert not kit.knows(name)
         assert not kit.machine.alive(name)
         return
-    program, desired = wish
+    program, desired = request
     status = kit.status(name)
     alive = kit.machine.alive(name)
     if desired is DesiredState.STOPPED or status.completed or status.state is RunState.FAILED:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bench.load import Load, sightings
+from bench.load import Load, observations
 from shoal.client import ControlPlane
 from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.testing.control import CONTROL_ADDRESS, ControlKit
@@ -82,20 +82,20 @@ async def test_an_operation_that_fails_ends_the_load() -> None:
 
 
 async def test_a_whole_life_is_seen_from_both_ends(tmp_path) -> None:
-    orders: list[tuple[str, str, int]] = []
+    commands: list[tuple[str, str, int]] = []
     async with ControlKit(tmp_path) as kit:
         hollow = HollowFleet(
             kit.network.transport("more"),
             CONTROL_ADDRESS,
             listen="more:50051",
             clock=kit.clock,
-            on_order=lambda *order: orders.append(order),
+            on_command=lambda *command: commands.append(command),
         )
         await hollow.start()
         hollow.add(HollowNode("n1"))
         async with ControlPlane([CONTROL_ADDRESS], kit.network.transport("bench"), clock=kit.clock) as control:
             await asyncio.sleep(1)
-            async with sightings(control) as seen:
+            async with observations(control) as seen:
                 kinds: list[str] = []
                 seen.listen(lambda event: kinds.append(event.kind))
                 await kit.apply("web")
@@ -107,5 +107,5 @@ async def test_a_whole_life_is_seen_from_both_ends(tmp_path) -> None:
                 with pytest.raises(DeadlineError):
                     await seen.wait_for(lambda event: event.kind == "NeverHeardOf", patience=3)
         await hollow.stop()
-    assert [(verb, name) for verb, name, _generation in orders] == [("apply", "web"), ("delete", "web")]
-    assert orders[1][2] > orders[0][2]
+    assert [(verb, name) for verb, name, _generation in commands] == [("apply", "web"), ("delete", "web")]
+    assert commands[1][2] > commands[0][2]

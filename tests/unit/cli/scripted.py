@@ -125,8 +125,8 @@ class ScriptedControl:
             generation=known.generation + 1 if known else 1,
         )
         self.workloads[name] = view
-        wished = "Stopped" if view.desired_state == "Stopped" else "Running"
-        self._perform(name, [Step(0.0, {"status": wished, "assigned_node_id": "node-1"})])
+        requested = "Stopped" if view.desired_state == "Stopped" else "Running"
+        self._perform(name, [Step(0.0, {"status": requested, "assigned_node_id": "node-1"})])
         return pb.ApplyWorkloadResponse(
             success=True,
             revision_id=view.revision_id,
@@ -257,7 +257,7 @@ class ScriptedControl:
         del self.nodes[request.node_id]
         return pb.RemoveNodeResponse()
 
-    def _wish(self, node_id: str, **changes: Any) -> pb.NodeView:
+    def _changed(self, node_id: str, **changes: Any) -> pb.NodeView:
         if node_id not in self.nodes:
             raise NotFoundError("node", node_id)
         self.nodes[node_id] = dataclasses.replace(self.nodes[node_id], **changes)
@@ -265,11 +265,11 @@ class ScriptedControl:
 
     async def cordon_node(self, request: pb.CordonNodeRequest, call: Any) -> pb.CordonNodeResponse:
         self._note(call)
-        return pb.CordonNodeResponse(node=self._wish(request.node_id, wish="cordoned"))
+        return pb.CordonNodeResponse(node=self._changed(request.node_id, desired="cordoned"))
 
     async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Any) -> pb.UncordonNodeResponse:
         self._note(call)
-        return pb.UncordonNodeResponse(node=self._wish(request.node_id, wish="", status="Ready"))
+        return pb.UncordonNodeResponse(node=self._changed(request.node_id, desired="", status="Ready"))
 
     async def drain_node(self, request: pb.DrainNodeRequest, call: Any) -> pb.DrainNodeResponse:
         """Its workloads leave one by one, one each ten seconds."""
@@ -277,14 +277,14 @@ class ScriptedControl:
         self.drains.append((request.deadline_ms, request.force))
         node_id = request.node_id
         leaving = [name for name, view in self.workloads.items() if view.assigned_node_id == node_id]
-        view = self._wish(node_id, wish="draining", status="Draining", leaving=len(leaving))
+        view = self._changed(node_id, desired="draining", status="Draining", leaving=len(leaving))
 
         async def empty() -> None:
             for left, name in enumerate(leaving, 1):
                 await asyncio.sleep(10.0)
                 self.workloads[name] = dataclasses.replace(self.workloads[name], assigned_node_id="elsewhere")
-                self._wish(node_id, leaving=len(leaving) - left)
-            self._wish(node_id, wish="drained", status="Drained")
+                self._changed(node_id, leaving=len(leaving) - left)
+            self._changed(node_id, desired="drained", status="Drained")
 
         task = asyncio.ensure_future(empty())
         self.tasks.add(task)
@@ -295,7 +295,7 @@ class ScriptedControl:
         self._note(call)
         if self.nodes[request.node_id].status == "Ready" and not request.force:
             raise PreconditionError(f"node {request.node_id!r} is Ready", hint="say --force if you know better")
-        return pb.MarkNodeDeadResponse(node=self._wish(request.node_id, status="NotReady", failover="dead"))
+        return pb.MarkNodeDeadResponse(node=self._changed(request.node_id, status="NotReady", failover="dead"))
 
     async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Any) -> pb.AdoptWorkloadResponse:
         self._note(call)

@@ -46,7 +46,7 @@ class TestApply:
         answer = await kit.apply("web")
         assert answer.success
         view = await kit.wait_status("web", "Pending")
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         view = await kit.workload("web")
         assert view.reason.code == "INSUFFICIENT_RESOURCES"
         assert "no suitable node" in view.reason.message
@@ -57,7 +57,7 @@ class TestApply:
         await ready(kit, "n1", cpu_millicores=100)
         await ready(kit, "n2", workload_types=("container",))
         await kit.apply("web", cpu=200)
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         view = await kit.workload("web")
         assert {(each.node_id, each.code) for each in view.rejections} == {("n1", "cpu"), ("n2", "type")}
 
@@ -120,7 +120,7 @@ class TestApply:
         await kit.apply("web", revision="v1", cpu=500)
         await kit.wait_status("web", "Running")
         await kit.apply("web", revision="v2", cpu=5000)
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         await kit.clock.sleep(30)
         view = await kit.workload("web")
         assert view.status == "Updating"
@@ -134,7 +134,7 @@ class TestApply:
         assert answer.failure_reason == pb.INVALID_SPEC
         fields = {each.field for each in answer.problems}
         assert {"workload_id", "spec.resources.cpu_millicores", "spec.process.command"} <= fields
-        assert kit.plane.reign.fleet.workloads == {}
+        assert kit.plane.leadership.fleet.workloads == {}
 
     async def test_a_type_is_required_and_must_match(self, kit):
         request = pb.ApplyWorkloadRequest(workload_id="web")
@@ -211,7 +211,7 @@ class TestNodes:
         assert kit.clock.monotonic() - began >= 5
         await kit.wait_node(free.assigned_node_id, "NotReady")
         assert kit.clock.monotonic() - began <= 35
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["free"].node_id != doomed.node_id)
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["free"].node_id != doomed.node_id)
         moved = await kit.wait_status("free", "Running")
         assert moved.generation > free.generation
         assert one is not None
@@ -243,7 +243,7 @@ class TestNodes:
         await kit.start_control()
         began = kit.clock.monotonic()
         await asyncio.sleep(14)
-        assert kit.plane.reign.fleet.nodes["n1"].state.value == "Ready"
+        assert kit.plane.leadership.fleet.nodes["n1"].state.value == "Ready"
         await kit.wait_node("n1", "NotReady")
         assert 30 <= kit.clock.monotonic() - began <= 35
 
@@ -289,7 +289,7 @@ class TestNodes:
         await kit.wait(lambda: original.superseded, seconds=30)
         await kit.clock.sleep(60)
         assert not twin.superseded
-        assert kit.plane.reign.fleet.nodes["n1"].state.value == "Ready"
+        assert kit.plane.leadership.fleet.nodes["n1"].state.value == "Ready"
 
     async def test_an_agent_whose_answer_was_lost_is_not_taken_for_a_clone_of_itself(self, kit):
         request = pb.RegisterNodeRequest(node_id="n9", grpc_endpoint="h:1", features=["sessions"], instance="run1")
@@ -297,13 +297,13 @@ class TestNodes:
         request.capabilities.memory_total_mb = 1
         first = await kit.channel.call(AgentControl.REGISTER_NODE, request)
         await kit.channel.call(AgentControl.REGISTER_NODE, request)  # and the agent never hears of this one
-        beat = pb.HeartbeatRequest(node_id="n9", session=first.session, sequence=1)
+        heartbeat = pb.HeartbeatRequest(node_id="n9", session=first.session, sequence=1)
         with pytest.raises(NotFoundError, match="session"):
-            await kit.channel.call(AgentControl.HEARTBEAT, beat)
+            await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
         request.instance = "run2"
         await kit.channel.call(AgentControl.REGISTER_NODE, request)
         with pytest.raises(SessionSupersededError):
-            await kit.channel.call(AgentControl.HEARTBEAT, beat)
+            await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
 
     @pytest.mark.parametrize("instance", ["Upper", "a-b", "a" * 65])
     async def test_the_name_of_an_agent_s_run_is_checked(self, kit, instance):
@@ -335,27 +335,27 @@ class TestNodes:
         (node,) = await ready(kit, "n1")
         node.mute = True
 
-        async def beat(age):
+        async def heartbeat(age):
             request = pb.HeartbeatRequest(node_id="n1", session=node.session, sequence=node.sequence)
             request.timestamp.FromDatetime(kit.clock.wall() - timedelta(seconds=age))
             node.sequence += 1
             await kit.channel.call(AgentControl.HEARTBEAT, request)
 
         for age in (33, 32.9, 23, 13, 3):
-            await beat(age)
+            await heartbeat(age)
         await kit.clock.sleep(10)
-        await beat(0)
+        await heartbeat(0)
         assert "is off by" not in caplog.text
         for _ in range(2):
             await kit.clock.sleep(10)
-            await beat(33)
+            await heartbeat(33)
         assert "the clock of node n1 is off by -33000 ms" in caplog.text
 
     async def test_skew_is_reported_and_changes_nothing(self, kit):
         await ready(kit, "n1")
-        beat = pb.HeartbeatRequest(node_id="n1", session=kit.agents.nodes["n1"].session, sequence=1000)
-        beat.timestamp.FromDatetime(kit.clock.wall() - timedelta(hours=2))
-        await kit.channel.call(AgentControl.HEARTBEAT, beat)
+        heartbeat = pb.HeartbeatRequest(node_id="n1", session=kit.agents.nodes["n1"].session, sequence=1000)
+        heartbeat.timestamp.FromDatetime(kit.clock.wall() - timedelta(hours=2))
+        await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
         view = await kit.node_view("n1")
         assert view.clock_skew_ms == -7_200_000
         assert view.status == "Ready"
@@ -408,12 +408,12 @@ class TestNodes:
         one, two = await ready(kit, "n1", "n2")
         await kit.apply("web", only_on="n1")
         await kit.wait_status("web", "Running")
-        beat = pb.HeartbeatRequest(node_id="n2", session=two.session, sequence=1000)
-        status = beat.workload_statuses.add(workload_id="web", state="Failed")
+        heartbeat = pb.HeartbeatRequest(node_id="n2", session=two.session, sequence=1000)
+        status = heartbeat.workload_statuses.add(workload_id="web", state="Failed")
         status.run.generation = 1
-        before = kit.plane.reign.heartbeats.reports_ignored
-        await kit.channel.call(AgentControl.HEARTBEAT, beat)
-        assert kit.plane.reign.heartbeats.reports_ignored == before + 1
+        before = kit.plane.leadership.heartbeats.reports_ignored
+        await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
+        assert kit.plane.leadership.heartbeats.reports_ignored == before + 1
         assert (await kit.workload("web")).status == "Running"
         assert "web" in one.runs
 
@@ -434,9 +434,9 @@ class TestNodes:
         first = (await kit.wait_status("solo", "Running")).assigned_node_id
         old, new = (one, two) if first == "n1" else (two, one)
         old.silent = True
-        last_beat = kit.plane.reign.contacts.get(first).lease.last_receipt
+        last_heartbeat = kit.plane.leadership.contacts.get(first).lease.last_receipt
         await kit.wait(lambda: "solo" in new.runs)
-        assert kit.clock.monotonic() - last_beat >= 33.0
+        assert kit.clock.monotonic() - last_heartbeat >= 33.0
 
 
 class TestOrders:
@@ -470,7 +470,7 @@ class TestOrders:
         (node,) = await ready(kit, "n1")
         node.refuse["*"] = ExhaustedError("disk is full")
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         view = await kit.workload("web")
         assert view.status == "Pending"
         assert "disk is full" in view.reason.message
@@ -506,7 +506,7 @@ class TestOrders:
         await kit.apply("job", cpu=900, restart="no")
         await kit.wait_status("job", "Running")
         await kit.apply("next", cpu=900)
-        await kit.wait(lambda: "next" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "next" in kit.plane.leadership.dispatch.rejections)
         node.complete("job")
         await kit.wait_status("next", "Running", seconds=2)
 
@@ -532,7 +532,7 @@ class TestOrders:
     async def test_foreign_agents_get_no_at_most_one_work(self, kit):
         await ready(kit, "n1", features=())
         await kit.apply("solo", at_most_one=True)
-        await kit.wait(lambda: "solo" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "solo" in kit.plane.leadership.dispatch.rejections)
         view = await kit.workload("solo")
         assert [each.code for each in view.rejections] == ["generations"]
 
@@ -584,7 +584,7 @@ class TestOrders:
         node.generations["web"] = 2**62
         await kit.apply("web")
         await kit.clock.sleep(5)
-        assert kit.plane.reign.fleet.workloads["web"].generation < 10
+        assert kit.plane.leadership.fleet.workloads["web"].generation < 10
         await kit.delete("web")
         await kit.apply("next")
         await kit.wait_status("next", "Running")
@@ -607,9 +607,9 @@ class TestOrders:
 
     async def test_a_measurement_that_cannot_be_does_not_cost_a_node_its_lease(self, kit):
         (node,) = await ready(kit, "n1")
-        beat = pb.HeartbeatRequest(node_id="n1", session=node.session, sequence=10_000)
-        beat.usage.cpu_used_millicores = -(2**63)
-        assert (await kit.channel.call(AgentControl.HEARTBEAT, beat)).acknowledged
+        heartbeat = pb.HeartbeatRequest(node_id="n1", session=node.session, sequence=10_000)
+        heartbeat.usage.cpu_used_millicores = -(2**63)
+        assert (await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)).acknowledged
 
 
 class TestGroups:
@@ -626,8 +626,8 @@ class TestGroups:
         await ready(kit, "n1")
         with pytest.raises(ExhaustedError, match="nothing was"):
             await kit.apply_group("gang", {"a": {"cpu": 3000}, "b": {"cpu": 3000}})
-        assert kit.plane.reign.fleet.workloads == {}
-        assert kit.plane.reign.fleet.groups == {}
+        assert kit.plane.leadership.fleet.workloads == {}
+        assert kit.plane.leadership.fleet.groups == {}
 
     async def test_a_second_call_changes_only_what_differs(self, kit):
         await ready(kit, "n1", "n2")
@@ -637,9 +637,9 @@ class TestGroups:
         answer = await kit.apply_group("gang", {"a": {}, "b": {"cpu": 500}, "d": {}}, expected_generation=1)
         assert (answer.generation, answer.outcome) == (2, "updated")
         await kit.wait_gone("c")
-        generations = {name: kit.plane.reign.fleet.workloads[name].generation for name in "abd"}
+        generations = {name: kit.plane.leadership.fleet.workloads[name].generation for name in "abd"}
         assert generations == {"a": 1, "b": 2, "d": 1}
-        await kit.wait(lambda: not kit.plane.reign.fleet.groups["gang"].before)
+        await kit.wait(lambda: not kit.plane.leadership.fleet.groups["gang"].before)
         again = await kit.apply_group("gang", {"a": {}, "b": {"cpu": 500}, "d": {}})
         assert (again.generation, again.outcome) == (2, "unchanged")
 
@@ -661,8 +661,8 @@ class TestGroups:
         for node in (one, two):
             node.refuse["b"] = ExhaustedError("no room for b")
         await kit.apply_group("gang", {"a": {}, "b": {}})
-        await kit.wait(lambda: not kit.plane.reign.fleet.workloads)
-        await kit.wait(lambda: not kit.plane.reign.fleet.groups)
+        await kit.wait(lambda: not kit.plane.leadership.fleet.workloads)
+        await kit.wait(lambda: not kit.plane.leadership.fleet.groups)
         assert one.runs == two.runs == {}
         assert "GroupChangeUndone" in await kit.event_kinds("gang")
 
@@ -671,15 +671,15 @@ class TestGroups:
         await kit.apply_group("gang", {"a": {"revision": "v1"}, "b": {"revision": "v1"}})
         for name in "ab":
             await kit.wait_status(name, "Running")
-        await kit.wait(lambda: not kit.plane.reign.fleet.groups["gang"].before)
+        await kit.wait(lambda: not kit.plane.leadership.fleet.groups["gang"].before)
         node.refuse["c"] = ExhaustedError("no room for c")
         await kit.apply_group("gang", {"a": {"revision": "v2", "cpu": 200}, "c": {}})
-        await kit.wait(lambda: kit.plane.reign.fleet.groups["gang"].message != "")
+        await kit.wait(lambda: kit.plane.leadership.fleet.groups["gang"].message != "")
         await kit.wait_gone("c")
         for name in "ab":
             view = await kit.wait_status(name, "Running")
             assert view.revision_id == view.observed_revision_id == "v1"
-        assert set(kit.plane.reign.fleet.groups["gang"].members) == {"a", "b"}
+        assert set(kit.plane.leadership.fleet.groups["gang"].members) == {"a", "b"}
 
     async def test_a_member_changes_only_with_its_group(self, kit):
         await ready(kit, "n1")
@@ -693,9 +693,9 @@ class TestGroups:
         for name in "ab":
             await kit.wait_status(name, "Running")
         await kit.channel.call(AgentControl.DELETE_GROUP, pb.DeleteGroupRequest(group_id="gang"))
-        await kit.wait(lambda: not kit.plane.reign.fleet.groups)
+        await kit.wait(lambda: not kit.plane.leadership.fleet.groups)
         assert node.runs == {}
-        assert kit.plane.reign.fleet.workloads == {}
+        assert kit.plane.leadership.fleet.workloads == {}
 
     async def test_foreign_agents_get_no_groups(self, kit):
         await ready(kit, "n1", features=())
@@ -720,7 +720,7 @@ class TestReads:
         assert answer.placements[0].node_id in ("n1", "n2")
         assert answer.placements[0].change == "create"
         assert {score.node_id for score in answer.placements[0].scores} == {"n1", "n2"}
-        assert kit.plane.reign.fleet.workloads == {}
+        assert kit.plane.leadership.fleet.workloads == {}
 
     async def test_the_summary_counts_each_workload_once(self, kit):
         await ready(kit, "n1")
@@ -728,7 +728,7 @@ class TestReads:
         await kit.apply("b", desired="Stopped")
         await kit.apply("c", cpu=1_000_000)
         await kit.wait_status("a", "Running")
-        await kit.wait(lambda: "c" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "c" in kit.plane.leadership.dispatch.rejections)
         summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
         assert summary.total_workloads == 3
         assert (summary.running_workloads, summary.stopped_workloads, summary.pending_workloads) == (1, 1, 1)
@@ -773,5 +773,5 @@ async def test_a_burst_is_spread_and_never_overcommits(tmp_path):
             await kit.wait_node(f"n{index}", "Ready")
         await asyncio.gather(*(kit.apply(f"w{index}", cpu=250, memory=100) for index in range(20)))
         await kit.wait(lambda: sum(len(node.runs) for node in kit.agents.nodes.values()) == 16)
-        await kit.wait(lambda: len(kit.plane.reign.dispatch.rejections) == 4)
+        await kit.wait(lambda: len(kit.plane.leadership.dispatch.rejections) == 4)
         assert {len(node.runs) for node in kit.agents.nodes.values()} == {4}

@@ -76,22 +76,22 @@ async def test_a_control_plane_at_work_counts(kit):
 
 async def test_beats_and_reports_that_are_left_out_are_counters(kit):
     kinds = {each.name: each.kind for each in ControlMetrics().registry.described()}
-    assert kinds["shoal_control_beats_received_total"] == kinds["shoal_control_reports_ignored_total"] == "counter"
+    assert kinds["shoal_control_heartbeats_received_total"] == kinds["shoal_control_reports_ignored_total"] == "counter"
     node = kit.node("n1")
     await kit.wait_node("n1", "Ready")
     await kit.apply("web")
     await kit.wait_status("web", "Running")
     node.runs["stray"] = node.runs["web"]
     node.changed.set()
-    await kit.wait(lambda: kit.plane.reign.contacts.get("n1").orphans == ("stray",))
+    await kit.wait(lambda: kit.plane.leadership.contacts.get("n1").orphans == ("stray",))
     samples = read(kit.plane._render_metrics())
-    beats = value(samples, "shoal_control_beats_received_total")
-    assert beats >= 2
+    heartbeats = value(samples, "shoal_control_heartbeats_received_total")
+    assert heartbeats >= 2
     assert value(samples, "shoal_control_reports_ignored_total") >= 1
-    assert b"# TYPE shoal_control_beats_received_total counter" in kit.plane._render_metrics()
-    assert value(read(kit.plane._render_metrics()), "shoal_control_beats_received_total") == beats
+    assert b"# TYPE shoal_control_heartbeats_received_total counter" in kit.plane._render_metrics()
+    assert value(read(kit.plane._render_metrics()), "shoal_control_heartbeats_received_total") == heartbeats
     await kit.clock.sleep(25)
-    assert value(read(kit.plane._render_metrics()), "shoal_control_beats_received_total") >= beats + 2
+    assert value(read(kit.plane._render_metrics()), "shoal_control_heartbeats_received_total") >= heartbeats + 2
 
 
 async def test_what_is_over_is_not_shown(kit):
@@ -117,7 +117,7 @@ async def test_a_call_that_fails_counts_by_its_code(kit):
     node.refuse["*"] = ExhaustedError("no room")
     await kit.wait_node("n1", "Ready")
     await kit.apply("web")
-    await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+    await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
     samples = read(kit.plane._render_metrics())
     refused = value(samples, "persys_scheduler_agent_rpc_requests_total", rpc="ApplyWorkload", code="ResourceExhausted")
     assert refused >= 1

@@ -79,7 +79,7 @@ async def test_what_comes_after_it_does_not_wait_for_ever_for_what_is_stored(kit
     assert asked == 1
     answers.set()
     assert (await kit.apply("c")).success
-    assert set(kit.plane.reign.fleet.workloads) == {"web", "c"}
+    assert set(kit.plane.leadership.fleet.workloads) == {"web", "c"}
 
 
 async def test_one_that_does_not_lead_leaves_out_what_it_cannot_know(tmp_path):

@@ -142,11 +142,11 @@ def test_names_of_secrets() -> None:
 
 def test_series_are_rendered_as_prometheus_reads_them() -> None:
     metrics = MetricRegistry()
-    metrics.counter("shoal_control_beats_total", "Beats.", ("result",)).labels("ok").inc(2)
+    metrics.counter("shoal_control_heartbeats_total", "Beats.", ("result",)).labels("ok").inc(2)
     metrics.gauge("shoal_agent_slots_used", "Slots.").set(3)
     metrics.histogram("shoal_control_rpc_seconds", "RPCs.", buckets=(1, 2)).observe(1.5)
     text = metrics.render().decode()
-    assert 'shoal_control_beats_total{result="ok"} 2.0\n' in text
+    assert 'shoal_control_heartbeats_total{result="ok"} 2.0\n' in text
     assert "shoal_agent_slots_used 3.0\n" in text
     assert 'shoal_control_rpc_seconds_bucket{le="2.0"} 1.0\n' in text
     assert "process_resident_memory_bytes" in text

@@ -282,7 +282,7 @@ def test_numbers_that_cannot_be_are_named():
 
 
 def test_a_heartbeat_is_read_around_its_bad_entries(caplog):
-    beat = control.HeartbeatRequest(
+    heartbeat = control.HeartbeatRequest(
         node_id="n1",
         workload_statuses=[
             control.WorkloadStatus(workload_id="a", state="Running"),
@@ -295,10 +295,10 @@ def test_a_heartbeat_is_read_around_its_bad_entries(caplog):
             control.WorkloadUsageSnapshot(workload_id="z", memory_bytes=9),
         ],
     )
-    a, c = convert.run_statuses_from_heartbeat(beat, {}).values()
+    a, c = convert.run_statuses_from_heartbeat(heartbeat, {}).values()
     assert (a.workload_id, c.workload_id, c.state) == ("a", "c", RunState.UNKNOWN)
     assert "workload_statuses[1].workload_id" in caplog.text
-    measured = convert.Measurements(beat)
+    measured = convert.Measurements(heartbeat)
     assert measured.of("a").memory_bytes == 7
     assert measured.of("b") is measured.of("c") is None
 

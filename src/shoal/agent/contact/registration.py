@@ -42,7 +42,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
-from shoal.model.nodes import BeatMark, NodeSpec, NodeUsage
+from shoal.model.nodes import HeartbeatMark, NodeSpec, NodeUsage
 from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -186,9 +186,9 @@ class Registration:
         """The control plane in use."""
         return self._client.address
 
-    def next_beat(self) -> BeatMark:
+    def next_beat(self) -> HeartbeatMark:
         """The first beat that is made from now on; without a session while there is none."""
-        return BeatMark(self._session, self._sequence + 1)
+        return HeartbeatMark(self._session, self._sequence + 1)
 
     # -----------------------------------------------------------------------------------------------------
     # Loops
@@ -199,7 +199,7 @@ class Registration:
             try:
                 await self._confirm_session()
                 await self._register()
-                await self._beat_on()
+                await self._heartbeat_loop()
             except SessionSupersededError as error:
                 self._set_state(RegistrationState.SUPERSEDED, error.message)
                 log.error("%s; %s. Workloads go on and are left alone", error.message, error.hint)
@@ -225,7 +225,7 @@ class Registration:
         if not self._session:
             return
         try:
-            await self._beat(self._clock.monotonic())
+            await self._heartbeat(self._clock.monotonic())
         except SessionSupersededError:
             raise
         except ShoalError as error:
@@ -245,32 +245,32 @@ class Registration:
             log.warning("no contact for a lease with a control plane that is certain to lead")
             self._reports.lose_contact(self._contact.silence())
 
-    async def _beat_on(self) -> None:
+    async def _heartbeat_loop(self) -> None:
         """Beat until the control plane does not know this node any more, or has not been reached for a lease."""
         sent_at = self._clock.monotonic()
-        await self._try_to_beat(sent_at)
+        await self._try_heartbeat(sent_at)
         while True:
             next_at = sent_at + self.rhythm.interval
             if self._failures:
                 next_at = self._clock.monotonic() + self._retry_delay()
-            await self._wait_for_beat(next_at, sent_at, hurry=self._failures == 0)
+            await self._wait_for_heartbeat(next_at, sent_at, hurry=self._failures == 0)
             if self._lease_is_over():
                 raise UnavailableError("the lease has run out")
             if self._unconfirmed and self._client.has_others:
                 self._unconfirmed = False
                 await self._client.use_next()
             sent_at = self._clock.monotonic()
-            await self._try_to_beat(sent_at)
+            await self._try_heartbeat(sent_at)
 
-    async def _try_to_beat(self, sent_at: float) -> None:
+    async def _try_heartbeat(self, sent_at: float) -> None:
         """Beat once. An answer that never came is tried again on this registration, as long as the lease lasts."""
         try:
-            await self._beat(sent_at)
+            await self._heartbeat(sent_at)
         except (NotFoundError, SessionSupersededError):
-            self._metrics.beat("refused")
+            self._metrics.heartbeat("refused")
             raise
         except ShoalError as error:
-            self._metrics.beat("failed")
+            self._metrics.heartbeat("failed")
             if self._lease_is_over():
                 raise
             self._failures += 1
@@ -281,7 +281,7 @@ class Registration:
         since = self._registered_at if self._acknowledged_at == -math.inf else self._acknowledged_at
         return self._clock.monotonic() - since >= self.rhythm.lease
 
-    async def _wait_for_beat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
+    async def _wait_for_heartbeat(self, next_at: float, sent_at: float, *, hurry: bool) -> None:
         wait = next_at - self._clock.monotonic()
         if wait <= 0:
             return
@@ -365,7 +365,7 @@ class Registration:
         if self._remember_session is not None and answer.session:
             await self._remember_session(answer.session)
 
-    async def _beat(self, sent_at: float) -> None:
+    async def _heartbeat(self, sent_at: float) -> None:
         if sent_at - self._measured_at >= self.rhythm.interval:
             # Beats that follow from changes should be quick, and rates over tenths of a second say little.
             self._measured_at = sent_at
@@ -384,7 +384,7 @@ class Registration:
         self._acknowledged_at = sent_at
         self._set_state(RegistrationState.REGISTERED, "")
         self._note_certainty(unconfirmed=answer.unconfirmed)
-        self._metrics.beat("unconfirmed" if answer.unconfirmed else "acknowledged")
+        self._metrics.heartbeat("unconfirmed" if answer.unconfirmed else "acknowledged")
         if not answer.unconfirmed:
             await self._take_in(answer, sent_at)
 

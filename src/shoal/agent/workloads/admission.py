@@ -25,7 +25,7 @@ from shoal.model.workloads import AgentSpec, DesiredState, Readiness, WorkloadTy
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyOrder:
+class ApplyCommand:
     """An apply that was read and found well-formed."""
 
     workload_id: WorkloadId
@@ -44,7 +44,7 @@ class ApplyOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class DeleteOrder:
+class DeleteCommand:
     """A delete that was read and found well-formed."""
 
     workload_id: WorkloadId
@@ -63,71 +63,71 @@ class Decision:
     stored: bool = True
 
 
-def judge_apply(order: ApplyOrder, state: WorkloadState | None, *, highest: int, now: datetime) -> Decision:
+def judge_apply(command: ApplyCommand, state: WorkloadState | None, *, highest: int, now: datetime) -> Decision:
     """Take or refuse an apply. `highest` is the highest generation ever accepted for the workload."""
-    generation = order.generation or highest + 1
+    generation = command.generation or highest + 1
     if generation < highest:
-        raise StaleGenerationError(order.workload_id, offered=generation, highest=highest)
+        raise StaleGenerationError(command.workload_id, offered=generation, highest=highest)
     current = state.intent if state is not None else None
     if state is None or current is None or current.deleting:
         if generation <= highest:
-            raise _removed(order.workload_id, generation)
-        return Decision(_new_life(order, generation, now))
-    if order.type is not current.type:
+            raise _removed(command.workload_id, generation)
+        return Decision(_new_life(command, generation, now))
+    if command.type is not current.type:
         rule = f"must stay {current.type.value}; delete the workload to give its id to another kind"
-        raise InvalidError([problem("type", order.type.value, rule)])
+        raise InvalidError([problem("type", command.type.value, rule)])
     same = (
-        order.revision_id == current.revision_id
-        and order.desired is current.desired
-        and order.spec_sha256 == current.spec_sha256
+        command.revision_id == current.revision_id
+        and command.desired is current.desired
+        and command.spec_sha256 == current.spec_sha256
     )
     if generation == current.generation:
-        if same and order.attempt == current.attempt:
+        if same and command.attempt == current.attempt:
             return Decision(current, skipped=True, stored=False)
         raise PreconditionError(
-            f"workload {order.workload_id!r}: generation {generation} was accepted already, with another content",
+            f"workload {command.workload_id!r}: generation {generation} was accepted already, with another content",
             hint="every change of a workload needs a higher generation",
-            workload_id=order.workload_id,
+            workload_id=command.workload_id,
             generation=generation,
         )
     intent = replace(
         current,
-        revision_id=order.revision_id,
-        desired=order.desired,
-        spec_bytes=order.spec_bytes,
-        spec_sha256=order.spec_sha256,
+        revision_id=command.revision_id,
+        desired=command.desired,
+        spec_bytes=command.spec_bytes,
+        spec_sha256=command.spec_sha256,
         generation=generation,
-        attempt=max(order.attempt, current.attempt),
+        attempt=max(command.attempt, current.attempt),
         updated_at=now,
     )
     return Decision(intent, skipped=same and not _has_to_act(state, intent))
 
 
-def judge_delete(order: DeleteOrder, state: WorkloadState | None, *, now: datetime) -> Decision:
+def judge_delete(command: DeleteCommand, state: WorkloadState | None, *, now: datetime) -> Decision:
     """Take or refuse a delete."""
     if state is None:
-        return Decision(None, skipped=True, stored=order.generation > 0)
+        return Decision(None, skipped=True, stored=command.generation > 0)
     current = state.intent
-    if order.generation and order.generation < current.generation:
-        raise StaleGenerationError(order.workload_id, offered=order.generation, highest=current.generation)
-    generation = max(order.generation, current.generation)
+    if command.generation and command.generation < current.generation:
+        raise StaleGenerationError(command.workload_id, offered=command.generation, highest=current.generation)
+    generation = max(command.generation, current.generation)
     if current.deleting:
         intent = replace(current, generation=generation)
         return Decision(intent, skipped=True, stored=generation > current.generation)
     return Decision(replace(current, deleting=True, generation=generation, updated_at=now))
 
 
-def _new_life(order: ApplyOrder, generation: int, now: datetime) -> Intent:
+def _new_life(command: ApplyCommand, generation: int, now: datetime) -> Intent:
     return Intent(
-        workload_id=order.workload_id,
-        type=order.type,
-        revision_id=order.revision_id,
-        desired=order.desired,
-        spec_bytes=order.spec_bytes,
-        spec_sha256=order.spec_sha256,
+        workload_id=command.workload_id,
+        type=command.type,
+        revision_id=command.revision_id,
+        desired=command.desired,
+        spec_bytes=command.spec_bytes,
+        spec_sha256=command.spec_sha256,
         generation=generation,
         born=generation,
-        attempt=order.attempt,
+        attempt=command.attempt,
         created_at=now,
         updated_at=now,
     )

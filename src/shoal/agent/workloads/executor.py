@@ -36,7 +36,7 @@ from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.intents import StoredWorkload
 from shoal.agent.store.vault import Vault
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, ended
-from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder, rules_of
+from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, rules_of
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.intake import Answer, Intake
@@ -218,13 +218,13 @@ class Executor:
     # -----------------------------------------------------------------------------------------------------
     # Orders
 
-    async def apply(self, order: ApplyOrder) -> Answer:
+    async def apply(self, command: ApplyCommand) -> Answer:
         """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
-        return await self._intake.apply(order)
+        return await self._intake.apply(command)
 
-    async def delete(self, order: DeleteOrder) -> Answer:
+    async def delete(self, command: DeleteCommand) -> Answer:
         """Take an order to remove a workload. Removing what is not here is done already."""
-        return await self._intake.delete(order)
+        return await self._intake.delete(command)
 
     async def _forgotten(self, actor: WorkloadActor) -> None:
         await self._intake.drop(actor)

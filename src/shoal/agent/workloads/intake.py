@@ -20,9 +20,9 @@ from shoal.agent.store import action_log, intents, vault
 from shoal.agent.store.action_log import Action, ActionStatus, ActionType
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor
 from shoal.agent.workloads.admission import (
-    ApplyOrder,
+    ApplyCommand,
     Decision,
-    DeleteOrder,
+    DeleteCommand,
     claim_of,
     judge_apply,
     judge_delete,
@@ -62,13 +62,13 @@ class Intake:
         self._capacity = capacity
         self._one_at_a_time = asyncio.Lock()
 
-    async def apply(self, order: ApplyOrder) -> Answer:
+    async def apply(self, command: ApplyCommand) -> Answer:
         """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
-        return await self._carried_through(self._apply(order))
+        return await self._carried_through(self._apply(command))
 
-    async def delete(self, order: DeleteOrder) -> Answer:
+    async def delete(self, command: DeleteCommand) -> Answer:
         """Take an order to remove a workload. Removing what is not here is done already."""
-        return await self._carried_through(self._delete(order))
+        return await self._carried_through(self._delete(command))
 
     async def drop(self, actor: WorkloadActor) -> None:
         """A workload is gone: drop its row and its actor, unless it was ordered again meanwhile."""
@@ -105,50 +105,50 @@ class Intake:
     # -----------------------------------------------------------------------------------------------------
     # Applying
 
-    async def _apply(self, order: ApplyOrder) -> Answer:
-        self._check_runtime(order)
+    async def _apply(self, command: ApplyCommand) -> Answer:
+        self._check_runtime(command)
         async with self._one_at_a_time:
-            actor = self._roster.actors.get(order.workload_id)
-            highest = await self._highest(order.workload_id)
-            state = self._roster.latest(order.workload_id)
-            decision = judge_apply(order, state, highest=highest, now=self._around.clock.wall())
+            actor = self._roster.actors.get(command.workload_id)
+            highest = await self._highest(command.workload_id)
+            state = self._roster.latest(command.workload_id)
+            decision = judge_apply(command, state, highest=highest, now=self._around.clock.wall())
             if decision.intent is not None and decision.intent.wanted and decision.stored and not decision.skipped:
-                self._admit(order)
+                self._admit(command)
             if actor is None:
-                self._admit_one_more(order)
+                self._admit_one_more(command)
             # Before the order itself: a start that it causes finds them, also after a crash in between.
-            await self._around.vault.keep(order.workload_id, order.spec.process, order.secrets)
+            await self._around.vault.keep(command.workload_id, command.spec.process, command.secrets)
             if decision.intent is None or not decision.stored:
                 return self._nothing_to_do(actor, decision)
             action = None if decision.skipped else self._new_action(ActionType.APPLY, decision.intent)
-            event = IntentChanged(decision.intent, rules_of(order.spec), order.spec)
+            event = IntentChanged(decision.intent, rules_of(command.spec), command.spec)
             actor = await self._store_and_act(actor, event, action)
             if action is None:
                 return self._nothing_to_do(actor, decision)
             return Answer(_accepted(decision.intent), "accepted", task_id=action.task_id)
 
-    def _check_runtime(self, order: ApplyOrder) -> None:
-        runtime, kind = self._around.runtimes.get(order.type), order.type.value
+    def _check_runtime(self, command: ApplyCommand) -> None:
+        runtime, kind = self._around.runtimes.get(command.type), command.type.value
         if runtime is None:
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
-        process = order.spec.process
+        process = command.spec.process
         if process is not None and process.identity and self._around.certificates is None:
             raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
-        if rules_of(order.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
+        if rules_of(command.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
             raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)
 
-    def _admit(self, order: ApplyOrder) -> None:
+    def _admit(self, command: ApplyCommand) -> None:
         roster = self._roster
         refusal = find_refusal(
-            self._capacity, roster.claims(), order.workload_id, claim_of(order.spec), draining=roster.draining
+            self._capacity, roster.claims(), command.workload_id, claim_of(command.spec), draining=roster.draining
         )
         if refusal is not None:
-            raise refusal.error(order.workload_id)
+            raise refusal.error(command.workload_id)
 
-    def _admit_one_more(self, order: ApplyOrder) -> None:
+    def _admit_one_more(self, command: ApplyCommand) -> None:
         refusal = find_no_room(len(self._roster.actors))
         if refusal is not None:
-            raise refusal.error(order.workload_id)
+            raise refusal.error(command.workload_id)
 
     def _nothing_to_do(self, actor: WorkloadActor | None, decision: Decision) -> Answer:
         status = actor.status() if actor is not None else None
@@ -159,13 +159,13 @@ class Intake:
     # -----------------------------------------------------------------------------------------------------
     # Deleting
 
-    async def _delete(self, order: DeleteOrder) -> Answer:
+    async def _delete(self, command: DeleteCommand) -> Answer:
         async with self._one_at_a_time:
-            actor = self._roster.actors.get(order.workload_id)
-            state = self._roster.latest(order.workload_id)
-            decision = judge_delete(order, state, now=self._around.clock.wall())
+            actor = self._roster.actors.get(command.workload_id)
+            state = self._roster.latest(command.workload_id)
+            decision = judge_delete(command, state, now=self._around.clock.wall())
             if decision.intent is None or actor is None or state is None:
-                return await self._delete_nothing(order)
+                return await self._delete_nothing(command)
             action = None if decision.skipped else self._new_action(ActionType.DELETE, decision.intent)
             if decision.stored:
                 await self._store_and_act(actor, IntentChanged(decision.intent, state.rules, state.spec), action)
@@ -173,23 +173,23 @@ class Intake:
                 return Answer(actor.status(), "being removed already", skipped=True)
             return Answer(actor.status(), "being removed", task_id=action.task_id)
 
-    async def _delete_nothing(self, order: DeleteOrder) -> Answer:
+    async def _delete_nothing(self, command: DeleteCommand) -> Answer:
         """Removing what is not here: done, noted, and its generation remembered so that no older order comes back."""
         now = self._around.clock.wall()
         action = Action(
             task_id=self._task_id(),
-            workload_id=order.workload_id,
+            workload_id=command.workload_id,
             type=ActionType.DELETE,
             status=ActionStatus.COMPLETED,
-            generation=order.generation,
+            generation=command.generation,
             created_at=now,
             started_at=now,
             ended_at=now,
         )
 
         def change(connection: sqlite3.Connection) -> None:
-            if order.generation:
-                intents.raise_highest(connection, order.workload_id, order.generation)
+            if command.generation:
+                intents.raise_highest(connection, command.workload_id, command.generation)
             action_log.put_actions(connection, [action])
 
         await self._around.database.write(change)

@@ -74,7 +74,7 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("state", output.state(view.status)),
             ("reason", _reason(view)),
             ("since", output.ago(view.status_updated_at, now)),
-            ("wished", _wish(view, now)),
+            ("wished", _request(view, now)),
             ("to leave", str(view.leaving) if view.leaving else ""),
             ("its work", _FAILOVER_WORDS.get(view.failover, view.failover)),
             ("last beat", output.ago_words(view.last_heartbeat, now) or "?"),
@@ -106,7 +106,7 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
 async def cordon(control: ControlPlane, node: NodeName) -> None:
     """Let no new work go to a node; what is there stays."""
     view = await control.cordon_node(node)
-    output.words(f"node {node} is {view.wish}: it gets no new work")
+    output.words(f"node {node} is {view.desired}: it gets no new work")
 
 
 @client_command(app, "uncordon")
@@ -183,9 +183,9 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
     with output.progress() as display:
         while True:
             view = await control.get_node(node)
-            if view.wish == "drained":
+            if view.desired == "drained":
                 break
-            if view.wish != "draining":
+            if view.desired != "draining":
                 output.fail_with(f"the drain of node {node} was taken back", hint="`shoal node get` shows its state")
                 return 1
             leaving = await control.list_workloads(node_id=node)
@@ -214,11 +214,11 @@ _FAILOVER_WORDS = {
 }
 
 
-def _wish(view: NodeView, now: datetime) -> str:
-    if not view.wish:
+def _request(view: NodeView, now: datetime) -> str:
+    if not view.desired:
         return ""
     until = f", by force {output.in_words(view.drain_deadline, now)}" if view.drain_deadline is not None else ""
-    return f"{view.wish}{until}"
+    return f"{view.desired}{until}"
 
 
 def _row(node: NodeView, now: datetime) -> list[str | Cell]:
@@ -232,11 +232,11 @@ def _row(node: NodeView, now: datetime) -> list[str | Cell]:
         output.ago(node.last_heartbeat, now) or "?",
         node.grpc_endpoint,
         node.agent_version,
-        _reason(node) if node.status != "Ready" or node.wish else "",
+        _reason(node) if node.status != "Ready" or node.desired else "",
     ]
 
 
 def _reason(node: NodeView) -> str:
-    if node.wish == "cordoned" and node.status == "Ready":
+    if node.desired == "cordoned" and node.status == "Ready":
         return "cordoned"
     return node.status_reason

@@ -17,7 +17,7 @@ from shoal.core import tracing
 from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.identity import Peer, Role
-from shoal.model.nodes import BeatMark, Feature, NodeRecord
+from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
@@ -27,8 +27,8 @@ from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Channel, Method, Request, Response, Transport
 
 CALLS_PER_NODE = 16
-ORDER_TIMEOUT = 5.0
-FOREIGN_ORDER_TIMEOUT = 45.0
+COMMAND_TIMEOUT = 5.0
+FOREIGN_COMMAND_TIMEOUT = 45.0
 
 #: Told of each call to an agent: the RPC's name, the code it ended with, seconds.
 OnCall = Callable[[str, str, float], None]
@@ -91,7 +91,7 @@ class Agents:
             attempt=record.attempt,
             secrets=secrets,
         )
-        async with self._order("order.apply", node, record.workload_id) as channel:
+        async with self._command("order.apply", node, record.workload_id) as channel:
             answer = await channel.call(
                 AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
@@ -99,26 +99,26 @@ class Agents:
             raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
         return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
 
-    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> BeatMark | None:
+    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> HeartbeatMark | None:
         """Tell an agent to remove its copy, if it is of this generation or an older one.
 
         Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing.
         """
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
-        async with self._order("order.delete", node, workload_id) as channel:
+        async with self._command("order.delete", node, workload_id) as channel:
             answer = await channel.call(
                 AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
-        return BeatMark(answer.session, answer.next_beat) if answer.session else None
+        return HeartbeatMark(answer.session, answer.next_beat) if answer.session else None
 
     async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
         """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""
         request = pb.GetWorkloadStatusRequest(id=workload_id)
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.GET_WORKLOAD_STATUS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+                AgentService.GET_WORKLOAD_STATUS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
             )
         return convert.run_status_from_agent(answer.status)
 
@@ -127,7 +127,7 @@ class Agents:
         request = pb.GetWorkloadSpecRequest(id=workload_id)
         async with self._share(node) as channel:
             return await channel.call(
-                AgentService.GET_WORKLOAD_SPEC, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+                AgentService.GET_WORKLOAD_SPEC, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
             )
 
     async def deletion_is_done(self, node: NodeRecord, workload_id: WorkloadId) -> bool:
@@ -140,7 +140,7 @@ class Agents:
         )
         async with self._share(node) as channel:
             answer = await channel.call(
-                AgentService.LIST_ACTIONS, request, timeout=ORDER_TIMEOUT, metadata=self._header(node)
+                AgentService.LIST_ACTIONS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
             )
         if not answer.actions:
             return False
@@ -179,7 +179,7 @@ class Agents:
             await line.channel.close()
 
     @asynccontextmanager
-    async def _order(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[_Caller]:
+    async def _command(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[_Caller]:
         with tracing.span(name, node_id=node.node_id, workload_id=workload_id):
             async with self._share(node) as channel:
                 yield channel
@@ -220,4 +220,4 @@ def _peer(node: NodeRecord) -> Peer | None:
 
 def _patience(node: NodeRecord) -> float:
     """Our agents answer once an order is on disk; a foreign one may work first when its queue is full."""
-    return ORDER_TIMEOUT if node.spec.features else FOREIGN_ORDER_TIMEOUT
+    return COMMAND_TIMEOUT if node.spec.features else FOREIGN_COMMAND_TIMEOUT

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shoal.control.store.base import EventQuery
-from shoal.control.workloads.requests import Wish
+from shoal.control.workloads.requests import WorkloadRequest
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
 from shoal.model.workloads import DesiredState
@@ -24,7 +24,7 @@ SUBJECT_KINDS = ("", "node", "workload", "group", "control")
 
 def read_workload(
     workload_id: str, spec: pb.WorkloadSpec, revision_id: str, desired_state: str, *, at: str = ""
-) -> Wish:
+) -> WorkloadRequest:
     """Read a request for one workload. Raises InvalidError with everything that is wrong with it."""
     prefix = f"{at}." if at else ""
     problems: list[Problem] = []
@@ -46,12 +46,12 @@ def read_workload(
     if problems or checked is None:
         raise InvalidError(problems)
     exact = convert.spec_bytes(spec)
-    return Wish(WorkloadId(workload_id), checked, exact, convert.spec_sha256(exact), revision_id, desired)
+    return WorkloadRequest(WorkloadId(workload_id), checked, exact, convert.spec_sha256(exact), revision_id, desired)
 
 
-def read_members(members: Iterable[pb.GroupMember]) -> tuple[Wish, ...]:
+def read_members(members: Iterable[pb.GroupMember]) -> tuple[WorkloadRequest, ...]:
     """Read the members of a group."""
-    found: list[Wish] = []
+    found: list[WorkloadRequest] = []
     problems: list[Problem] = []
     for index, member in enumerate(members):
         try:

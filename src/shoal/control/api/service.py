@@ -134,7 +134,7 @@ class ControlService:
     async def heartbeat(self, request: pb.HeartbeatRequest, _call: Call) -> pb.HeartbeatResponse:
         """Take in a beat."""
         check_id("node_id", request.node_id)
-        beat = Heartbeat(
+        heartbeat = Heartbeat(
             node_id=NodeId(request.node_id),
             session=request.session,
             sequence=request.sequence,
@@ -143,7 +143,7 @@ class ControlService:
             sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
             measured=convert.Measurements(request),
         )
-        draining = await self._heartbeats.receive(beat)
+        draining = await self._heartbeats.receive(heartbeat)
         settings = self._contacts.settings
         answer = pb.HeartbeatResponse(
             acknowledged=True,
@@ -215,11 +215,13 @@ class ControlService:
         )
 
     async def _apply(self, request: pb.ApplyWorkloadRequest, call: Call) -> Applied:
-        wish = read_workload(request.workload_id, request.spec, request.revision_id, request.desired_state)
-        trouble = identity_problem(wish.spec, "spec", grouped=False, issues=self._issues_certificates)
+        requested = read_workload(request.workload_id, request.spec, request.revision_id, request.desired_state)
+        trouble = identity_problem(requested.spec, "spec", grouped=False, issues=self._issues_certificates)
         if trouble is not None:
             raise InvalidError([trouble])
-        return await self._workloads.apply(wish, cause=cause_of_call(call), expected_revision=request.expected_revision)
+        return await self._workloads.apply(
+            requested, cause=cause_of_call(call), expected_revision=request.expected_revision
+        )
 
     async def _change_state(self, request: pb.ApplyWorkloadRequest, call: Call) -> Applied:
         if request.expected_revision:
@@ -438,12 +440,12 @@ class ControlService:
         """Where workloads would go now, and why."""
         planned = [
             merge(
-                wish,
-                self._fleet.workloads.get(wish.workload_id),
+                requested,
+                self._fleet.workloads.get(requested.workload_id),
                 clock=self._clock,
                 floor=self._fleet.generation_floor,
             )
-            for wish in read_members(request.members)
+            for requested in read_members(request.members)
         ]
         running = [each.record for each in planned if each.record.desired is DesiredState.RUNNING]
         requests = [

@@ -15,7 +15,7 @@ from shoal.control.state.lifecycle import group_status, is_about_newest, workloa
 from shoal.control.workloads import retries
 from shoal.control.workloads.dispatch import Dispatch, describe_rejections
 from shoal.core.clock import Clock
-from shoal.model.nodes import NodeRecord, NodeState, NodeWish
+from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
 from shoal.model.workloads import (
     FailureReason,
@@ -47,7 +47,7 @@ def _failover_word(node: NodeRecord) -> str:
         return "dead"
     if node.state is not NodeState.NOT_READY:
         return ""
-    return "moving" if node.given_up else "held"
+    return "moving" if node.declared_lost else "held"
 
 
 class Views:
@@ -125,8 +125,10 @@ class Views:
         if status == "Unknown" and owner is not None:
             return Reason("NODE_LOST", self._why_lost(record, owner), owner.state_at, retryable=True)
         stuck = self._drains.stuck.get(record.workload_id)
-        if stuck is not None and owner is not None and owner.wish is NodeWish.DRAINING:
-            return Reason("NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.wish_at, retryable=True)
+        if stuck is not None and owner is not None and owner.desired is DesiredNodeState.DRAINING:
+            return Reason(
+                "NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.desired_at, retryable=True
+            )
         trouble = self._dispatch.trouble.get(record.workload_id)
         if trouble is not None and observation is None:
             return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
@@ -151,7 +153,7 @@ class Views:
             return words
         if record.spec.failover.policy == "keep":
             return f"{words}; by its policy it is kept there"
-        if not owner.given_up:
+        if not owner.declared_lost:
             return f"{words}; nothing is moved: {self._lost_nodes.brake or 'other lost nodes come first'}"
         return words
 
@@ -184,7 +186,7 @@ class Views:
             status_reason=record.state_reason,
             status_updated_by=record.state_by,
             status_updated_at=record.state_at,
-            last_heartbeat=self._last_beat(record),
+            last_heartbeat=self._last_heartbeat(record),
             lease_expires_at=expires,
             grpc_endpoint=record.spec.endpoint,
             total=record.spec.capacity,
@@ -201,19 +203,19 @@ class Views:
             workload_count=len(facts.tenants),
             orphans=contact.orphans if contact else (),
             cluster_id=record.spec.cluster_id or self._cluster_id,
-            wish=record.wish.value,
-            wish_updated_at=record.wish_at,
+            desired=record.desired.value,
+            desired_updated_at=record.desired_at,
             drain_deadline=record.drain_deadline,
-            leaving=len(self._fleet.leaving(record.node_id)) if record.wish is NodeWish.DRAINING else 0,
+            leaving=len(self._fleet.leaving(record.node_id)) if record.desired is DesiredNodeState.DRAINING else 0,
             failover=_failover_word(record),
         )
 
-    def _last_beat(self, record: NodeRecord) -> datetime | None:
+    def _last_heartbeat(self, record: NodeRecord) -> datetime | None:
         """When a node was last heard of. It is stored only now and then: who does not hear it cannot say."""
         if not self._contacts.receives_heartbeats:
             return None
         contact = self._contacts.get(record.node_id)
-        return contact.last_heartbeat if contact and contact.last_heartbeat else record.last_beat
+        return contact.last_heartbeat if contact and contact.last_heartbeat else record.last_heartbeat
 
     def nodes(self, *, status: str = "", after: str = "") -> Iterator[NodeView]:
         """Every node that matches, in order of the ids, from the one after `after` on."""

@@ -30,7 +30,7 @@ LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0
 
 
-class Campaign:
+class Election:
     """One control plane's part in it."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Campaign:
 
     async def _ask(self) -> Leader:
         asked_at = self._clock.monotonic()
-        leader = await self._store.campaign(self._holder, self._address(), seconds=self._lease_seconds)
+        leader = await self._store.acquire_leadership(self._holder, self._address(), seconds=self._lease_seconds)
         leads = leader.holder == self._holder
         self._confirmed_until = asked_at + leader.expires_in * (1.0 - LEASE_MARGIN) if leads else -math.inf
         return leader

@@ -48,7 +48,7 @@ QUIET_SECONDS = 10.0
 REST = 4.0
 
 
-class Reign:
+class Leadership:
     """The parts of a control plane, joined."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Reign:
             self.contacts,
             states,
             clock=clock,
-            on_heartbeat=metrics.beat,
+            on_heartbeat=metrics.heartbeat,
             on_ignored=metrics.ignored,
         )
         self.lost_nodes = LostNodes(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shoal.control.api.service import ControlService
-from shoal.control.leadership.leader import Reign
+from shoal.control.leadership.leader import Leadership
 from shoal.core.errors import NotLeaderError
 from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Enrollment, Secrets
 
@@ -45,17 +45,17 @@ class Gate:
     """
 
     def __init__(
-        self, handlers: type = ControlService, pick: Callable[[Reign], Any] = lambda reign: reign.service
+        self, handlers: type = ControlService, pick: Callable[[Leadership], Any] = lambda leadership: leadership.service
     ) -> None:
         self._handlers = handlers
         self._pick = pick
-        self._reign: Reign | None = None
+        self._leadership: Leadership | None = None
         self._leads = False
         self._leader = ""
 
-    def open_to(self, reign: Reign, *, leads: bool, leader: str) -> None:
+    def open_to(self, leadership: Leadership, *, leads: bool, leader: str) -> None:
         """Answer from this reign from now on."""
-        self._reign, self._leads, self._leader = reign, leads, leader
+        self._leadership, self._leads, self._leader = leadership, leads, leader
 
     def __getattr__(self, name: str) -> Any:
         # Looked up on each call: a reign may have ended since the last one.
@@ -65,9 +65,9 @@ class Gate:
 
     def handler(self, name: str, *, live: bool) -> Any:
         """The handler of one RPC, or the refusal. Live: what is not stored is wanted as well, so it is the leader's."""
-        if self._reign is None or (not self._leads and (live or name not in READS)):
+        if self._leadership is None or (not self._leads and (live or name not in READS)):
             raise NotLeaderError(self._leader)
-        return getattr(self._pick(self._reign), name)
+        return getattr(self._pick(self._leadership), name)
 
 
 class _Handler:

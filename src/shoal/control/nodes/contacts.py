@@ -123,7 +123,9 @@ class Contacts:
             lease = leases.first_deadline_after_restart(
                 started=now, promised=node.lease_seconds, settings=self.settings
             )
-            self._contacts[node_id] = Contact(lease, last_heartbeat=node.last_beat, heartbeat_stored=node.last_beat)
+            self._contacts[node_id] = Contact(
+                lease, last_heartbeat=node.last_heartbeat, heartbeat_stored=node.last_heartbeat
+            )
         for node_id in self._contacts.keys() - self._fleet.nodes.keys():
             self.forget(node_id)
 

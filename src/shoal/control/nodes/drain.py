@@ -26,7 +26,7 @@ from shoal.core.errors import ConflictError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
-from shoal.model.nodes import NodeState, NodeWish
+from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.workloads import DesiredState, MoveKind, WorkloadRecord
 
 log = logging.getLogger(__name__)
@@ -68,17 +68,17 @@ class Drains:
         ledger.on_reload(self._wake.set)
 
     def _stored(self, batch: Batch) -> None:
-        if any(node.wish is NodeWish.DRAINING for node in batch.nodes):
+        if any(node.desired is DesiredNodeState.DRAINING for node in batch.nodes):
             self._wake.set()
 
-    def _is_wished(self, node_id: NodeId) -> bool:
+    def _is_draining(self, node_id: NodeId) -> bool:
         node = self._fleet.nodes.get(node_id)
-        return node is not None and node.wish is NodeWish.DRAINING
+        return node is not None and node.desired is DesiredNodeState.DRAINING
 
     async def run(self) -> None:
         """Empty what is to be empty, for ever. Owned by the control plane's task scope."""
         while True:
-            draining = [node_id for node_id in self._fleet.nodes if self._is_wished(node_id)]
+            draining = [node_id for node_id in self._fleet.nodes if self._is_draining(node_id)]
             for node_id in draining:
                 try:
                     await self._look_at(node_id)
@@ -110,10 +110,10 @@ class Drains:
             now=self._clock.monotonic(),
         )
         for leaver in step.begin:
-            if self._is_wished(node_id):  # else it was taken back while others were looked at
+            if self._is_draining(node_id):  # else it was taken back while others were looked at
                 await self._begin(leaver, node_id)
         for leaver in step.force:
-            if self._is_wished(node_id):
+            if self._is_draining(node_id):
                 await self._force(leaver, node_id)
 
     def _on_the_way(self, node_id: NodeId) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from shoal.control.nodes import leases
 from shoal.control.nodes.contacts import Contact, Contacts, Heartbeat
-from shoal.control.nodes.leases import BeatVerdict
+from shoal.control.nodes.leases import HeartbeatVerdict
 from shoal.control.nodes.node_states import NodeStates
 from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.store.base import Batch
@@ -21,7 +21,7 @@ from shoal.control.workloads.reports import ReportVerdict
 from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, SessionSupersededError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
-from shoal.model.nodes import BeatMark, NodeState
+from shoal.model.nodes import HeartbeatMark, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -54,30 +54,30 @@ class Heartbeats:
         self._clock = clock
         self.reports_ignored = 0
 
-    async def receive(self, beat: Heartbeat) -> bool:
+    async def receive(self, heartbeat: Heartbeat) -> bool:
         """Process a heartbeat. Returns whether the node is being drained, which only an operator can cause.
 
         Raises NotFoundError for an unknown node and SessionSupersededError for an old session.
         """
         self._on_heartbeat()
-        node = self._fleet.nodes.get(beat.node_id)
-        contact = self._contacts.get(beat.node_id)
+        node = self._fleet.nodes.get(heartbeat.node_id)
+        contact = self._contacts.get(heartbeat.node_id)
         if node is None or contact is None:
-            raise NotFoundError("node", beat.node_id, hint="register first")
-        verdict = leases.judge_beat(node.session, beat.session, contact.sequence, beat.sequence)
-        if verdict is BeatVerdict.UNKNOWN_SESSION:
-            raise NotFoundError("session of node", beat.node_id, hint="register again")
-        if verdict is BeatVerdict.SUPERSEDED:
-            raise SessionSupersededError(beat.node_id)
-        if verdict is BeatVerdict.REPEAT:
-            return node.wish.state is not None
-        contact.sequence = beat.sequence
-        contact.lease = self._contacts.renew(beat.node_id)
+            raise NotFoundError("node", heartbeat.node_id, hint="register first")
+        verdict = leases.judge_heartbeat(node.session, heartbeat.session, contact.sequence, heartbeat.sequence)
+        if verdict is HeartbeatVerdict.UNKNOWN_SESSION:
+            raise NotFoundError("session of node", heartbeat.node_id, hint="register again")
+        if verdict is HeartbeatVerdict.SUPERSEDED:
+            raise SessionSupersededError(heartbeat.node_id)
+        if verdict is HeartbeatVerdict.REPEAT:
+            return node.desired.state is not None
+        contact.sequence = heartbeat.sequence
+        contact.lease = self._contacts.renew(heartbeat.node_id)
         contact.last_heartbeat = self._clock.wall()
-        contact.usage = beat.usage or contact.usage
-        contact.statuses, contact.measured = beat.statuses, beat.measured
-        contact.note_skew(beat.node_id, beat.sent_at, self._clock)
-        contact.waiting = beat
+        contact.usage = heartbeat.usage or contact.usage
+        contact.statuses, contact.measured = heartbeat.statuses, heartbeat.measured
+        contact.note_skew(heartbeat.node_id, heartbeat.sent_at, self._clock)
+        contact.waiting = heartbeat
         if contact.intake is None or contact.intake.done():
             contact.intake = asyncio.ensure_future(self._process(contact))
             contact.intake.add_done_callback(_log_failure)
@@ -86,21 +86,21 @@ class Heartbeats:
         done, _ = await asyncio.wait({contact.intake}, timeout=patience)
         for each in done:
             each.result()
-        current = self._fleet.nodes.get(beat.node_id)
-        return current is not None and current.wish.state is not None
+        current = self._fleet.nodes.get(heartbeat.node_id)
+        return current is not None and current.desired.state is not None
 
     async def _process(self, contact: Contact) -> None:
         """Process a heartbeat, then the newest that arrived meanwhile: each is a full snapshot."""
-        while (beat := contact.waiting) is not None:
+        while (heartbeat := contact.waiting) is not None:
             contact.waiting = None
             try:
-                node = self._fleet.nodes.get(beat.node_id)
+                node = self._fleet.nodes.get(heartbeat.node_id)
                 if node is not None and node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
-                    await self._states.returned(beat.node_id)
-                await self._process_statuses(beat, contact)
+                    await self._states.returned(heartbeat.node_id)
+                await self._process_statuses(heartbeat, contact)
             except UnavailableError as error:
                 # The store is away. Contact counts all the same, and the next heartbeat has the same statuses.
-                log.warning("heartbeat of %s was acknowledged and could not be stored: %s", beat.node_id, error)
+                log.warning("heartbeat of %s was acknowledged and could not be stored: %s", heartbeat.node_id, error)
 
     def close(self) -> None:
         """Process nothing more."""
@@ -113,23 +113,23 @@ class Heartbeats:
         self.reports_ignored += count
         self._on_ignored(count)
 
-    async def _process_statuses(self, beat: Heartbeat, contact: Contact) -> None:
-        verdicts = await self._dispatch.observe(beat.node_id, beat.statuses.values())
+    async def _process_statuses(self, heartbeat: Heartbeat, contact: Contact) -> None:
+        verdicts = await self._dispatch.observe(heartbeat.node_id, heartbeat.statuses.values())
         orphans = tuple(sorted(w for w, verdict in verdicts.items() if verdict is ReportVerdict.ORPHAN))
         not_owned = {ReportVerdict.ORPHAN, ReportVerdict.SUPERSEDED, ReportVerdict.FOREIGN_OWNER}
         self.ignored(sum(1 for verdict in verdicts.values() if verdict in not_owned))
         if orphans != contact.orphans:
             fresh = set(orphans) - set(contact.orphans)
             contact.orphans = orphans[:MAX_ORPHANS]
-            await self._store_orphan_events(beat.node_id, sorted(fresh))
-        node = self._fleet.nodes.get(beat.node_id)
+            await self._store_orphan_events(heartbeat.node_id, sorted(fresh))
+        node = self._fleet.nodes.get(heartbeat.node_id)
         if node is not None:
-            present = frozenset(status.workload_id for status in beat.statuses.values())
-            mark = BeatMark(beat.session, beat.sequence)
+            present = frozenset(status.workload_id for status in heartbeat.statuses.values())
+            mark = HeartbeatMark(heartbeat.session, heartbeat.sequence)
             self._dispatch.listed(node, present, mark)
-            gone = self._fleet.left_on(beat.node_id) - present
+            gone = self._fleet.left_on(heartbeat.node_id) - present
             if gone:
-                await self._dispatch.copies.absent(beat.node_id, gone, mark)
+                await self._dispatch.copies.absent(heartbeat.node_id, gone, mark)
 
     async def _store_orphan_events(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
         at = self._clock.wall()

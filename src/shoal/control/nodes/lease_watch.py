@@ -133,7 +133,7 @@ class LeaseWatch:
             if verdict.may_give_away_at_most_one and not contact.surely_stopped:
                 contact.surely_stopped = True
                 self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
-            state = leases.next_state(node.state, verdict, wish=node.wish.state)
+            state = leases.next_state(node.state, verdict, desired=node.desired.state)
             if state is not node.state and state in (NodeState.SUSPECT, NodeState.NOT_READY):
                 await self._states.set(node_id, state, verdict.reason, by="lease", heard=heard)
                 if await self._states.has_returned_since(node_id, heard):
@@ -164,6 +164,6 @@ class LeaseWatch:
             if age >= 2 * self._settings.lease_seconds:
                 due[node_id] = (contact, contact.last_heartbeat)
         if due:
-            await self._ledger.commit(Batch(beats={each: epoch_ms(at) for each, (_, at) in due.items()}))
+            await self._ledger.commit(Batch(heartbeats={each: epoch_ms(at) for each, (_, at) in due.items()}))
         for contact, at in due.values():
             contact.heartbeat_stored = at

@@ -179,10 +179,10 @@ _NEXT: Mapping[NodeState, Mapping[NodeState, NodeState]] = {
     },
 }
 
-_WISHES = (NodeState.DRAINING, NodeState.DRAINED)
+_DRAINING_STATES = (NodeState.DRAINING, NodeState.DRAINED)
 
 
-def next_state(current: NodeState, verdict: LeaseVerdict, *, wish: NodeState | None = None) -> NodeState:
+def next_state(current: NodeState, verdict: LeaseVerdict, *, desired: NodeState | None = None) -> NodeState:
     """The state that follows from a verdict.
 
     A node that was being emptied and is then lost is NotReady, and one state cannot hold both facts. Whoever lets
@@ -195,12 +195,12 @@ def next_state(current: NodeState, verdict: LeaseVerdict, *, wish: NodeState | N
     after = _NEXT[current][verdict.state]
     if after is NodeState.READY and not verdict.heard:
         after = current
-    if wish in _WISHES and after in (NodeState.READY, NodeState.SUSPECT):
-        return wish
+    if desired in _DRAINING_STATES and after in (NodeState.READY, NodeState.SUSPECT):
+        return desired
     return after
 
 
-class BeatVerdict(enum.Enum):
+class HeartbeatVerdict(enum.Enum):
     """What to do with a heartbeat."""
 
     ACCEPT = "accept"  # it is from the agent that holds the node, and newer than any before it
@@ -224,9 +224,9 @@ def same_agent(session: str, other: str) -> bool:
     return bool(session) and session.partition("-")[2] == other.partition("-")[2]
 
 
-def judge_beat(
+def judge_heartbeat(
     session_on_record: str | None, session_given: str, sequence_on_record: int, sequence_given: int
-) -> BeatVerdict:
+) -> HeartbeatVerdict:
     """Judge a heartbeat by its session and its sequence number.
 
     The session on record is None when the node is not known and empty when its agent knows no sessions; such agents
@@ -238,15 +238,15 @@ def judge_beat(
     acknowledged, so that a sender whose answer was lost goes on to its next beat, but it does not renew the lease.
     """
     if session_on_record is None:
-        return BeatVerdict.UNKNOWN_SESSION
+        return HeartbeatVerdict.UNKNOWN_SESSION
     if session_given != session_on_record:
         # A later session than the one on record is no loser: the record is from an older copy of the database.
         older = bool(session_given) and session_given < session_on_record
         lost = older and not same_agent(session_given, session_on_record)
-        return BeatVerdict.SUPERSEDED if lost else BeatVerdict.UNKNOWN_SESSION
+        return HeartbeatVerdict.SUPERSEDED if lost else HeartbeatVerdict.UNKNOWN_SESSION
     if session_on_record and sequence_given <= sequence_on_record and (sequence_given, sequence_on_record) != (0, 0):
-        return BeatVerdict.REPEAT
-    return BeatVerdict.ACCEPT
+        return HeartbeatVerdict.REPEAT
+    return HeartbeatVerdict.ACCEPT
 
 
 def _silence_words(silence: float, *, heard: bool) -> str:

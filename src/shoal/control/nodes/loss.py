@@ -67,7 +67,7 @@ class LostNodes:
             lease=self._contacts.settings.lease_seconds,
         )
         await self._note_brake(health, braked=verdict.braked)
-        for node_id in verdict.give_up:
+        for node_id in verdict.declare_lost:
             await self._declare_lost(node_id)
         self._bucket, self._brake = verdict.bucket, verdict.brake
         return verdict.next_in if verdict.next_in is not None else math.inf
@@ -79,7 +79,7 @@ class LostNodes:
             node = self._fleet.nodes.get(node_id)
             if node is None or node.state is not NodeState.NOT_READY:
                 continue
-            if not node.given_up:
+            if not node.declared_lost:
                 contact.lost_at = now if contact.lost_at is None else contact.lost_at
                 held.append(LostNode(node_id, contact.lost_at, has_work=bool(self._fleet.owned_by(node_id))))
             elif contact.lost_at is not None and now - contact.lost_at < contact.lease.seconds:
@@ -104,7 +104,7 @@ class LostNodes:
     async def _declare_lost(self, node_id: NodeId) -> None:
         def decide() -> Batch | None:
             node = self._fleet.nodes.get(node_id)
-            if node is None or node.given_up or node.state is not NodeState.NOT_READY:
+            if node is None or node.declared_lost or node.state is not NodeState.NOT_READY:
                 return None
             event = node_event(
                 node_id,
@@ -114,7 +114,7 @@ class LostNodes:
                 source="lease",
                 cause=node.state_reason,
             )
-            return Batch(nodes=(dataclasses.replace(node, given_up=True),), events=(event,))
+            return Batch(nodes=(dataclasses.replace(node, declared_lost=True),), events=(event,))
 
         await self._ledger.change(decide)
         self._dispatch.enqueue_all(self._fleet.owned_by(node_id))

@@ -60,7 +60,7 @@ class NodeStates:
                 state_reason=reason,
                 state_by=by,
                 state_at=at,
-                given_up=node.given_up and state is NodeState.NOT_READY,
+                declared_lost=node.declared_lost and state is NodeState.NOT_READY,
             )
             kind = _EVENTS.get(state, "NodeReady")
             event = node_event(node_id, kind, reason, at=at, source=by, cause=f"it was {node.state.value}")
@@ -73,4 +73,4 @@ class NodeStates:
 
 def state_in_contact(node: NodeRecord | None) -> NodeState:
     """The state of a node that sends heartbeats: Ready, unless an operator drains it."""
-    return (node.wish.state if node is not None else None) or NodeState.READY
+    return (node.desired.state if node is not None else None) or NodeState.READY

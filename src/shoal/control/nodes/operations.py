@@ -21,7 +21,7 @@ from shoal.control.workloads.failover import seconds_until_move
 from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError
 from shoal.core.ids import NodeId
-from shoal.model.nodes import NodeRecord, NodeState, NodeWish
+from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 
 
 class NodeOperations:
@@ -38,7 +38,11 @@ class NodeOperations:
         """Let no new work go to a node. One that is being drained, or was, stays so."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
-            return None if node.wish is not NodeWish.NONE else self._wished(node, NodeWish.CORDONED)
+            return (
+                None
+                if node.desired is not DesiredNodeState.NONE
+                else self._with_desired(node, DesiredNodeState.CORDONED)
+            )
 
         message = "it gets no new work"
         return await self._change(node_id, change, "NodeCordoned", message, cause=cause, ends_work=True)
@@ -47,7 +51,7 @@ class NodeOperations:
         """Take a cordon or a drain back. What has left already does not come back by itself."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
-            return None if node.wish is NodeWish.NONE else self._wished(node, NodeWish.NONE)
+            return None if node.desired is DesiredNodeState.NONE else self._with_desired(node, DesiredNodeState.NONE)
 
         record = await self._change(node_id, change, "NodeUncordoned", "it takes work again", cause=cause)
         self._dispatch.capacity_changed()
@@ -62,9 +66,11 @@ class NodeOperations:
         ends_at = self._clock.wall() + deadline if deadline is not None else None
 
         def change(node: NodeRecord) -> NodeRecord | None:
-            if node.wish is NodeWish.DRAINED or (node.wish is NodeWish.DRAINING and node.drain_deadline == ends_at):
+            if node.desired is DesiredNodeState.DRAINED or (
+                node.desired is DesiredNodeState.DRAINING and node.drain_deadline == ends_at
+            ):
                 return None
-            return dataclasses.replace(self._wished(node, NodeWish.DRAINING), drain_deadline=ends_at)
+            return dataclasses.replace(self._with_desired(node, DesiredNodeState.DRAINING), drain_deadline=ends_at)
 
         when = f"until {ends_at:%Y-%m-%d %H:%M:%S}, then by force" if ends_at is not None else "without a deadline"
         message = f"it is to be emptied {when}"
@@ -74,9 +80,9 @@ class NodeOperations:
         """A node that was to be emptied is empty."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
-            if node.wish is not NodeWish.DRAINING or self._fleet.leaving(node_id):
+            if node.desired is not DesiredNodeState.DRAINING or self._fleet.leaving(node_id):
                 return None
-            return self._wished(node, NodeWish.DRAINED)
+            return self._with_desired(node, DesiredNodeState.DRAINED)
 
         cause = "its last workload left"
         await self._change(node_id, change, "NodeDrained", "it is empty", source="drain", cause=cause, ends_work=True)
@@ -100,7 +106,7 @@ class NodeOperations:
                 state_reason="declared dead",
                 state_by="operator",
                 state_at=self._clock.wall(),
-                given_up=True,
+                declared_lost=True,
                 dead=True,
             )
 
@@ -147,18 +153,18 @@ class NodeOperations:
         stopping = (spec for spec in specs if spec.failover.policy == "stop")
         return any(seconds_until_move(spec, silence=silence, lease=lease) for spec in stopping)
 
-    def _wished(self, node: NodeRecord, wish: NodeWish) -> NodeRecord:
+    def _with_desired(self, node: NodeRecord, desired: DesiredNodeState) -> NodeRecord:
         """The node with a wish, and a state that shows it as long as the node is heard of."""
         at = self._clock.wall()
-        wished = dataclasses.replace(node, wish=wish, wish_at=at, drain_deadline=None)
-        shows_wish = node.state in (NodeState.DRAINING, NodeState.DRAINED)
-        state = wish.state if wish.state is not None and node.state is not NodeState.NOT_READY else None
-        if state is None and shows_wish:
+        changed = dataclasses.replace(node, desired=desired, desired_at=at, drain_deadline=None)
+        shows_desired = node.state in (NodeState.DRAINING, NodeState.DRAINED)
+        state = desired.state if desired.state is not None and node.state is not NodeState.NOT_READY else None
+        if state is None and shows_desired:
             state = NodeState.READY  # should it be silent by now, the next look at its lease says so
         if state is None or state is node.state:
-            return wished
-        reason = wish.value or "it takes work again"
-        return dataclasses.replace(wished, state=state, state_reason=reason, state_by="operator", state_at=at)
+            return changed
+        reason = desired.value or "it takes work again"
+        return dataclasses.replace(changed, state=state, state_reason=reason, state_by="operator", state_at=at)
 
     async def _change(
         self,

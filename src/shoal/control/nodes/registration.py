@@ -18,7 +18,7 @@ from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId
-from shoal.model.nodes import Feature, NodeRecord, NodeSpec, NodeWish
+from shoal.model.nodes import DesiredNodeState, Feature, NodeRecord, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class Registration:
             state_by="register",
             state_at=at,
             registered_at=known.registered_at if known else at,
-            last_beat=at,
+            last_heartbeat=at,
             # An earlier lease may be longer, and not over yet.
             lease_seconds=self._contacts.renew(NodeId(spec.node_id)).seconds,
-            wish=known.wish if known else NodeWish.NONE,
-            wish_at=known.wish_at if known else None,
+            desired=known.desired if known else DesiredNodeState.NONE,
+            desired_at=known.desired_at if known else None,
             drain_deadline=known.drain_deadline if known else None,
             version=known.version if known else 0,
         )

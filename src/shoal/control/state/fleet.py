@@ -21,7 +21,7 @@ from shoal.control.store.base import Batch, Settled, Snapshot, Store
 from shoal.core.errors import ConflictError, NotFoundError, UnavailableError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
-from shoal.model.nodes import NodeRecord, NodeWish
+from shoal.model.nodes import DesiredNodeState, NodeRecord
 from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, RunState, Usage, WorkloadRecord
 
@@ -200,7 +200,7 @@ class Fleet:
             reserved=Resources.total(each.reserved for each in tenants),
             ports=frozenset(parse_port(port) for each in tenants for port in each.reserved_ports),
             tenants={each.workload_id: each.spec.labels for each in tenants},
-            cordoned=node.wish is NodeWish.CORDONED,
+            cordoned=node.desired is DesiredNodeState.CORDONED,
         )
 
     def _put_workload(self, record: WorkloadRecord) -> None:

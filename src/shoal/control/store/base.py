@@ -46,7 +46,7 @@ class Batch:
     observations: tuple[Observation, ...] = ()
     forgotten_observations: tuple[WorkloadId, ...] = ()
     #: When nodes were last heard of, in milliseconds since 1970: for views only, written now and then.
-    beats: Mapping[NodeId, int] = field(default_factory=dict)
+    heartbeats: Mapping[NodeId, int] = field(default_factory=dict)
     #: Raises the floor above which new workloads begin to count, if it is lower. See `Snapshot.generation_floor`.
     generation_floor: int = 0
     events: tuple[Event, ...] = ()
@@ -150,7 +150,7 @@ class Store(Protocol):
         """Every secret, sealed."""
         ...
 
-    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+    async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Lead for so many seconds from now, if nobody else does; else say who does.
 
         From then on every commit checks that the term is still the one that was won here, and raises

@@ -26,6 +26,7 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from shoal.core.errors import InternalError, PreconditionError
+from shoal.model.stored import stored_name
 
 T = TypeVar("T")
 
@@ -49,12 +50,12 @@ class DocumentCodec(Generic[T]):
     def __init__(self, cls: type[T], *, columns: Collection[str] = ()) -> None:
         self._cls = cls
         hints = typing.get_type_hints(cls)
-        fields = [each.name for each in dataclasses.fields(typing.cast("Any", cls)) if each.name not in columns]
-        self._fields = tuple((name, *_converters(hints[name])) for name in fields)
+        fields = [each for each in dataclasses.fields(typing.cast("Any", cls)) if each.name not in columns]
+        self._fields = tuple((each.name, stored_name(each), *_converters(hints[each.name])) for each in fields)
 
     def encode(self, value: T) -> str:
         """The document of a record."""
-        return _encode_json({name: encode(getattr(value, name)) for name, encode, _decode in self._fields})
+        return _encode_json({key: encode(getattr(value, name)) for name, key, encode, _decode in self._fields})
 
     def decode(self, text: str, *, written_as: int, **columns: Any) -> T:
         """Rebuild a record from its document, the document's format and the fields kept in columns.
@@ -65,7 +66,7 @@ class DocumentCodec(Generic[T]):
             document = json.loads(text)
             if written_as != FORMAT:
                 document = _upgrade(self._cls.__name__, document, written_as)
-            values = {name: decode(document[name]) for name, _encode, decode in self._fields if name in document}
+            values = {name: decode(document[key]) for name, key, _encode, decode in self._fields if key in document}
             return self._cls(**values, **columns)
         except _BROKEN as error:
             raise InternalError(f"a stored {self._cls.__name__} cannot be read: {error!r}") from error

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, Transaction, exc
 from shoal.control.store import sql
 from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Settled, Snapshot
 from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
-from shoal.control.store.leadership import Candidate, Leadership
+from shoal.control.store.leadership import Candidate, LeadershipTable
 from shoal.control.store.migrate import find_migrations, migrate
 from shoal.control.store.rows import Changes, Records, Row, SpecDecoder, prepare
 from shoal.core import tracing
@@ -198,9 +198,9 @@ class SqlStore:
         self._guard = guard
         self._patience = patience
         self._statements = sql.Statements(database.dialect, schema=database.schema)
-        self._leadership = Leadership(database.dialect, self._statements)
+        self._leadership = LeadershipTable(database.dialect, self._statements)
         #: The holder and the term that every write checks; None before the first campaign was won.
-        self._reign: tuple[str, int] | None = None
+        self._held_term: tuple[str, int] | None = None
         self._write_line = _Line(database, writing=True)
         self._read_line = self._write_line if database.inline else _Line(database, writing=False)
         self._writing: _Lane | None = None
@@ -269,15 +269,17 @@ class SqlStore:
         """Every secret, sealed."""
         return await self._read(lambda connection: sql.load_secrets(connection, self._statements))
 
-    async def campaign(self, holder: str, address: str, *, seconds: float) -> Leader:
+    async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Lead, or say who does."""
 
         def work(connection: Connection) -> Leader:
-            candidate = Candidate(holder, self._reign[1] if self._reign else 0, address, self._database.exclusive)
-            leader = self._campaign(connection, candidate, seconds)
+            candidate = Candidate(
+                holder, self._held_term[1] if self._held_term else 0, address, self._database.exclusive
+            )
+            leader = self._acquire(connection, candidate, seconds)
             # Kept when lost, too: what was decided under the old term must not be written under the new one.
             if leader.holder == holder:
-                self._reign = (holder, leader.term)
+                self._held_term = (holder, leader.term)
             return leader
 
         if self._writing is None:
@@ -359,9 +361,9 @@ class SqlStore:
             else:
                 connection.execute(self._statements.try_lock)
 
-    def _campaign(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+    def _acquire(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
         try:
-            return self._campaign_once(connection, candidate, seconds)
+            return self._acquire_once(connection, candidate, seconds)
         except exc.DBAPIError as error:
             if not self._database.is_locked_out(error):
                 raise
@@ -375,11 +377,11 @@ class SqlStore:
         with _transaction(connection):
             ended = self._database.end_holders(connection)
         log.warning("%s: ended %d sessions that held the leader's row after its time", self.where, ended)
-        return self._campaign_once(connection, candidate, seconds)
+        return self._acquire_once(connection, candidate, seconds)
 
-    def _campaign_once(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+    def _acquire_once(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
         with _transaction(connection) as transaction:
-            leader = self._leadership.campaign(connection, candidate, seconds)
+            leader = self._leadership.acquire_leadership(connection, candidate, seconds)
             _commit(transaction)
         return leader
 
@@ -388,7 +390,7 @@ class SqlStore:
         answers: list[tuple[Event, ...] | Exception] = [()] * len(orders)
         ready: dict[int, Changes] = {}
         for index, (batch, term) in enumerate(orders):
-            if term and self._reign is not None and term != self._reign[1]:
+            if term and self._held_term is not None and term != self._held_term[1]:
                 answers[index] = NotLeaderError("")
                 continue
             try:
@@ -439,8 +441,8 @@ class SqlStore:
 
     def _check(self, connection: Connection) -> None:
         """The one place at the start of every transaction that writes."""
-        if self._reign is not None:
-            self._leadership.check(connection, *self._reign)
+        if self._held_term is not None:
+            self._leadership.check(connection, *self._held_term)
         if self._guard is not None:
             self._guard(connection)
 

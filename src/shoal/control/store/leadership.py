@@ -49,7 +49,7 @@ class Candidate:
     certain: bool
 
 
-class Leadership:
+class LeadershipTable:
     """The statements on the row of the leader."""
 
     def __init__(self, dialect: str, statements: Statements, *, clock: Clock | None = None) -> None:
@@ -80,7 +80,7 @@ class Leadership:
         row = connection.execute(self._read).one()
         return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
 
-    def campaign(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
+    def acquire_leadership(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
         """Renew one's own leadership, or take over one that has ended; else say who leads.
 
         Raises what the driver raises when somebody else holds the row for too long.

@@ -31,7 +31,7 @@ Row = dict[str, Any]
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
-_NODE = DocumentCodec(NodeRecord, columns=("state", "last_beat", "version"))
+_NODE = DocumentCodec(NodeRecord, columns=("state", "last_heartbeat", "version"))
 _WORKLOAD = DocumentCodec(
     WorkloadRecord,
     columns=("workload_id", "spec", "spec_bytes", "desired", "generation", "node_id", "group_id", "version"),
@@ -86,7 +86,7 @@ def prepare(batch: Batch) -> Changes:
     for observation in batch.observations:
         changes.keys.add(("workloads", observation.status.workload_id))
         changes.add("observations.put", _observation_row(observation))
-    for node_id, moment in batch.beats.items():
+    for node_id, moment in batch.heartbeats.items():
         changes.keys.add(("nodes", node_id))
         changes.add("nodes.beat", {"key": node_id, "last_beat": moment * 1000})
     if batch.generation_floor:
@@ -140,7 +140,7 @@ def _put(changes: Changes, table: str, key: str, version: int, row: Row) -> None
 def _node_row(record: NodeRecord) -> Row:
     return {
         "state": record.state.value,
-        "last_beat": _microseconds(record.last_beat),
+        "last_beat": _microseconds(record.last_heartbeat),
         "document": _NODE.encode(record),
     }
 
@@ -215,7 +215,7 @@ def node_from_row(row: Any) -> NodeRecord:
         row.document,
         written_as=row.format,
         state=NodeState(row.state),
-        last_beat=_EPOCH + timedelta(microseconds=row.last_beat),
+        last_heartbeat=_EPOCH + timedelta(microseconds=row.last_beat),
         version=row.version,
     )
 

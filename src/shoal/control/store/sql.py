@@ -197,8 +197,8 @@ class Statements:
             # Without this option the number of inserted rows is not kept.
             yield Step(f"{name}.insert", add.execution_options(preserve_rowcount=True), exact=True)
         yield Step("observations.put", self._observe(), exact=False)
-        beat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
-        yield Step("nodes.beat", beat, exact=False)
+        heartbeat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
+        yield Step("nodes.beat", heartbeat, exact=False)
         lower = (self.meta.c.name == "generation_floor", self.meta.c.value < bindparam("floor"))
         yield Step("meta.floor", update(self.meta).where(*lower).values(value=bindparam("floor")), exact=False)
 

@@ -9,68 +9,68 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 
-from shoal.control.workloads.reconciler import Order, OrderKind
+from shoal.control.workloads.reconciler import Command, CommandKind
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.model.workloads import WorkloadRecord
 
-ORDER_BACKOFF = Backoff(first=0.2, cap=5.0)
+COMMAND_BACKOFF = Backoff(first=0.2, cap=5.0)
 #: The same order is not repeated sooner than this.
-SAME_ORDER_SECONDS = 1.0
+SAME_COMMAND_SECONDS = 1.0
 #: A node that refused a workload is not asked again for this long, unless nothing else fits.
 REFUSAL_SECONDS = 30.0
 
 
-class OrderBook:
+class CommandBook:
     """The last order about each workload, and the refusals that still stand."""
 
     def __init__(self, *, clock: Clock, entropy: Entropy) -> None:
         self._clock = clock
         self._entropy = entropy
-        self._orders: dict[WorkloadId, Order] = {}
+        self._commands: dict[WorkloadId, Command] = {}
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
 
-    def get(self, workload_id: WorkloadId) -> Order | None:
+    def get(self, workload_id: WorkloadId) -> Command | None:
         """The last order about a workload, if one was given."""
-        return self._orders.get(workload_id)
+        return self._commands.get(workload_id)
 
-    def put(self, workload_id: WorkloadId, order: Order) -> None:
+    def put(self, workload_id: WorkloadId, command: Command) -> None:
         """Note what became of an order."""
-        self._orders[workload_id] = order
+        self._commands[workload_id] = command
 
-    def begin(self, record: WorkloadRecord, kind: OrderKind) -> Order:
+    def begin(self, record: WorkloadRecord, kind: CommandKind) -> Command:
         """An order is about to be given. Failures count on while it is the same one."""
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
-        known = self._orders.get(record.workload_id)
+        known = self._commands.get(record.workload_id)
         same = (
             known is not None
             and known.kind is kind
             and known.generation == record.generation
             and known.node_id == record.node_id
         )
-        order = Order(kind, record.node_id, record.generation, failures=known.failures if same and known else 0)
-        self._orders[record.workload_id] = order
-        return order
+        command = Command(kind, record.node_id, record.generation, failures=known.failures if same and known else 0)
+        self._commands[record.workload_id] = command
+        return command
 
-    def applied(self, workload_id: WorkloadId, order: Order) -> None:
+    def applied(self, workload_id: WorkloadId, command: Command) -> None:
         """An agent took it. Should it drop it again at once, it is not told again in a tight circle."""
-        not_before = self._clock.monotonic() + SAME_ORDER_SECONDS
-        self._orders[workload_id] = dataclasses.replace(order, accepted=True, failures=0, not_before=not_before)
+        not_before = self._clock.monotonic() + SAME_COMMAND_SECONDS
+        self._commands[workload_id] = dataclasses.replace(command, accepted=True, failures=0, not_before=not_before)
         self._refusals.pop(workload_id, None)
 
-    def failed(self, workload_id: WorkloadId, order: Order) -> None:
+    def failed(self, workload_id: WorkloadId, command: Command) -> None:
         """It is to be given again, later and later."""
-        failures = order.failures + 1
-        not_before = self._clock.monotonic() + ORDER_BACKOFF.delay(failures, self._entropy)
-        self._orders[workload_id] = dataclasses.replace(order, failures=failures, not_before=not_before)
+        failures = command.failures + 1
+        not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
+        self._commands[workload_id] = dataclasses.replace(command, failures=failures, not_before=not_before)
 
     def hurry(self, workload_id: WorkloadId) -> None:
         """What stood in the way of an order is gone: no waiting."""
-        order = self._orders.get(workload_id)
-        if order is not None and not order.accepted:
-            self._orders[workload_id] = dataclasses.replace(order, not_before=0.0)
+        command = self._commands.get(workload_id)
+        if command is not None and not command.accepted:
+            self._commands[workload_id] = dataclasses.replace(command, not_before=0.0)
 
     def refused(self, workload_id: WorkloadId, node_id: NodeId, words: str) -> None:
         """A node will not have it, or it is better off elsewhere."""
@@ -92,5 +92,5 @@ class OrderBook:
 
     def forget(self, workload_id: WorkloadId) -> None:
         """Start anew with a workload, or be done with it."""
-        self._orders.pop(workload_id, None)
+        self._commands.pop(workload_id, None)
         self._refusals.pop(workload_id, None)

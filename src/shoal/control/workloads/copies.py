@@ -17,7 +17,7 @@ from shoal.control.workloads import changes
 from shoal.control.workloads.reports import is_superseded
 from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
-from shoal.model.nodes import BeatMark
+from shoal.model.nodes import HeartbeatMark
 from shoal.model.workloads import DesiredState
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class Copies:
         self._enqueue = enqueue
         #: Copies that a node was told to remove and has agreed to: it will take no older order about them any more.
         #: With the first beat that it made after that.
-        self._fenced: defaultdict[WorkloadId, dict[NodeId, BeatMark | None]] = defaultdict(dict)
+        self._fenced: defaultdict[WorkloadId, dict[NodeId, HeartbeatMark | None]] = defaultdict(dict)
         self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
         ledger.on_batch(self._stored)
         ledger.on_reload(lambda: self._drop_old_fences(list(self._fenced)))
@@ -58,7 +58,7 @@ class Copies:
         self.note(workload_id, node_id, generation)
         self._enqueue(workload_id)
 
-    async def absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId], beat: BeatMark) -> None:
+    async def absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId], heartbeat: HeartbeatMark) -> None:
         """A node that may hold older copies of these reports without them.
 
         That alone is no proof: an order that was sent before the move may still be on its way there. So the node is
@@ -70,7 +70,7 @@ class Copies:
             record = self._fleet.workloads.get(workload_id)
             fenced = self._fenced.get(workload_id, {})
             if node_id in fenced:
-                if not beat.is_before(fenced[node_id]):
+                if not heartbeat.is_before(fenced[node_id]):
                     confirmed.append(workload_id)
             elif record is not None:
                 deleted = record.desired is DesiredState.DELETED

@@ -23,18 +23,18 @@ from shoal.control.state.fleet import Fleet, Ledger, workload_event
 from shoal.control.store.base import Batch
 from shoal.control.trust.secrets import SecretBook
 from shoal.control.workloads import changes, retries
-from shoal.control.workloads.commands import OrderBook
+from shoal.control.workloads.commands import CommandBook
 from shoal.control.workloads.copies import Copies
 from shoal.control.workloads.reconciler import (
     FOREIGN_POLL_SECONDS,
+    Command,
+    CommandKind,
     ConfirmWithForeignAgent,
     Facts,
     FinishMove,
     Forget,
     LeaveNode,
     NoteFailure,
-    Order,
-    OrderKind,
     Owner,
     Place,
     RefillBudget,
@@ -48,7 +48,7 @@ from shoal.control.workloads.reconciler import (
     is_current,
     reconcile,
 )
-from shoal.control.workloads.status_reports import Sightings
+from shoal.control.workloads.status_reports import StatusReports
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core import faults
 from shoal.core.clock import Clock
@@ -56,7 +56,7 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import NotFoundError, NotLeaderError, ShoalError, StaleGenerationError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
 from shoal.core.tasks import TaskScope
-from shoal.model.nodes import BeatMark, NodeRecord, NodeState
+from shoal.model.nodes import HeartbeatMark, NodeRecord, NodeState
 from shoal.model.workloads import (
     DesiredState,
     Rejection,
@@ -137,10 +137,10 @@ class Dispatch:
         self._queue = WorkQueue(scope, self._drive)
         self.enqueue = self._queue.enqueue
         self.enqueue_all = self._queue.enqueue_all
-        self._orders = OrderBook(clock=clock, entropy=entropy)
+        self._commands = CommandBook(clock=clock, entropy=entropy)
         self.copies = Copies(ledger, agents, enqueue=self.enqueue)
-        self._sightings = Sightings(ledger, clock=clock, on_news=self._on_news, on_superseded=self.copies.superseded)
-        self.observe = self._sightings.take_in
+        self._reports = StatusReports(ledger, clock=clock, on_news=self._on_news, on_superseded=self.copies.superseded)
+        self.observe = self._reports.take_in
         self._turns = Turns(lambda: FEW if placer.is_busy else MANY)
         self._place_not_before: dict[WorkloadId, float] = {}
         self._capacity_timer: asyncio.TimerHandle | None = None
@@ -157,7 +157,7 @@ class Dispatch:
     def retry_now(self, workload_ids: list[WorkloadId]) -> None:
         """Tell agents at once what could not be told before: what was missing is there."""
         for workload_id in workload_ids:
-            self._orders.hurry(workload_id)
+            self._commands.hurry(workload_id)
             self.enqueue(workload_id)
 
     def capacity_changed(self) -> None:
@@ -166,26 +166,33 @@ class Dispatch:
             loop = asyncio.get_running_loop()
             self._capacity_timer = loop.call_later(CAPACITY_SETTLE_SECONDS, self._try_pending)
 
-    def listed(self, node: NodeRecord, present: frozenset[WorkloadId], beat: BeatMark) -> None:
+    def listed(self, node: NodeRecord, present: frozenset[WorkloadId], heartbeat: HeartbeatMark) -> None:
         """A full list of what a node has arrived: draw conclusions about what it does not have."""
         for workload_id in self._fleet.owned_by(node.node_id) - present:
             record = self._fleet.workloads[workload_id]
-            order = self._orders.get(workload_id)
-            unsure = order is None or not order.accepted
+            command = self._commands.get(workload_id)
+            unsure = command is None or not command.accepted
             if unsure and record.desired is not DesiredState.DELETED and is_current(self._facts(record)):
                 # Its answer was lost, or an earlier process told it; it was seen there all the same. Two lists
                 # without it, and it is told again.
-                order = Order(OrderKind.APPLY, node.node_id, record.generation, accepted=True)
-            if order and order.node_id == node.node_id and order.accepted and not beat.is_before(order.first_beat):
-                gone = order.kind is OrderKind.DELETE and bool(node.spec.features)
-                seen = dataclasses.replace(order, absent_beats=order.absent_beats + 1, gone=order.gone or gone)
-                self._orders.put(workload_id, seen)
+                command = Command(CommandKind.APPLY, node.node_id, record.generation, accepted=True)
+            if (
+                command
+                and command.node_id == node.node_id
+                and command.accepted
+                and not heartbeat.is_before(command.first_heartbeat)
+            ):
+                gone = command.kind is CommandKind.DELETE and bool(node.spec.features)
+                seen = dataclasses.replace(
+                    command, absent_heartbeats=command.absent_heartbeats + 1, gone=command.gone or gone
+                )
+                self._commands.put(workload_id, seen)
             self.enqueue(workload_id)
 
     def contact_renewed(self, node_id: NodeId) -> None:
         """A node registered anew or came back: what it was told before may be lost, so it is told again at once."""
         for workload_id in self._fleet.owned_by(node_id):
-            self._orders.hurry(workload_id)
+            self._commands.hurry(workload_id)
             self.enqueue(workload_id)
         self.capacity_changed()
 
@@ -195,14 +202,14 @@ class Dispatch:
 
     def reset_backoff(self, workload_id: WorkloadId) -> None:
         """A person asked for it: no waiting."""
-        self._orders.forget(workload_id)
+        self._commands.forget(workload_id)
         self._place_not_before.pop(workload_id, None)
         self.enqueue(workload_id)
 
     def has_accepted(self, record: WorkloadRecord) -> bool:
         """Whether its owner is known to have the newest generation."""
-        order = self._orders.get(record.workload_id)
-        told = order is not None and order.accepted and order.generation == record.generation
+        command = self._commands.get(record.workload_id)
+        told = command is not None and command.accepted and command.generation == record.generation
         return told or is_current(self._facts(record))
 
     def no_placements(self) -> AbstractAsyncContextManager[None]:
@@ -309,7 +316,7 @@ class Dispatch:
             record=record,
             owner=owner,
             observation=self._fleet.observations.get(record.workload_id),
-            order=self._orders.get(record.workload_id),
+            command=self._commands.get(record.workload_id),
             now=self._clock.monotonic(),
             wall=self._clock.wall(),
             older_copy_may_run=any(self._copy_may_run(record, node_id) for node_id in record.left_on),
@@ -329,7 +336,7 @@ class Dispatch:
 
     async def _place(self, record: WorkloadRecord, step: Place) -> bool:
         away_from = record.node_id if step.away_from_owner else None
-        refused = self._orders.standing_refusals(record.workload_id)
+        refused = self._commands.standing_refusals(record.workload_id)
         unplaced = await self._placer.place(
             record.workload_id, reason=step.reason, away_from=away_from, refused_by=refused
         )
@@ -382,12 +389,12 @@ class Dispatch:
             return await self._tell(node, record)
 
     async def _tell(self, node: NodeRecord, record: WorkloadRecord) -> bool:
-        order = self._orders.begin(record, OrderKind.APPLY)
+        command = self._commands.begin(record, CommandKind.APPLY)
         try:
             values = await self.secrets.resolve(record)
         except ShoalError as error:  # no fault of the node: it keeps its place, and is told when they are there
             self._on_step("SendApply", False)
-            self._retry_later(order, record.workload_id, error)
+            self._retry_later(command, record.workload_id, error)
             self.trouble[record.workload_id] = error.message
             return True
         try:
@@ -396,58 +403,58 @@ class Dispatch:
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendApply", False)
-            return await self._overtake(record, node, order, error)
+            return await self._overtake(record, node, command, error)
         except ShoalError as error:
             self._on_step("SendApply", False)
-            if error.retryable and not self._gives_up_on(record, order):
-                self._retry_later(order, record.workload_id, error)
+            if error.retryable and not self._gives_up_on(record, command):
+                self._retry_later(command, record.workload_id, error)
                 return True
-            return await self._refused(record, node, order, error)
+            return await self._refused(record, node, command, error)
         self._on_step("SendApply", True)
-        self._orders.applied(record.workload_id, order)
+        self._commands.applied(record.workload_id, command)
         self.trouble.pop(record.workload_id, None)
         if status is not None:
             await self.observe(node.node_id, [status])
         await self._note_arrival(record)
         return True
 
-    def _gives_up_on(self, record: WorkloadRecord, order: Order) -> bool:
+    def _gives_up_on(self, record: WorkloadRecord, command: Command) -> bool:
         """Whether a node that does not answer is given up for work that it has never reported.
 
         Never for at-most-one work: an order whose answer was lost may have been carried out all the same.
         """
         observation = self._fleet.observations.get(record.workload_id)
         known_there = observation is not None and observation.node_id == record.node_id
-        return order.failures + 1 >= GIVE_UP_FAILURES and not known_there and not record.spec.at_most_one
+        return command.failures + 1 >= GIVE_UP_FAILURES and not known_there and not record.spec.at_most_one
 
     async def _send_delete(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
-        order = self._orders.begin(record, OrderKind.DELETE)
+        command = self._commands.begin(record, CommandKind.DELETE)
         try:
             faults.reach("control.send.before")
-            first_beat = await self._agents.delete(node, record.workload_id, record.generation)
+            first_heartbeat = await self._agents.delete(node, record.workload_id, record.generation)
             faults.reach("control.send.after")
         except StaleGenerationError as error:
             self._on_step("SendDelete", False)
-            return await self._overtake(record, node, order, error)
+            return await self._overtake(record, node, command, error)
         except NotFoundError:
-            self._orders.put(record.workload_id, dataclasses.replace(order, accepted=True, gone=True))
+            self._commands.put(record.workload_id, dataclasses.replace(command, accepted=True, gone=True))
             return True
         except ShoalError as error:
             self._on_step("SendDelete", False)
-            self._retry_later(order, record.workload_id, error)
+            self._retry_later(command, record.workload_id, error)
             return True
         self._on_step("SendDelete", True)
-        told = dataclasses.replace(order, accepted=True, failures=0, first_beat=first_beat)
-        self._orders.put(record.workload_id, told)
+        told = dataclasses.replace(command, accepted=True, failures=0, first_heartbeat=first_heartbeat)
+        self._commands.put(record.workload_id, told)
         return True
 
-    def _retry_later(self, order: Order, workload_id: WorkloadId, error: ShoalError) -> None:
-        self.trouble[workload_id] = f"node {order.node_id}: {error.message}"
-        self._orders.failed(workload_id, order)
+    def _retry_later(self, command: Command, workload_id: WorkloadId, error: ShoalError) -> None:
+        self.trouble[workload_id] = f"node {command.node_id}: {error.message}"
+        self._commands.failed(workload_id, command)
 
     async def _overtake(
-        self, record: WorkloadRecord, node: NodeRecord, order: Order, error: StaleGenerationError
+        self, record: WorkloadRecord, node: NodeRecord, command: Command, error: StaleGenerationError
     ) -> bool:
         """The agent has seen a higher generation, as after a restore of an older database: go above it."""
         claimed = error.facts.get("highest", "")
@@ -455,23 +462,23 @@ class Dispatch:
         if not record.generation <= highest <= min(record.generation + MAX_OVERTAKE, MAX_GENERATION - 1):
             self.trouble[record.workload_id] = f"node {node.node_id} claims to have seen generation {claimed!r}"
             log.warning("workload %s: %s", record.workload_id, self.trouble[record.workload_id])
-            return await self._refused(record, node, order, error)
+            return await self._refused(record, node, command, error)
 
         await self._change(record.workload_id, lambda it: changes.generation_raised(it, highest, at=self._clock.wall()))
         return True
 
-    async def _refused(self, record: WorkloadRecord, node: NodeRecord, order: Order, error: ShoalError) -> bool:
+    async def _refused(self, record: WorkloadRecord, node: NodeRecord, command: Command, error: ShoalError) -> bool:
         """An agent will not take it: try the others, and without one of them let it wait or undo its group's change."""
         workload_id = record.workload_id
         self.trouble[workload_id] = f"node {node.node_id}: {error.message}"
         if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record) or _is_behind(node, error):
-            self._retry_later(order, workload_id, error)
+            self._retry_later(command, workload_id, error)
             return True
-        self._orders.refused(workload_id, node.node_id, error.message)
+        self._commands.refused(workload_id, node.node_id, error.message)
         unplaced = await self._placer.place(
             workload_id,
             reason=f"node {node.node_id} refused it: {error.message}",
-            refused_by=self._orders.standing_refusals(workload_id),
+            refused_by=self._commands.standing_refusals(workload_id),
         )
         if unplaced is None:
             self._pending_no_more(workload_id)
@@ -498,11 +505,11 @@ class Dispatch:
     async def _confirm(self, record: WorkloadRecord) -> bool:
         node = self._fleet.nodes[_owner_of(record)]
         workload_id = record.workload_id
-        order = self._orders.get(workload_id)
+        command = self._commands.get(workload_id)
         try:
-            if order is not None and order.kind is OrderKind.DELETE:
+            if command is not None and command.kind is CommandKind.DELETE:
                 if await self._agents.deletion_is_done(node, workload_id):
-                    self._orders.put(workload_id, dataclasses.replace(order, gone=True))
+                    self._commands.put(workload_id, dataclasses.replace(command, gone=True))
                     return True
             else:
                 await self.observe(node.node_id, [await self._agents.status(node, workload_id)])
@@ -549,7 +556,7 @@ class Dispatch:
             workload_id,
             reason=reason,
             away_from=record.node_id,
-            refused_by=self._orders.standing_refusals(workload_id),
+            refused_by=self._commands.standing_refusals(workload_id),
             hold=True,
         )
         if unplaced is None:
@@ -596,7 +603,7 @@ class Dispatch:
             self._on_step("Retry", True)
         if isinstance(step, NoteFailure) and not retries.is_charged(step.failure) and record.node_id is not None:
             # It is the node's fault rather than the workload's: another one is better, if there is one.
-            self._orders.refused(record.workload_id, record.node_id, f"it failed there: {step.failure.value}")
+            self._commands.refused(record.workload_id, record.node_id, f"it failed there: {step.failure.value}")
 
     # -----------------------------------------------------------------------------------------------------
     # Small parts
@@ -627,7 +634,7 @@ class Dispatch:
     def _drop(self, workload_id: WorkloadId) -> None:
         for kept in (self._place_not_before, self.rejections, self.trouble):
             kept.pop(workload_id, None)
-        self._orders.forget(workload_id)
+        self._commands.forget(workload_id)
         self.copies.forget(workload_id)
         self._queue.forget(workload_id)
 
@@ -640,7 +647,7 @@ class Dispatch:
 
 def _is_behind(node: NodeRecord, error: ShoalError) -> bool:
     """Whether an agent refuses because it is drained, and has not heard yet that it is not any more."""
-    return error.facts.get("reason") == "draining" and node.wish.state is None
+    return error.facts.get("reason") == "draining" and node.desired.state is None
 
 
 def _owner_of(record: WorkloadRecord) -> NodeId:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shoal.control.workloads.requests import Wish
+from shoal.control.workloads.requests import WorkloadRequest
 from shoal.core.errors import DeniedError, InvalidError, Problem, problem
 from shoal.core.ids import GroupId
 from shoal.model.identity import Identity, Role
@@ -39,11 +39,11 @@ def identity_problem(spec: WorkloadSpec, at: str, *, grouped: bool, issues: bool
     return problem(f"{at}.process.identity", True, rule)
 
 
-def check_identities(wishes: Sequence[Wish], *, issues: bool) -> None:
+def check_identities(requests: Sequence[WorkloadRequest], *, issues: bool) -> None:
     """Whether the members of a group can have the certificates that they ask for. Raises `InvalidError`."""
     found = (
-        identity_problem(wish.spec, f"members[{index}].spec", grouped=True, issues=issues)
-        for index, wish in enumerate(wishes)
+        identity_problem(requested.spec, f"members[{index}].spec", grouped=True, issues=issues)
+        for index, requested in enumerate(requests)
     )
     problems = [each for each in found if each is not None]
     if problems:
@@ -55,18 +55,18 @@ def check_entitled(
     group_id: GroupId,
     known: GroupRecord | None,
     members: Iterable[WorkloadRecord],
-    wishes: Sequence[Wish],
+    requests: Sequence[WorkloadRequest],
     *,
     expected_generation: int | None,
 ) -> None:
-    """Whether a workload may make its group what `wishes` say. Others may; roles have been looked at before.
+    """Whether a workload may make its group what `requests` say. Others may; roles have been looked at before.
 
     Args:
         by: who asks.
         group_id: of which group.
         known: the group as it is stored.
         members: what it has now.
-        wishes: what it is to have.
+        requests: what it is to have.
         expected_generation: the one that the caller has seen.
 
     Raises:
@@ -83,24 +83,28 @@ def check_entitled(
     present = [each for each in members if each.desired is not DesiredState.DELETED]
     if not any(each.node_id == by.node for each in present):
         raise _denied(by, f"has been replaced: no member of group {group_id!r} is on node {by.node!r} now")
-    _check_gains(by, present, wishes)
+    _check_gains(by, present, requests)
 
 
-def _check_gains(by: Identity, present: Sequence[WorkloadRecord], wishes: Sequence[Wish]) -> None:
+def _check_gains(by: Identity, present: Sequence[WorkloadRecord], requests: Sequence[WorkloadRequest]) -> None:
     users, secrets = set[str](), set[str]()
     for record in present:
         if record.spec.process is not None:
             users.add(record.spec.process.user)
             secrets.update(record.spec.process.env_from_secrets.values())
-    for wish in wishes:
-        process = wish.spec.process
-        if wish.spec.type is not WorkloadType.PROCESS or process is None:
-            raise _denied(by, f"may wish for processes only: {wish.workload_id!r} is a {wish.spec.type.value}")
+    for requested in requests:
+        process = requested.spec.process
+        if requested.spec.type is not WorkloadType.PROCESS or process is None:
+            raise _denied(
+                by, f"may wish for processes only: {requested.workload_id!r} is a {requested.spec.type.value}"
+            )
         if process.user not in users:
-            raise _denied(by, f"may not run {wish.workload_id!r} as another user than the members of its group do")
+            raise _denied(by, f"may not run {requested.workload_id!r} as another user than the members of its group do")
         gained = sorted(set(process.env_from_secrets.values()) - secrets)
         if gained:
-            raise _denied(by, f"may not give {wish.workload_id!r} secret {gained[0]!r}: its group does not have it")
+            raise _denied(
+                by, f"may not give {requested.workload_id!r} secret {gained[0]!r}: its group does not have it"
+            )
 
 
 def _denied(by: Identity, words: str) -> DeniedError:

@@ -140,7 +140,7 @@ class Brake:
 class EvictionVerdict:
     """Which nodes are given up now."""
 
-    give_up: tuple[NodeId, ...]
+    declare_lost: tuple[NodeId, ...]
     #: Most of the fleet vanished, or is just coming back: nothing is moved.
     braked: bool
     bucket: Bucket
@@ -176,15 +176,15 @@ def judge_evictions(
     grace = brake.grace(health, now=now, lease=lease) if brake is not None else 0.0
     if grace > 0:
         return EvictionVerdict((), True, bucket, next_in=max(grace, _SHORTEST_WAIT), brake=brake)
-    given_up: list[NodeId] = []
+    declared_lost: list[NodeId] = []
     tokens, waiting = bucket.tokens, False
     for node in sorted(health.held, key=lambda each: (each.since, each.node_id)):
         if not node.has_work:
-            given_up.append(node.node_id)
+            declared_lost.append(node.node_id)
         elif tokens >= 1.0:
             tokens -= 1.0
-            given_up.append(node.node_id)
+            declared_lost.append(node.node_id)
         else:
             waiting = True
     next_in = max((1.0 - tokens) / settings.nodes_per_second, _SHORTEST_WAIT) if waiting else None
-    return EvictionVerdict(tuple(given_up), False, Bucket(tokens, now), next_in)
+    return EvictionVerdict(tuple(declared_lost), False, Bucket(tokens, now), next_in)

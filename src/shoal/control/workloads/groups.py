@@ -20,7 +20,7 @@ from shoal.control.state.fleet import Ledger, group_event, workload_event
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch, describe_rejections
 from shoal.control.workloads.entitlements import check_entitled
-from shoal.control.workloads.requests import Outcome, Wish, deletion, merge
+from shoal.control.workloads.requests import Outcome, WorkloadRequest, deletion, merge
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
@@ -80,28 +80,28 @@ class Groups:
     async def apply(
         self,
         group_id: GroupId,
-        wishes: tuple[Wish, ...],
+        requests: tuple[WorkloadRequest, ...],
         *,
         cause: str,
         expected_generation: int | None = None,
         by: Identity | None = None,
     ) -> GroupApplied:
         """Make the group what `wishes` say, all or none over the difference. A workload may not wish for just any."""
-        _check_wishes(wishes)
+        _check_requests(requests)
         result: GroupApplied | None = None
         changed: tuple[WorkloadId, ...] = ()
 
         def decide() -> Batch | None:
             nonlocal result, changed
             known = self._fleet.groups.get(group_id)
-            check_entitled(by, group_id, known, self._members(known), wishes, expected_generation=expected_generation)
+            check_entitled(by, group_id, known, self._members(known), requests, expected_generation=expected_generation)
             _check_generation(group_id, known, expected_generation)
-            change = self._difference(group_id, known, wishes)
+            change = self._difference(group_id, known, requests)
             if known is not None and not change.records and not change.removed:
                 result = GroupApplied(known, Outcome.UNCHANGED)
                 return None
             placed, events = self._place(group_id, change)
-            record = self._next_record(group_id, known, wishes, change)
+            record = self._next_record(group_id, known, requests, change)
             removals = [
                 deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
             ]
@@ -175,23 +175,25 @@ class Groups:
     # -----------------------------------------------------------------------------------------------------
     # Change
 
-    def _difference(self, group_id: GroupId, known: GroupRecord | None, wishes: tuple[Wish, ...]) -> _Change:
+    def _difference(
+        self, group_id: GroupId, known: GroupRecord | None, requests: tuple[WorkloadRequest, ...]
+    ) -> _Change:
         records, before = [], []
-        for index, wish in enumerate(wishes):
-            member = self._fleet.workloads.get(wish.workload_id)
+        for index, requested in enumerate(requests):
+            member = self._fleet.workloads.get(requested.workload_id)
             if member is not None and member.group_id != group_id and member.desired is not DesiredState.DELETED:
                 owner = f"a member of group {member.group_id!r}" if member.group_id else "a workload of its own"
                 raise PreconditionError(
-                    f"members[{index}].workload_id: {wish.workload_id!r} is {owner} already",
-                    workload_id=wish.workload_id,
+                    f"members[{index}].workload_id: {requested.workload_id!r} is {owner} already",
+                    workload_id=requested.workload_id,
                     group_id=group_id,
                 )
-            applied = merge(wish, member, clock=self._clock, floor=self._fleet.generation_floor)
+            applied = merge(requested, member, clock=self._clock, floor=self._fleet.generation_floor)
             if applied.outcome is Outcome.UNCHANGED:
                 continue
             records.append(dataclasses.replace(applied.record, group_id=group_id))
-            before.append(_before(wish.workload_id, None if applied.outcome is Outcome.CREATED else member))
-        wanted = {wish.workload_id for wish in wishes}
+            before.append(_before(requested.workload_id, None if applied.outcome is Outcome.CREATED else member))
+        wanted = {requested.workload_id for requested in requests}
         leaving = [
             self._fleet.workloads[each]
             for each in (known.members if known else ())
@@ -235,13 +237,13 @@ class Groups:
         return place_together(requests, self._fleet.facts(), strategy=self._placer.strategy)
 
     def _next_record(
-        self, group_id: GroupId, known: GroupRecord | None, wishes: tuple[Wish, ...], change: _Change
+        self, group_id: GroupId, known: GroupRecord | None, requests: tuple[WorkloadRequest, ...], change: _Change
     ) -> GroupRecord:
         at = self._clock.wall()
         return GroupRecord(
             group_id=group_id,
             generation=known.generation + 1 if known else 1,
-            members=tuple(wish.workload_id for wish in wishes),
+            members=tuple(requested.workload_id for requested in requests),
             created_at=known.created_at if known else at,
             updated_at=at,
             desired=DesiredState.RUNNING,
@@ -360,17 +362,17 @@ def _before(workload_id: WorkloadId, record: WorkloadRecord | None) -> GroupMemb
     return GroupMemberBefore(workload_id, record.spec_bytes, record.revision_id, record.desired, record.spec_sha256)
 
 
-def _check_wishes(wishes: tuple[Wish, ...]) -> None:
+def _check_requests(requests: tuple[WorkloadRequest, ...]) -> None:
     problems = []
-    if not wishes:
+    if not requests:
         problems.append(problem("members", None, "must not be empty; delete the group instead"))
-    if len(wishes) > MAX_MEMBERS:
-        problems.append(problem("members", len(wishes), f"must have at most {MAX_MEMBERS:,} entries"))
+    if len(requests) > MAX_MEMBERS:
+        problems.append(problem("members", len(requests), f"must have at most {MAX_MEMBERS:,} entries"))
     seen: set[WorkloadId] = set()
-    for index, wish in enumerate(wishes):
-        if wish.workload_id in seen:
-            problems.append(problem(f"members[{index}].workload_id", wish.workload_id, "is given twice"))
-        seen.add(wish.workload_id)
+    for index, requested in enumerate(requests):
+        if requested.workload_id in seen:
+            problems.append(problem(f"members[{index}].workload_id", requested.workload_id, "is given twice"))
+        seen.add(requested.workload_id)
     if problems:
         raise InvalidError(problems)
 

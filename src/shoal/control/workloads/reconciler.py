@@ -31,16 +31,16 @@ from shoal.control.state import moves
 from shoal.control.workloads import retries
 from shoal.control.workloads.failover import seconds_until_move
 from shoal.core.ids import NodeId
-from shoal.model.nodes import BeatMark, Feature, NodeRecord, NodeState
+from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord, NodeState
 from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, WorkloadRecord
 
 #: A foreign agent answers before it has acted: how often its answer is asked for, and how many heartbeats without
 #: the workload it takes to believe that it is not there.
 FOREIGN_POLL_SECONDS = 1.0
-ABSENT_BEATS = 2
+ABSENT_HEARTBEATS = 2
 
 
-class OrderKind(enum.Enum):
+class CommandKind(enum.Enum):
     """What an agent was told."""
 
     APPLY = "apply"
@@ -48,10 +48,10 @@ class OrderKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Command:
     """The last thing that an agent was told about a workload, as far as this process knows."""
 
-    kind: OrderKind
+    kind: CommandKind
     node_id: NodeId
     generation: int
     accepted: bool = False
@@ -59,11 +59,11 @@ class Order:
     #: Monotonic time before which it is not tried again.
     not_before: float = 0.0
     #: Heartbeats of the owner since it was accepted that did not list the workload.
-    absent_beats: int = 0
+    absent_heartbeats: int = 0
     #: The agent confirmed that the workload is gone.
     gone: bool = False
     #: The first heartbeat that was made after the answer; None when the agent did not say.
-    first_beat: BeatMark | None = None
+    first_heartbeat: HeartbeatMark | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Facts:
     record: WorkloadRecord
     owner: Owner | None
     observation: Observation | None
-    order: Order | None
+    command: Command | None
     now: float
     wall: datetime
     #: Whether a copy of an earlier placement may still run on another node.
@@ -202,7 +202,7 @@ def is_current(facts: Facts) -> bool:
         return False
     if observation.status.generation:
         return observation.status.generation == record.generation
-    return _accepted(facts, OrderKind.APPLY)
+    return _accepted(facts, CommandKind.APPLY)
 
 
 def _towards_gone(facts: Facts) -> Step:
@@ -212,15 +212,15 @@ def _towards_gone(facts: Facts) -> Step:
         return Settled(held) if record.left_on else Forget("no node has it")
     if owner is None:
         return LeaveNode(f"its node {record.node_id} was removed")
-    order = _current_order(facts, OrderKind.DELETE)
-    if order is not None and order.gone:
+    command = _current_command(facts, CommandKind.DELETE)
+    if command is not None and command.gone:
         return LeaveNode(f"node {record.node_id} confirmed its removal")
     if owner.lost:
         return Settled(f"node {record.node_id} is lost; its copy is removed when it returns")
-    if order is None:
+    if command is None:
         return SendDelete("it is to be deleted")
-    if not order.accepted:
-        return _send_when_due(facts, order, SendDelete(f"attempt {order.failures + 1}"))
+    if not command.accepted:
+        return _send_when_due(facts, command, SendDelete(f"attempt {command.failures + 1}"))
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent answers before it has acted")
     return Settled("its agent is removing it")
@@ -310,7 +310,7 @@ def _move_from_lost(facts: Facts, owner: Owner) -> Step:
     left = seconds_until_move(record.spec, silence=owner.silence, lease=owner.lease)
     if left is None:
         return Settled(f"node {node.node_id} is lost; by its policy it is kept there")
-    if not node.given_up:
+    if not node.declared_lost:
         return Settled(f"node {node.node_id} is lost, and nothing is moved from it yet")
     if record.spec.at_most_one and not (owner.surely_stopped and record.placed_at_most_one):
         until = "until its own deadline" if record.placed_at_most_one else "until the node returns or is removed"
@@ -323,15 +323,15 @@ def _move_from_lost(facts: Facts, owner: Owner) -> Step:
 def _towards_leaving(facts: Facts, owner: Owner) -> Step:
     """Off a node that is drained, where the old copy has to go first."""
     record = facts.record
-    order = _current_order(facts, OrderKind.DELETE)
-    if order is not None and order.gone:
+    command = _current_command(facts, CommandKind.DELETE)
+    if command is not None and command.gone:
         return LeaveNode(f"node {record.node_id} confirmed its removal")
     if owner.lost:
         return _move_from_lost(facts, owner)
-    if order is None:
+    if command is None:
         return SendDelete(f"it leaves node {record.node_id}")
-    if not order.accepted:
-        return _send_when_due(facts, order, SendDelete(f"attempt {order.failures + 1}"))
+    if not command.accepted:
+        return _send_when_due(facts, command, SendDelete(f"attempt {command.failures + 1}"))
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent answers before it has acted")
     return Settled("its agent is removing it")
@@ -365,20 +365,20 @@ def _place_when_due(facts: Facts, place: Place) -> Step:
 
 
 def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
-    order = _current_order(facts, OrderKind.APPLY)
-    if order is not None and order.accepted and order.absent_beats >= ABSENT_BEATS:
-        return _send_when_due(facts, order, SendApply("its agent does not have it any more"))
+    command = _current_command(facts, CommandKind.APPLY)
+    if command is not None and command.accepted and command.absent_heartbeats >= ABSENT_HEARTBEATS:
+        return _send_when_due(facts, command, SendApply("its agent does not have it any more"))
     if is_current(facts) and not _contradicts(facts, wanted):
         settled = facts.observation is not None and facts.observation.status.state is wanted
         if settled or not owner.foreign:
             return Settled("its agent has it")
         return ConfirmWithForeignAgent("its agent does not push its statuses")
-    if order is None:
+    if command is None:
         return SendApply("its agent does not have the newest generation")
-    if not order.accepted:
-        return _send_when_due(facts, order, SendApply(f"attempt {order.failures + 1}"))
+    if not command.accepted:
+        return _send_when_due(facts, command, SendApply(f"attempt {command.failures + 1}"))
     if _contradicts(facts, wanted):
-        return _send_when_due(facts, order, SendApply("its agent stopped it, and nobody asked for that"))
+        return _send_when_due(facts, command, SendApply("its agent stopped it, and nobody asked for that"))
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent does not push its statuses")
     return Settled("its agent has accepted it")
@@ -393,20 +393,20 @@ def _contradicts(facts: Facts, wanted: RunState) -> bool:
     return status.state is RunState.STOPPED and not status.completed and not status.deleting
 
 
-def _send_when_due(facts: Facts, order: Order, step: Step) -> Step:
-    if order.not_before > facts.now:
-        return Wait("waiting to try again", seconds=order.not_before - facts.now)
+def _send_when_due(facts: Facts, command: Command, step: Step) -> Step:
+    if command.not_before > facts.now:
+        return Wait("waiting to try again", seconds=command.not_before - facts.now)
     return step
 
 
-def _current_order(facts: Facts, kind: OrderKind) -> Order | None:
-    order, record = facts.order, facts.record
-    if order is None or order.kind is not kind:
+def _current_command(facts: Facts, kind: CommandKind) -> Command | None:
+    command, record = facts.command, facts.record
+    if command is None or command.kind is not kind:
         return None
-    same = order.node_id == record.node_id and order.generation == record.generation
-    return order if same else None
+    same = command.node_id == record.node_id and command.generation == record.generation
+    return command if same else None
 
 
-def _accepted(facts: Facts, kind: OrderKind) -> bool:
-    order = _current_order(facts, kind)
-    return order is not None and order.accepted
+def _accepted(facts: Facts, kind: CommandKind) -> bool:
+    command = _current_command(facts, kind)
+    return command is not None and command.accepted

@@ -33,7 +33,7 @@ class Outcome(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class WorkloadRequest:
     """A checked request to have a workload."""
 
     workload_id: WorkloadId
@@ -57,7 +57,7 @@ class Applied:
     outcome: Outcome
 
 
-def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
+def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
     """What a wish makes of what is known. Raises InvalidError on a revision that means another spec already.
 
     A new workload begins to count above `floor`, the highest generation of any that was forgotten.
@@ -67,40 +67,42 @@ def merge(wish: Wish, known: WorkloadRecord | None, *, clock: Clock, floor: int)
     at = clock.wall()
     if known is None:
         record = WorkloadRecord(
-            workload_id=wish.workload_id,
-            spec=wish.spec,
-            spec_bytes=wish.spec_bytes,
-            spec_sha256=wish.spec_sha256,
-            revision_id=wish.revision,
-            desired=wish.desired,
+            workload_id=requested.workload_id,
+            spec=requested.spec,
+            spec_bytes=requested.spec_bytes,
+            spec_sha256=requested.spec_sha256,
+            revision_id=requested.revision,
+            desired=requested.desired,
             generation=floor + 1,
             created_at=at,
             updated_at=at,
         )
         return Applied(record, Outcome.CREATED)
-    same_spec = known.spec_sha256 == wish.spec_sha256
+    same_spec = known.spec_sha256 == requested.spec_sha256
     reborn = known.desired is DesiredState.DELETED
-    if known.revision_id == wish.revision and not same_spec and not reborn:
+    if known.revision_id == requested.revision and not same_spec and not reborn:
         raise InvalidError(
             [
                 problem(
-                    "revision_id", wish.revision, "is stored with another spec already; a changed spec needs a new one"
+                    "revision_id",
+                    requested.revision,
+                    "is stored with another spec already; a changed spec needs a new one",
                 )
             ]
         )
-    if same_spec and known.revision_id == wish.revision and known.desired is wish.desired:
+    if same_spec and known.revision_id == requested.revision and known.desired is requested.desired:
         return Applied(known, Outcome.UNCHANGED)
     record = dataclasses.replace(
         known,
-        spec=wish.spec,
-        spec_bytes=wish.spec_bytes,
-        spec_sha256=wish.spec_sha256,
-        revision_id=wish.revision,
-        desired=wish.desired,
+        spec=requested.spec,
+        spec_bytes=requested.spec_bytes,
+        spec_sha256=requested.spec_sha256,
+        revision_id=requested.revision,
+        desired=requested.desired,
         generation=known.generation + 1,
         updated_at=at,
         retry=RetryState(),
-        move=known.move if wish.desired is DesiredState.RUNNING and not reborn else None,
+        move=known.move if requested.desired is DesiredState.RUNNING and not reborn else None,
     )
     if reborn:  # a new life under an old name: only the generation goes on, so that the old one's orders stay old
         fresh = dataclasses.replace(record, created_at=at, group_id=None, attempt=record.attempt + 1)
@@ -117,22 +119,22 @@ class Workloads:
         self._dispatch = dispatch
         self._clock = clock
 
-    async def apply(self, wish: Wish, *, cause: str, expected_revision: str = "") -> Applied:
+    async def apply(self, requested: WorkloadRequest, *, cause: str, expected_revision: str = "") -> Applied:
         """Make a wish durable. `cause`: who asked for it, by which call."""
         result: Applied | None = None
 
         def decide() -> Batch | None:
             nonlocal result
-            known = self._fleet.workloads.get(wish.workload_id)
-            self._check_free(wish.workload_id)
+            known = self._fleet.workloads.get(requested.workload_id)
+            self._check_free(requested.workload_id)
             if expected_revision and (known is None or known.revision_id != expected_revision):
                 stored = known.revision_id if known else "none"
                 raise ConflictError(
-                    f"workload {wish.workload_id!r}: expected revision {expected_revision!r}, stored is {stored!r}",
-                    workload_id=wish.workload_id,
+                    f"workload {requested.workload_id!r}: expected revision {expected_revision!r}, stored {stored!r}",
+                    workload_id=requested.workload_id,
                     stored=stored,
                 )
-            result = merge(wish, known, clock=self._clock, floor=self._fleet.generation_floor)
+            result = merge(requested, known, clock=self._clock, floor=self._fleet.generation_floor)
             if result.outcome is Outcome.UNCHANGED:
                 return None
             kind = "WorkloadCreated" if result.outcome is Outcome.CREATED else "WorkloadUpdated"
@@ -144,7 +146,7 @@ class Workloads:
         assert result is not None  # noqa: S101 decide has run at least once
         if result.outcome is not Outcome.UNCHANGED:
             faults.reach("control.apply.accepted")
-            self._dispatch.reset_backoff(wish.workload_id)
+            self._dispatch.reset_backoff(requested.workload_id)
         return result
 
     async def delete(self, workload_id: WorkloadId, *, cause: str) -> None:
@@ -244,7 +246,7 @@ def _way_to_start(record: WorkloadRecord) -> str:
 
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
     """The batch that records the wish to have a workload gone."""
-    wished = dataclasses.replace(
+    requested = dataclasses.replace(
         record,
         desired=DesiredState.DELETED,
         generation=record.generation + 1,
@@ -252,6 +254,6 @@ def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
         move=None,
     )
     event = workload_event(
-        wished, "WorkloadDeletionWished", "it is to be deleted", at=clock.wall(), source="api", cause=cause
+        requested, "WorkloadDeletionWished", "it is to be deleted", at=clock.wall(), source="api", cause=cause
     )
-    return Batch(workloads=(wished,), events=(event,))
+    return Batch(workloads=(requested,), events=(event,))

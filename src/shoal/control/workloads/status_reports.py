@@ -17,7 +17,7 @@ from shoal.model.events import Event
 from shoal.model.workloads import Observation, RunStatus
 
 
-class Sightings:
+class StatusReports:
     """What was last seen of each workload gets here."""
 
     def __init__(

@@ -370,7 +370,9 @@ class StoreSuite:
             loaded = await store.load()
             assert {each.workload_id: (each.version, each.revision_id) for each in loaded.workloads} == model.workloads
             assert {each.status.workload_id: each.status.message for each in loaded.observations} == model.observations
-            assert {each.spec.node_id: (each.version, epoch_ms(each.last_beat)) for each in loaded.nodes} == model.nodes
+            assert {
+                each.spec.node_id: (each.version, epoch_ms(each.last_heartbeat)) for each in loaded.nodes
+            } == model.nodes
 
     # -----------------------------------------------------------------------------------------------------
     # Reports and beats
@@ -408,9 +410,9 @@ class StoreSuite:
         """A beat changes when the node was last heard of, and nothing else; unknown nodes are passed over."""
         await store.commit(Batch(nodes=(node("n"), node("m"))))
         moment = values.MOMENT + timedelta(seconds=90)
-        await store.commit(Batch(beats={NodeId("n"): epoch_ms(moment), NodeId("gone"): 1}))
+        await store.commit(Batch(heartbeats={NodeId("n"): epoch_ms(moment), NodeId("gone"): 1}))
         m, n = (await store.load()).nodes
-        assert n == dataclasses.replace(node("n", version=1), last_beat=from_epoch_ms(epoch_ms(moment)))
+        assert n == dataclasses.replace(node("n", version=1), last_heartbeat=from_epoch_ms(epoch_ms(moment)))
         assert m == node("m", version=1)
         await store.commit(Batch(nodes=(node("n", version=1),)))
 
@@ -542,7 +544,7 @@ class StoreSuite:
         bad = [
             Batch(workloads=(dataclasses.replace(workload("too large"), generation=2**70),)),
             Batch(workloads=(dataclasses.replace(workload("naive"), created_at=values.MOMENT.replace(tzinfo=None)),)),
-            Batch(nodes=(dataclasses.replace(node("naive"), last_beat=values.MOMENT.replace(tzinfo=None)),)),
+            Batch(nodes=(dataclasses.replace(node("naive"), last_heartbeat=values.MOMENT.replace(tzinfo=None)),)),
         ]
         good = [Batch(workloads=(workload(f"good{each}"),)) for each in range(6)]
         outcomes = await _commit_all(store, [*good[:3], *bad, *good[3:]])
@@ -666,11 +668,11 @@ class _Model:
         for each in batch.nodes:
             if nodes.get(each.spec.node_id, (0, 0))[0] != each.version:
                 return False
-            nodes[each.spec.node_id] = (each.version + 1, epoch_ms(each.last_beat))
+            nodes[each.spec.node_id] = (each.version + 1, epoch_ms(each.last_heartbeat))
         for report in batch.observations:
             if report.status.workload_id in workloads:
                 observations[report.status.workload_id] = report.status.message
-        for node_id, moment in batch.beats.items():
+        for node_id, moment in batch.heartbeats.items():
             if node_id in nodes:
                 nodes[node_id] = (nodes[node_id][0], moment)
         self.workloads, self.observations, self.nodes = workloads, observations, nodes
@@ -698,5 +700,5 @@ def _small_batches(draw: st.DrawFn, model: _Model) -> Batch:
         elif change == "node":
             parts["nodes"] = (node(key, version=model.nodes.get(key, (0, 0))[0] + draw(off)),)
         else:
-            parts["beats"] = {NodeId(key): draw(st.integers(0, 2**40))}
+            parts["heartbeats"] = {NodeId(key): draw(st.integers(0, 2**40))}
     return Batch(**parts, events=(event("a"),) * draw(st.integers(0, 1)))

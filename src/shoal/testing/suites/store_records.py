@@ -145,7 +145,7 @@ def node(node_id: str, *, version: int = 0, reason: str = "") -> NodeRecord:
         state_by="register",
         state_at=MOMENT,
         registered_at=MOMENT,
-        last_beat=MOMENT,
+        last_heartbeat=MOMENT,
         lease_seconds=30.0,
         version=version,
     )

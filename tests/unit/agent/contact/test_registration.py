@@ -48,8 +48,8 @@ async def test_it_registers_beats_at_once_and_then_each_interval(tmp_path):
             *("generations", "sessions", "push", "logs", "ports", "stream", "stop_alone", "secrets"),
         }
         assert it.control.times == [0, 10, 20, 30]
-        assert [beat.sequence for _, beat in it.control.beats] == [1, 2, 3, 4]
-        assert {beat.session for _, beat in it.control.beats} == {"session-1"}
+        assert [heartbeat.sequence for _, heartbeat in it.control.heartbeats] == [1, 2, 3, 4]
+        assert {heartbeat.session for _, heartbeat in it.control.heartbeats} == {"session-1"}
         assert agent.registration.state is RegistrationState.REGISTERED
 
 
@@ -107,7 +107,7 @@ async def test_a_change_is_told_at_once_and_many_changes_at_once(tmp_path):
             await it.apply(agent, f"w{number}")
         await asyncio.sleep(2)
         assert it.control.times[1:3] == pytest.approx([5.02, 5.12])
-        assert len(it.control.beats) <= 5
+        assert len(it.control.heartbeats) <= 5
         states = {status.workload_id: status.state for status in it.control.last.workload_statuses}
         assert states == {"a": "Running", **{f"w{number}": "Running" for number in range(20)}}
         # The interval is counted from the last beat, whatever caused it.
@@ -123,13 +123,13 @@ async def test_a_beat_is_a_full_snapshot(tmp_path):
         await it.apply(agent, "a", generation=4)
         await it.apply(agent, "job", generation=9)
         await asyncio.sleep(12)
-        beat = it.control.last
-        by_id = {status.workload_id: status for status in beat.workload_statuses}
+        heartbeat = it.control.last
+        by_id = {status.workload_id: status for status in heartbeat.workload_statuses}
         assert set(by_id) == {"a", "job"}
         assert (by_id["a"].state, by_id["a"].run.generation, by_id["a"].run.ready) == ("Running", 4, True)
         assert by_id["job"].run.generation == 9
-        assert {usage.workload_id for usage in beat.workload_usage} >= {"a"}
-        assert beat.HasField("timestamp")
+        assert {usage.workload_id for usage in heartbeat.workload_usage} >= {"a"}
+        assert heartbeat.HasField("timestamp")
         channel = it.network.transport("control").connect(agent.address)
         await channel.call(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="a"))
         await asyncio.sleep(1)
@@ -184,7 +184,7 @@ async def test_a_lost_reply_loses_nothing_and_the_next_beat_has_the_next_number(
         await asyncio.sleep(5)
         it.network.drop_replies(CONTROL, 2)
         await asyncio.sleep(10)
-        numbers = [beat.sequence for _, beat in it.control.beats]
+        numbers = [heartbeat.sequence for _, heartbeat in it.control.heartbeats]
         assert numbers == sorted(set(numbers))
         assert 3 <= len(numbers) <= 4
         assert len(it.control.registrations) == 1
@@ -216,7 +216,7 @@ async def test_a_control_plane_that_always_forgets_is_not_hammered(tmp_path):
 
         it.control.register_node = forgetful
         await asyncio.sleep(120)
-        assert len(it.control.beats) < 20
+        assert len(it.control.heartbeats) < 20
 
 
 async def test_a_restarted_agent_names_its_last_session(tmp_path):
@@ -243,9 +243,9 @@ async def test_the_agent_whose_id_was_taken_falls_silent_and_leaves_its_workload
         assert (code, body["registration"]) == (503, "superseded")
         assert winner.health()[0] == 200
         assert caplog.text.count("superseded by a newer registration") == 1
-        before = len(it.control.beats)
+        before = len(it.control.heartbeats)
         await asyncio.sleep(100)
-        assert len(it.control.beats) == before + 10
+        assert len(it.control.heartbeats) == before + 10
 
 
 async def test_a_refused_node_says_why_and_tries_again(tmp_path, caplog):
@@ -256,7 +256,7 @@ async def test_a_refused_node_says_why_and_tries_again(tmp_path, caplog):
         assert (agent.registration.state, agent.health()[0]) == (RegistrationState.REFUSED, 503)
         assert "serves 'green'" in agent.registration.reason
         assert caplog.text.count("refuses this node") == 1
-        assert not it.control.beats
+        assert not it.control.heartbeats
         it.control.refusal = ""
         await asyncio.sleep(20)
         assert agent.registration.state is RegistrationState.REGISTERED
@@ -311,7 +311,7 @@ async def test_what_may_exist_only_once_lives_by_the_lease_and_the_rest_does_not
         await asyncio.sleep(100)
         assert it.machine.alive("once")
         assert it.machine.count("started", "once") == 1
-        last_acknowledged = it.control.beats[-1][0]
+        last_acknowledged = it.control.heartbeats[-1][0]
         it.network.partition("agent n1", "control")
         await asyncio.sleep(60)
         (end,) = [moment for moment in it.machine.history if (moment.what, moment.workload_id) == ("ended", "once")]
@@ -388,7 +388,7 @@ async def test_an_agent_can_make_every_call_of_the_contract(tmp_path):
         await client.apply_workload(pb.ApplyWorkloadRequest(workload_id="a"))
         await client.delete_workload("a")
         assert (await client.retry_workload("a")).accepted
-        assert it.control.orders == ["apply a", "delete a", "retry a"]
+        assert it.control.commands == ["apply a", "delete a", "retry a"]
         assert (await client.register_node(pb.RegisterNodeRequest(node_id="n"))).accepted
         assert (await client.heartbeat(pb.HeartbeatRequest(node_id="n", session="session-1"))).acknowledged
         it.own("a", "n9")
@@ -469,7 +469,7 @@ async def test_a_lease_that_ran_out_leads_to_a_new_registration(tmp_path):
 OTHER = "127.0.0.2:8085"
 
 
-async def order_of(it, agent, term):
+async def command_of(it, agent, term):
     """An order of a new leader, which dials the agent."""
     channel = it.network.transport("second").connect(agent.address)
     request = agent_pb2.DeleteWorkloadRequest(id="nobody")
@@ -496,7 +496,7 @@ async def test_an_agent_that_hears_of_a_new_leader_does_not_wait_for_the_one_tha
         if heard_at == 0.5:
             await asyncio.sleep(10)  # the next beat is on its way to the old leader for half a second
         heard = asyncio.get_running_loop().time()
-        await order_of(it, agent, 6)
+        await command_of(it, agent, 6)
         await asyncio.sleep(4)
         assert agent.registration.address == OTHER
         assert second.times[0] <= heard + 3
@@ -510,10 +510,10 @@ async def test_a_new_leader_that_answers_is_stayed_with(tmp_path, streams):
         await asyncio.sleep(5)
         second = await second_leader(it, streams, term=4)
         it.control.term = 6  # the same control plane leads anew, and says so by an order first
-        await order_of(it, agent, 6)
+        await command_of(it, agent, 6)
         await asyncio.sleep(40)
         assert agent.registration.address == CONTROL
-        assert second.beats == []
+        assert second.heartbeats == []
         assert len(it.control.registrations) == 1
 
 
@@ -524,10 +524,10 @@ async def test_an_agent_that_stops_its_workloads_says_so(tmp_path):
         await it.apply(agent, "web", generation=3)
         await it.apply(agent, "done", process(restart=RestartPolicy(policy="no")), generation=2)
         await asyncio.sleep(5)
-        before = len(it.control.beats)
+        before = len(it.control.heartbeats)
         await agent.stop()
         assert not it.machine.alive("web")
-        assert len(it.control.beats) == before + 1
+        assert len(it.control.heartbeats) == before + 1
         statuses = {status.workload_id: status for status in it.control.last.workload_statuses}
         assert (statuses["web"].state, statuses["web"].run.generation) == ("Pending", 3)
         assert "stopped with its agent" in statuses["web"].message

@@ -82,7 +82,7 @@ class TestStream:
             await asyncio.sleep(0.7)
             assert it.control.opened == 2
             assert len(it.control.registrations) == 1
-            assert len(it.control.beats) == 2
+            assert len(it.control.heartbeats) == 2
             assert it.control.last.session == "session-1"
             assert it.control.last.sequence == 2
 
@@ -113,7 +113,7 @@ class TestStream:
             it.network.drop_replies(CONTROL, 1)
             await asyncio.sleep(12)
             assert agent.registration.state is RegistrationState.REGISTERED
-            assert [beat.sequence for _, beat in it.control.beats] == [1, 2, 3]
+            assert [heartbeat.sequence for _, heartbeat in it.control.heartbeats] == [1, 2, 3]
 
     async def test_a_control_plane_that_gives_no_numbers_or_nonsense_is_borne(self, tmp_path):
         async with scene(tmp_path, streams=True) as it:
@@ -255,30 +255,30 @@ class TestTerms:
             agent = await it.start()
             await asyncio.sleep(1)
 
-            async def order(method, request, term):
+            async def command(method, request, term):
                 await it.control.stream.call(method, request, metadata=headers(term))
 
             with pytest.raises(StaleTermError) as stale:
-                await order(AgentService.APPLY_WORKLOAD, apply_request(), 4)
+                await command(AgentService.APPLY_WORKLOAD, apply_request(), 4)
             assert stale.value.facts == {"offered": "4", "highest": "5"}
             with pytest.raises(StaleTermError):
-                await order(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="w"), 4)
-            await order(AgentService.APPLY_WORKLOAD, apply_request(), 5)
-            await order(AgentService.APPLY_WORKLOAD, apply_request("v"), 7)
+                await command(AgentService.DELETE_WORKLOAD, agent_pb2.DeleteWorkloadRequest(id="w"), 4)
+            await command(AgentService.APPLY_WORKLOAD, apply_request(), 5)
+            await command(AgentService.APPLY_WORKLOAD, apply_request("v"), 7)
             with pytest.raises(StaleTermError):
-                await order(AgentService.APPLY_WORKLOAD, apply_request("u"), 6)
+                await command(AgentService.APPLY_WORKLOAD, apply_request("u"), 6)
             # Questions do no harm, and a foreign scheduler knows no terms.
             request = agent_pb2.GetWorkloadStatusRequest(id="v")
             await it.control.stream.call(AgentService.GET_WORKLOAD_STATUS, request, metadata=headers(1))
             await it.apply(agent, "foreign")
             with pytest.raises(InvalidError, match="whole number"):
-                await order(AgentService.APPLY_WORKLOAD, apply_request("u"), "-1")
+                await command(AgentService.APPLY_WORKLOAD, apply_request("u"), "-1")
             it.control.term = 7
             await agent.stop()
             await it.start()
             await asyncio.sleep(1)
             with pytest.raises(StaleTermError):
-                await order(AgentService.APPLY_WORKLOAD, apply_request("u"), 6)
+                await command(AgentService.APPLY_WORKLOAD, apply_request("u"), 6)
 
     async def test_an_acknowledgement_of_an_earlier_term_is_none(self, tmp_path):
         async with scene(tmp_path, streams=True) as it:

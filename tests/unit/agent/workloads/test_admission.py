@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.agent.facts import Outcome, Stage, WorkloadState
-from shoal.agent.workloads.admission import ApplyOrder, DeleteOrder, claim_of, judge_apply, judge_delete, rules_of
+from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, claim_of, judge_apply, judge_delete, rules_of
 from shoal.agent.workloads.state import begin_life
 from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError
 from shoal.core.ids import WorkloadId
@@ -26,7 +26,7 @@ from shoal.model.workloads import (
 from tests.unit.agent.making import START, agent_spec, at, intent, process, rules
 
 
-def order(**fields) -> ApplyOrder:
+def command(**fields) -> ApplyCommand:
     base = intent()
     values = {
         "workload_id": base.workload_id,
@@ -38,41 +38,41 @@ def order(**fields) -> ApplyOrder:
         "spec": agent_spec(),
         **fields,
     }
-    return ApplyOrder(**values)
+    return ApplyCommand(**values)
 
 
 def here(**fields) -> WorkloadState:
     return begin_life(intent(**fields), rules(), at()).state
 
 
-def judge(given: ApplyOrder, state=None, highest=0):
+def judge(given: ApplyCommand, state=None, highest=0):
     return judge_apply(given, state, highest=highest, now=START)
 
 
 def test_a_new_workload_begins_a_life_at_its_generation():
-    decision = judge(order(generation=5))
+    decision = judge(command(generation=5))
     assert (decision.intent.generation, decision.intent.born, decision.skipped) == (5, 5, False)
-    assert judge(order(), highest=8).intent.born == 9
+    assert judge(command(), highest=8).intent.born == 9
 
 
 @pytest.mark.parametrize("generation", [1, 7, 8])
 def test_after_a_removal_only_a_newer_generation_is_taken(generation):
     with pytest.raises(StaleGenerationError):
-        judge(order(generation=generation), highest=8)
+        judge(command(generation=generation), highest=8)
     with pytest.raises(StaleGenerationError, match="removed at generation 8") as caught:
-        judge(order(generation=8), here(generation=8, deleting=True), highest=8)
+        judge(command(generation=8), here(generation=8, deleting=True), highest=8)
     assert pickle.loads(pickle.dumps(caught.value)).message == caught.value.message
-    assert judge(order(generation=9), here(generation=8, deleting=True), highest=8).intent.born == 9
+    assert judge(command(generation=9), here(generation=8, deleting=True), highest=8).intent.born == 9
 
 
 def test_an_older_generation_is_refused():
     with pytest.raises(StaleGenerationError) as caught:
-        judge(order(generation=3), here(generation=4), highest=4)
+        judge(command(generation=3), here(generation=4), highest=4)
     assert caught.value.facts == {"workload_id": "w", "offered": "3", "highest": "4"}
 
 
 def test_the_same_order_again_changes_nothing():
-    decision = judge(order(generation=4), here(generation=4), highest=4)
+    decision = judge(command(generation=4), here(generation=4), highest=4)
     assert (decision.skipped, decision.stored) == (True, False)
 
 
@@ -81,14 +81,14 @@ def test_the_same_order_again_changes_nothing():
 )
 def test_another_content_needs_another_generation(fields):
     with pytest.raises(PreconditionError, match="with another content"):
-        judge(order(generation=4, **fields), here(generation=4), highest=4)
-    decision = judge(order(generation=5, **fields), here(generation=4), highest=4)
+        judge(command(generation=4, **fields), here(generation=4), highest=4)
+    decision = judge(command(generation=5, **fields), here(generation=4), highest=4)
     assert (decision.intent.generation, decision.intent.born, decision.stored) == (5, 1, True)
     assert decision.skipped is ("attempt" in fields)
 
 
 def test_the_same_content_with_a_higher_generation_is_noted_and_skipped():
-    decision = judge(order(generation=9), here(generation=4), highest=4)
+    decision = judge(command(generation=9), here(generation=4), highest=4)
     assert (decision.skipped, decision.stored, decision.intent.generation) == (True, True, 9)
 
 
@@ -98,39 +98,39 @@ def ended(outcome: Outcome, stage: Stage = Stage.RESTING) -> WorkloadState:
 
 
 def test_the_same_content_is_a_wish_to_try_again_what_has_failed():
-    assert not judge(order(generation=2), ended(Outcome.FAILED), highest=1).skipped
+    assert not judge(command(generation=2), ended(Outcome.FAILED), highest=1).skipped
     stopped = replace(ended(Outcome.FAILED), intent=intent(desired=DesiredState.STOPPED))
-    assert judge(order(generation=2, desired=DesiredState.STOPPED), stopped, highest=1).skipped
+    assert judge(command(generation=2, desired=DesiredState.STOPPED), stopped, highest=1).skipped
 
 
 @pytest.mark.parametrize("state", [ended(Outcome.COMPLETED), ended(Outcome.NONE, Stage.WAITING)])
 def test_what_is_over_is_run_again_by_an_attempt_only(state):
-    assert judge(order(generation=2), state, highest=1).skipped
-    assert not judge(order(generation=2, attempt=1), state, highest=1).skipped
+    assert judge(command(generation=2), state, highest=1).skipped
+    assert not judge(command(generation=2, attempt=1), state, highest=1).skipped
 
 
 def test_attempts_never_fall():
-    assert judge(order(generation=2), here(attempt=5), highest=1).intent.attempt == 5
+    assert judge(command(generation=2), here(attempt=5), highest=1).intent.attempt == 5
 
 
 def test_the_kind_of_a_workload_cannot_change():
     with pytest.raises(InvalidError, match="must stay process"):
-        judge(order(generation=2, type=WorkloadType.VM), here(), highest=1)
+        judge(command(generation=2, type=WorkloadType.VM), here(), highest=1)
 
 
 def test_deleting():
     w = WorkloadId("w")
-    assert judge_delete(DeleteOrder(w), None, now=START).intent is None
-    assert not judge_delete(DeleteOrder(w), None, now=START).stored
-    assert judge_delete(DeleteOrder(w, 4), None, now=START).stored
+    assert judge_delete(DeleteCommand(w), None, now=START).intent is None
+    assert not judge_delete(DeleteCommand(w), None, now=START).stored
+    assert judge_delete(DeleteCommand(w, 4), None, now=START).stored
     for generation, expected in ((0, 3), (3, 3), (7, 7)):
-        decision = judge_delete(DeleteOrder(w, generation), here(generation=3), now=START)
+        decision = judge_delete(DeleteCommand(w, generation), here(generation=3), now=START)
         assert (decision.intent.deleting, decision.intent.generation, decision.skipped) == (True, expected, False)
     with pytest.raises(StaleGenerationError):
-        judge_delete(DeleteOrder(w, 2), here(generation=3), now=START)
-    again = judge_delete(DeleteOrder(w, 3), here(generation=3, deleting=True), now=START)
+        judge_delete(DeleteCommand(w, 2), here(generation=3), now=START)
+    again = judge_delete(DeleteCommand(w, 3), here(generation=3, deleting=True), now=START)
     assert (again.skipped, again.stored) == (True, False)
-    higher = judge_delete(DeleteOrder(w, 5), here(generation=3, deleting=True), now=START)
+    higher = judge_delete(DeleteCommand(w, 5), here(generation=3, deleting=True), now=START)
     assert (higher.skipped, higher.stored, higher.intent.generation) == (True, True, 5)
 
 

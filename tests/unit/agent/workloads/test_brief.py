@@ -62,14 +62,14 @@ def test_the_largest_beat_that_can_be_fits_into_a_message():
         source="cgroup",
     )
     statuses = [brief(largest(number, PORTS // MAX_WORKLOADS + 1), room) for number in range(MAX_WORKLOADS)]
-    beat = pb.HeartbeatRequest(
+    heartbeat = pb.HeartbeatRequest(
         node_id="n" * MAX_ID_LENGTH,
         session="s" * 64,
         sequence=2**62,
         workload_statuses=[convert.run_status_to_control(status, "container") for status in statuses],
         workload_usage=[convert.usage_to_control(usage, status.workload_id, "container") for status in statuses],
     )
-    assert beat.ByteSize() < MAX_MESSAGE_BYTES
+    assert heartbeat.ByteSize() < MAX_MESSAGE_BYTES
 
 
 def test_few_workloads_say_all_that_they_have_to_say():

@@ -70,8 +70,8 @@ async def test_a_claim_is_given_back_by_the_end_and_not_by_the_order_to_end(tmp_
 
 async def test_many_orders_at_once_never_take_more_than_there_is(tmp_path):
     async with opened(tmp_path) as kit:
-        orders = [kit.apply(f"w{number}", request=Resources(cpu_millicores=900)) for number in range(10)]
-        results = await asyncio.gather(*orders, return_exceptions=True)
+        commands = [kit.apply(f"w{number}", request=Resources(cpu_millicores=900)) for number in range(10)]
+        results = await asyncio.gather(*commands, return_exceptions=True)
         assert sum(isinstance(result, ExhaustedError) for result in results) == 6
         assert kit.executor.roster.reserved().cpu_millicores == 3600
 
@@ -463,16 +463,16 @@ async def test_killed_at_any_point_the_next_agent_goes_on_from_there(tmp_path, a
             raise asyncio.CancelledError
 
         armed(point, hang)
-        orders = [("apply", 1, "one"), ("apply", 2, "two"), ("delete", 3, ""), ("apply", 4, "three")]
+        commands = [("apply", 1, "one"), ("apply", 2, "two"), ("delete", 3, ""), ("apply", 4, "three")]
         done = 0
-        for verb, generation, program in orders:
-            order = (
+        for verb, generation, program in commands:
+            command = (
                 kit.apply(spec=process(program), generation=generation)
                 if verb == "apply"
                 else kit.delete(generation=generation)
             )
             with contextlib.suppress(UnavailableError, asyncio.CancelledError):
-                await order
+                await command
             await kit.settle(1)
             done += 1
             if reached.is_set():
@@ -480,7 +480,7 @@ async def test_killed_at_any_point_the_next_agent_goes_on_from_there(tmp_path, a
         assert reached.is_set()
         await kit.restart()
         await kit.settle(5)
-        for verb, generation, program in orders[done - 1 :]:  # the control plane repeats what got no answer
+        for verb, generation, program in commands[done - 1 :]:  # the control plane repeats what got no answer
             with contextlib.suppress(StaleGenerationError):
                 if verb == "apply":
                     await kit.apply(spec=process(program), generation=generation)

@@ -11,7 +11,7 @@ from shoal.control.placement.placer import BUSY_BATCH, BUSY_SECONDS
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
 
-class Orders:
+class Commands:
     """Orders that are answered when the test says so."""
 
     def __init__(self, most):
@@ -33,67 +33,67 @@ async def _settle():
 
 
 async def test_only_so_many_are_begun_at_once():
-    orders = Orders(2)
-    tasks = [asyncio.ensure_future(orders.give(name)) for name in "abcd"]
+    commands = Commands(2)
+    tasks = [asyncio.ensure_future(commands.give(name)) for name in "abcd"]
     await _settle()
-    assert orders.begun == ["a", "b"]
-    orders.answers["a"].set()
+    assert commands.begun == ["a", "b"]
+    commands.answers["a"].set()
     await _settle()
-    assert orders.begun == ["a", "b", "c"]
+    assert commands.begun == ["a", "b", "c"]
     for name in "bc":
-        orders.answers[name].set()
+        commands.answers[name].set()
     await _settle()
-    orders.answers["d"].set()
+    commands.answers["d"].set()
     await asyncio.gather(*tasks)
-    assert orders.begun == ["a", "b", "c", "d"]
+    assert commands.begun == ["a", "b", "c", "d"]
 
 
 async def test_one_that_is_not_answered_gives_its_turn_to_the_next():
-    orders = Orders(1)
-    tasks = [asyncio.ensure_future(orders.give(name)) for name in "abc"]
+    commands = Commands(1)
+    tasks = [asyncio.ensure_future(commands.give(name)) for name in "abc"]
     await asyncio.sleep(2.5 * MOMENT)
-    assert orders.begun == ["a", "b", "c"]
+    assert commands.begun == ["a", "b", "c"]
     for name in "abc":
-        orders.answers[name].set()
+        commands.answers[name].set()
     await asyncio.gather(*tasks)
     # Who gave its turn away does not give it back once more.
-    more = [asyncio.ensure_future(orders.give(name)) for name in "de"]
+    more = [asyncio.ensure_future(commands.give(name)) for name in "de"]
     await _settle()
-    assert orders.begun == ["a", "b", "c", "d"]
+    assert commands.begun == ["a", "b", "c", "d"]
     for each in more:
         each.cancel()
     await asyncio.gather(*more, return_exceptions=True)
 
 
 async def test_one_that_is_given_up_gives_its_turn_back():
-    orders = Orders(1)
-    first, second = (asyncio.ensure_future(orders.give(name)) for name in "ab")
+    commands = Commands(1)
+    first, second = (asyncio.ensure_future(commands.give(name)) for name in "ab")
     await _settle()
     first.cancel()
     await _settle()
-    assert orders.begun == ["a", "b"]
-    orders.answers["b"].set()
+    assert commands.begun == ["a", "b"]
+    commands.answers["b"].set()
     await second
 
 
 async def test_when_more_may_be_begun_the_next_answer_begins_them():
-    orders = Orders(1)
-    tasks = [asyncio.ensure_future(orders.give(name)) for name in "abcd"]
+    commands = Commands(1)
+    tasks = [asyncio.ensure_future(commands.give(name)) for name in "abcd"]
     await _settle()
-    orders.most = 3
-    orders.answers["a"].set()
+    commands.most = 3
+    commands.answers["a"].set()
     await _settle()
-    assert orders.begun == ["a", "b", "c", "d"]
-    orders.most = 1
-    tasks.append(asyncio.ensure_future(orders.give("e")))
+    assert commands.begun == ["a", "b", "c", "d"]
+    commands.most = 1
+    tasks.append(asyncio.ensure_future(commands.give("e")))
     for name in "bc":
-        orders.answers[name].set()
+        commands.answers[name].set()
         await _settle()
-        assert orders.begun == ["a", "b", "c", "d"]
-    orders.answers["d"].set()
+        assert commands.begun == ["a", "b", "c", "d"]
+    commands.answers["d"].set()
     await _settle()
-    assert orders.begun[-1] == "e"
-    orders.answers["e"].set()
+    assert commands.begun[-1] == "e"
+    commands.answers["e"].set()
     await asyncio.gather(*tasks)
 
 
@@ -124,7 +124,7 @@ async def test_those_who_went_away_hold_up_nobody_who_comes_later():
 
 
 async def test_orders_are_few_while_much_waits_for_a_place_and_many_otherwise(kit):
-    placer = kit.plane.reign.placer
+    placer = kit.plane.leadership.placer
     assert not placer.is_busy
     kit.node("n1")
     await kit.wait_node("n1", "Ready")
@@ -137,20 +137,20 @@ async def test_orders_are_few_while_much_waits_for_a_place_and_many_otherwise(ki
 async def test_a_wish_that_changed_while_it_waited_is_told_as_it_is_now(kit, monkeypatch):
     node = kit.node("n1")
     await kit.wait_node("n1", "Ready")
-    reign = kit.plane.reign
+    leadership = kit.plane.leadership
     told = []
-    apply = reign.agents.apply
+    apply = leadership.agents.apply
 
     async def listen(node, record, secrets=None):
         told.append(record.revision_id)
         return await apply(node, record, secrets)
 
-    monkeypatch.setattr(reign.agents, "apply", listen)
-    reign.dispatch._turns = turns = Turns(lambda: 1, moment=3600)
+    monkeypatch.setattr(leadership.agents, "apply", listen)
+    leadership.dispatch._turns = turns = Turns(lambda: 1, moment=3600)
     async with turns.one():
         await kit.apply("w1", cpu=10, memory=10, revision="1")
-        await kit.wait(lambda: reign.fleet.workloads["w1"].node_id)
+        await kit.wait(lambda: leadership.fleet.workloads["w1"].node_id)
         await kit.apply("w1", cpu=20, memory=10, revision="2")
-        await kit.wait(lambda: reign.fleet.workloads["w1"].revision_id == "2")
+        await kit.wait(lambda: leadership.fleet.workloads["w1"].revision_id == "2")
     await kit.wait(lambda: "w1" in node.runs)
     assert told == ["2"]

@@ -43,7 +43,7 @@ async def test_what_is_refused_is_counted_with_its_code(kit):
     await kit.wait_node("n1", "Ready")
     node.session = "000000000000001-nobody"
     with pytest.raises(SessionSupersededError):
-        await kit.agents.beat(node)
+        await kit.agents.heartbeat(node)
     assert calls(kit, AgentControl.HEARTBEAT, "FAILED_PRECONDITION") == 1
 
 

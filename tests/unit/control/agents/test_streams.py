@@ -163,10 +163,10 @@ class TestForeignClients:
     async def test_a_beat_on_a_stream_is_a_beat(self, kit, talk):
         stream = talk()
         session = (await stream.ask(register=registration())).register_reply.session
-        beat = pb.HeartbeatRequest(node_id="n1", session=session, sequence=1)
-        reply = (await stream.ask(heartbeat=beat)).heartbeat_reply
+        heartbeat = pb.HeartbeatRequest(node_id="n1", session=session, sequence=1)
+        reply = (await stream.ask(heartbeat=heartbeat)).heartbeat_reply
         assert reply.acknowledged
-        assert reply.term == kit.plane.reign.term
+        assert reply.term == kit.plane.leadership.term
         assert (await kit.node_view("n1")).status == "Ready"
 
 
@@ -179,23 +179,23 @@ class TestOneStreamPerNode:
             await one.hear()
         await asyncio.sleep(1)
         assert (await kit.node_view("n1")).status == "Ready"
-        assert len(kit.plane.reign.streams) == 1
+        assert len(kit.plane.leadership.streams) == 1
 
     async def test_a_session_goes_on_in_another_stream_and_a_late_word_of_the_old_one_changes_nothing(self, kit, talk):
         one, two = talk(), talk()
         session = (await one.ask(register=registration())).register_reply.session
 
-        def beat(sequence):
+        def heartbeat(sequence):
             return pb.HeartbeatRequest(node_id="n1", session=session, sequence=sequence)
 
-        await one.ask(heartbeat=beat(1))
-        await two.ask(heartbeat=beat(3))
+        await one.ask(heartbeat=heartbeat(1))
+        await two.ask(heartbeat=heartbeat(3))
         with pytest.raises(SessionSupersededError):
             await one.hear()
         three = talk()
-        assert (await three.ask(heartbeat=beat(2))).heartbeat_reply.acknowledged
-        streams = kit.plane.reign.streams
-        node = kit.plane.reign.fleet.nodes["n1"]
+        assert (await three.ask(heartbeat=heartbeat(2))).heartbeat_reply.acknowledged
+        streams = kit.plane.leadership.streams
+        node = kit.plane.leadership.fleet.nodes["n1"]
         assert streams.channel(node) is not None
         await three.close()
         await asyncio.sleep(0.1)
@@ -210,8 +210,8 @@ class TestOneStreamPerNode:
         request = registration()
         del request.features[:]
         await stream.ask(register=request)
-        node = kit.plane.reign.fleet.nodes["n1"]
-        assert kit.plane.reign.streams.channel(node) is None
+        node = kit.plane.leadership.fleet.nodes["n1"]
+        assert kit.plane.leadership.streams.channel(node) is None
         await stream.close()
         await asyncio.sleep(0.1)
         assert (await kit.node_view("n1")).status == "Ready"
@@ -220,7 +220,7 @@ class TestOneStreamPerNode:
         stream = talk()
         session = (await stream.ask(register=registration())).register_reply.session
         await kit.channel.call(AgentControl.REGISTER_NODE, registration())
-        assert kit.plane.reign.streams.channel(kit.plane.reign.fleet.nodes["n1"]) is None
+        assert kit.plane.leadership.streams.channel(kit.plane.leadership.fleet.nodes["n1"]) is None
         late = pb.HeartbeatRequest(node_id="n1", session=session, sequence=1)
         refused = await stream.ask(heartbeat=late)
         assert isinstance(error_of(status_from_proto(refused.error)), SessionSupersededError)
@@ -232,7 +232,7 @@ class TestOneStreamPerNode:
         stream = talk()
         await stream.ask(register=registration("n1"))
         assert (await stream.ask(register=registration("n2"))).register_reply.accepted
-        nodes, streams = kit.plane.reign.fleet.nodes, kit.plane.reign.streams
+        nodes, streams = kit.plane.leadership.fleet.nodes, kit.plane.leadership.streams
         assert streams.channel(nodes["n1"]) is not None
         assert streams.channel(nodes["n2"]) is None
 
@@ -344,7 +344,7 @@ class TestRealAgents:
     async def test_a_life(self, fleet):
         await fleet.start("n1", **fleet.options)
         await fleet.wait_node("n1", "Ready")
-        assert len(fleet.plane.reign.streams) == (0 if fleet.mode == "unary" else 1)
+        assert len(fleet.plane.leadership.streams) == (0 if fleet.mode == "unary" else 1)
         machine = fleet.machines["n1"]
         machine.scripts["web"] = FakeScript(output="hello\n")
         assert (await fleet.apply("web", revision="v1")).success
@@ -478,7 +478,7 @@ class TestStreamsAreUsed:
             await fleet.wait_node("n1", "Ready")
             await fleet.apply("web")
             await fleet.wait_status("web", "Running")
-            follower = fleet.plane._new_reign(term=99)
+            follower = fleet.plane._new_leadership(term=99)
             await follower.refresh()
             with pytest.raises(NotLeaderError):
                 async for _chunk in follower.service.read_logs(pb.ReadLogsRequest(workload_id="web"), None):

@@ -109,7 +109,7 @@ async def test_pages_of_nodes_workloads_and_groups(kit):
 
 def fill(kit, count):
     """Let the working set hold very many workloads that all say a lot, without the hours that it takes to run them."""
-    fleet = kit.plane.reign.fleet
+    fleet = kit.plane.leadership.fleet
     record = fleet.workloads["web"]
     for number in range(count):
         name = f"w{number:05}"
@@ -161,7 +161,7 @@ async def test_a_list_tells_the_reasons_of_a_few_nodes_and_one_workload_those_of
         kit.node(f"n{number:02}", cpu_millicores=100)
         await kit.wait_node(f"n{number:02}", "Ready")
     await kit.apply("huge", cpu=200)
-    await kit.wait(lambda: "huge" in kit.plane.reign.dispatch.rejections)
+    await kit.wait(lambda: "huge" in kit.plane.leadership.dispatch.rejections)
     listed = await kit.channel.call(AgentControl.LIST_WORKLOADS, pb.ListWorkloadsRequest())
     assert len(listed.workloads[0].rejections) == 20
     assert len((await kit.workload("huge")).rejections) == 30

@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.agent.contact.registration import RegistrationState
-from shoal.control.leadership.election import LEASE_SECONDS, Campaign
+from shoal.control.leadership.election import LEASE_SECONDS, Election
 from shoal.control.server import ControlPlane
 from shoal.control.store.base import Leader
 from shoal.core.entropy import SeededEntropy
@@ -116,7 +116,7 @@ async def test_agents_of_a_leader_that_lost_the_store_are_heard_of_by_the_next_o
         assert await it.watch(100, "only") == {first}
         assert it.other.leads
         assert it.machines[first].count("ended", "only") == 0
-        assert {node.state.value for node in it.other.reign.fleet.nodes.values()} == {"Ready"}
+        assert {node.state.value for node in it.other.leadership.fleet.nodes.values()} == {"Ready"}
         assert "NodeLost" not in await _event_kinds(it)
 
 
@@ -157,14 +157,14 @@ async def test_a_follower_that_begins_to_lead_stops_following_at_once(tmp_path, 
     """What is read when others lead is older than what this one has written since it leads."""
     async with company(tmp_path) as it:
         await it.join("n1")
-        before = it.plane.reign.fleet.nodes["n1"]
+        before = it.plane.leadership.fleet.nodes["n1"]
 
         async def load(*, again=False):
             raise AssertionError("the leader's memory was read anew")
 
         monkeypatch.setattr(it.store, "load", load)
-        await it.plane.reign.refresh()
-        assert it.plane.reign.fleet.nodes["n1"] is before
+        await it.plane.leadership.refresh()
+        assert it.plane.leadership.fleet.nodes["n1"] is before
         monkeypatch.undo()
 
 
@@ -182,116 +182,116 @@ class ScriptedStore:
         self.holder = "me"
         self.error = None
 
-    async def campaign(self, _holder, _address, *, seconds):
+    async def acquire_leadership(self, _holder, _address, *, seconds):
         await self.clock.sleep(self.seconds)
         if self.error is not None:
             raise self.error
         return Leader(7, self.holder, "host:1", self.expires_in)
 
 
-def campaign_on(store, clock):
+def run_election(store, clock):
     async def on_change(_leader, _leads):
         return None
 
-    return Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=on_change)
+    return Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=on_change)
 
 
 async def test_a_leader_counts_from_when_it_asked_and_a_tenth_less():
     clock = LoopClock(START)
     store = ScriptedStore(clock)
-    campaign = campaign_on(store, clock)
-    assert not campaign.is_confirmed
+    election = run_election(store, clock)
+    assert not election.is_confirmed
     store.seconds = 2.0
-    await campaign.once()
-    assert campaign.is_confirmed
+    await election.once()
+    assert election.is_confirmed
     await asyncio.sleep(2.4)
-    assert campaign.is_confirmed
+    assert election.is_confirmed
     await asyncio.sleep(0.2)
-    assert not campaign.is_confirmed
-    assert campaign.leads
+    assert not election.is_confirmed
+    assert election.leads
 
 
 async def test_a_store_that_is_away_confirms_nothing():
     clock = LoopClock(START)
     store = ScriptedStore(clock)
-    campaign = campaign_on(store, clock)
-    await campaign.once()
+    election = run_election(store, clock)
+    await election.once()
     store.error = UnavailableError("away")
-    running = asyncio.ensure_future(campaign.run())
+    running = asyncio.ensure_future(election.run())
     await asyncio.sleep(4.4)
-    assert campaign.is_confirmed
+    assert election.is_confirmed
     await asyncio.sleep(0.2)
-    assert not campaign.is_confirmed
+    assert not election.is_confirmed
     store.error = None
     await asyncio.sleep(1.1)
-    assert campaign.is_confirmed
+    assert election.is_confirmed
     running.cancel()
 
 
 async def test_whoever_does_not_lead_confirms_nothing():
     clock = LoopClock(START)
     store = ScriptedStore(clock)
-    campaign = campaign_on(store, clock)
-    await campaign.once()
+    election = run_election(store, clock)
+    await election.once()
     store.holder = "another"
-    await campaign.once()
-    assert not campaign.is_confirmed
+    await election.once()
+    assert not election.is_confirmed
 
 
-class SlowReign:
+class SlowLeadership:
     """Begins to lead, and takes its time."""
 
     def __init__(self, clock, seconds):
         self.clock = clock
         self.seconds = seconds
         self.told = []
-        self.given_up = 0
+        self.abandoned = 0
 
     async def on_change(self, leader, leads):
         try:
             await self.clock.sleep(self.seconds if leads else 0.0)
         except asyncio.CancelledError:
-            self.given_up += 1
+            self.abandoned += 1
             raise
         self.told.append((leader.holder, leader.term, leads))
 
 
 async def test_a_lease_is_renewed_while_a_reign_begins():
     clock = LoopClock(START)
-    store, reign = ScriptedStore(clock), SlowReign(clock, 20.0)
-    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
-    beginning = asyncio.ensure_future(campaign.once())
+    store, leadership = ScriptedStore(clock), SlowLeadership(clock, 20.0)
+    election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
+    beginning = asyncio.ensure_future(election.once())
     for _ in range(19):
         await asyncio.sleep(1.0)
-        assert campaign.is_confirmed
-        assert (campaign.leads, campaign.leader.address) == (False, "")
+        assert election.is_confirmed
+        assert (election.leads, election.leader.address) == (False, "")
     await beginning
-    assert campaign.leads
-    assert reign.told == [("me", 7, True)]
+    assert election.leads
+    assert leadership.told == [("me", 7, True)]
 
 
 async def test_a_lease_that_is_lost_while_a_reign_begins_ends_that():
     clock = LoopClock(START)
-    store, reign = ScriptedStore(clock), SlowReign(clock, 20.0)
-    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
-    beginning = asyncio.ensure_future(campaign.once())
+    store, leadership = ScriptedStore(clock), SlowLeadership(clock, 20.0)
+    election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
+    beginning = asyncio.ensure_future(election.once())
     await asyncio.sleep(3.5)
     store.holder = "another"
     await beginning
-    assert (reign.given_up, reign.told) == (1, [("another", 7, False)])
-    assert not campaign.leads
-    assert not campaign.is_confirmed
+    assert (leadership.abandoned, leadership.told) == (1, [("another", 7, False)])
+    assert not election.leads
+    assert not election.is_confirmed
 
 
 async def test_a_store_that_is_away_while_a_reign_begins_ends_nothing_by_itself():
     clock = LoopClock(START)
-    store, reign = ScriptedStore(clock), SlowReign(clock, 10.0)
-    campaign = Campaign(store, holder="me", address=lambda: "host:1", clock=clock, on_change=reign.on_change)
-    beginning = asyncio.ensure_future(campaign.once())
+    store, leadership = ScriptedStore(clock), SlowLeadership(clock, 10.0)
+    election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
+    beginning = asyncio.ensure_future(election.once())
     await asyncio.sleep(0.5)
     store.error = UnavailableError("away")
     await beginning
-    assert (campaign.leads, campaign.is_confirmed) == (True, False)
+    assert (election.leads, election.is_confirmed) == (True, False)
 
 
 async def test_nothing_that_was_acknowledged_is_lost_when_it_leads_again_after_another(tmp_path, monkeypatch):
@@ -315,10 +315,10 @@ async def test_nothing_that_was_acknowledged_is_lost_when_it_leads_again_after_a
                 await it.apply(f"w{number}", cpu=1, memory=1)
                 accepted.append(f"w{number}")
             await it.clock.sleep(0.25)
-        assert it.plane.reign.term == it.seat.term > before + 1
+        assert it.plane.leadership.term == it.seat.term > before + 1
         assert accepted
-        assert set(accepted) <= set(it.plane.reign.fleet.workloads)
-        assert set(it.plane.reign.fleet.workloads) == {record.workload_id for record in (await load()).workloads}
+        assert set(accepted) <= set(it.plane.leadership.fleet.workloads)
+        assert set(it.plane.leadership.fleet.workloads) == {record.workload_id for record in (await load()).workloads}
 
 
 async def test_where_nobody_else_can_lead_there_is_nothing_to_confirm(tmp_path):
@@ -398,8 +398,8 @@ async def test_a_store_that_hangs_keeps_no_node_from_being_in_contact(tmp_path, 
         assert (await it.node_view("n1")).status == "Ready"
 
 
-@pytest.mark.parametrize("wish", ["apply", "delete"])
-async def test_a_write_during_which_the_term_turns_out_to_be_over_names_the_next_leader(tmp_path, wish):
+@pytest.mark.parametrize("call", ["apply", "delete"])
+async def test_a_write_during_which_the_term_turns_out_to_be_over_names_the_next_leader(tmp_path, call):
     """As an error of its own, which clients follow: a sentence in an answer would be the end of it."""
     async with company(tmp_path) as it:
         await it.join("n1")
@@ -409,5 +409,5 @@ async def test_a_write_during_which_the_term_turns_out_to_be_over_names_the_next
         await it.wait(lambda: it.other.leads)
         it.store.away = False  # the old leader has not asked yet who leads
         with pytest.raises(NotLeaderError) as refused:
-            await (it.apply("web", cpu=200) if wish == "apply" else it.delete("web"))
+            await (it.apply("web", cpu=200) if call == "apply" else it.delete("web"))
         assert refused.value.facts["leader"] == TWO

@@ -40,7 +40,7 @@ class TestCordon:
         await kit.clock.sleep(60)
         assert (await kit.node_view("n1")).wish == "cordoned"
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         assert [each.code for each in (await kit.workload("web")).rejections] == ["cordoned"]
         await uncordon(kit, "n1")
         await kit.wait_status("web", "Running", seconds=2)
@@ -67,7 +67,7 @@ class TestDrain:
         await kit.clock.sleep(60)
         assert copies(kit, "web") == ["n1", "n2"]
         assert (await kit.workload("web")).moving_from == here.node_id
-        assert kit.plane.reign.fleet.facts_of(here.node_id).reserved.cpu_millicores == 3000
+        assert kit.plane.leadership.fleet.facts_of(here.node_id).reserved.cpu_millicores == 3000
         assert here.draining
         other.start_again("web")
         await kit.wait(lambda: copies(kit, "web") == [other.node_id], seconds=2)
@@ -80,12 +80,12 @@ class TestDrain:
         for index in range(4):
             await kit.apply(f"w{index}", only_on="", cpu=10)
             await kit.wait_status(f"w{index}", "Running")
-        first = sorted(kit.plane.reign.fleet.owned_by("n1"))
+        first = sorted(kit.plane.leadership.fleet.owned_by("n1"))
         assert len(first) == 2
         kit.agents.nodes["n2"].never_ready = True
         await drain(kit, "n1")
         await kit.clock.sleep(60)
-        assert len(kit.plane.reign.fleet.moving_from("n1")) == 1
+        assert len(kit.plane.leadership.fleet.moving_from("n1")) == 1
         assert copies(kit, first[1]) == ["n1"]
         kit.agents.nodes["n2"].never_ready = False
         kit.agents.nodes["n2"].start_again(first[0])
@@ -96,7 +96,7 @@ class TestDrain:
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "solo", at_most_one=True)
         seen = []
-        kit.agents._on_order = lambda verb, name, _generation: seen.append((verb, copies(kit, name)))
+        kit.agents._on_command = lambda verb, name, _generation: seen.append((verb, copies(kit, name)))
         await drain(kit, here.node_id)
         await kit.wait_node(here.node_id, "Drained", seconds=60)
         await kit.wait_status("solo", "Running")
@@ -290,7 +290,7 @@ class TestRetries:
         for attempt in range(1, 6):
             node.fail("web")
             view = await kit.wait_status("web", "Failed")
-            await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.next_at is not None)
+            await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].retry.next_at is not None)
             view = await kit.workload("web")
             assert (view.retry_attempts, view.retry_max_attempts) == (attempt, 5)
             assert view.reason.retryable
@@ -324,7 +324,7 @@ class TestRetries:
         await kit.apply("web")
         await kit.wait_status("web", "Running")
         node.fail("web")
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.next_at is not None)
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].retry.next_at is not None)
         await kit.stop_control()
         await kit.start_control()
         assert (await kit.workload("web")).retry_attempts == 1
@@ -361,7 +361,7 @@ class TestRetries:
         await kit.apply("web")
         await kit.wait_status("web", "Running")
         node.fail("web")
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].retry.attempts == 1)
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].retry.attempts == 1)
         await kit.channel.call(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id="web"))
         view = await kit.wait_status("web", "Running", seconds=2)
         assert view.retry_attempts == 0
@@ -384,7 +384,7 @@ class TestRetries:
         await kit.apply("other", cpu=900)
         await kit.wait_status("other", "Running", seconds=2)
         await kit.clock.sleep(60)
-        facts = kit.plane.reign.fleet.facts_of("n1")
+        facts = kit.plane.leadership.fleet.facts_of("n1")
         assert facts.reserved.cpu_millicores == 900
         assert [each.code for each in (await kit.workload("web")).rejections] == ["cpu"]
         await kit.delete("other")
@@ -396,14 +396,14 @@ class TestOrphans:
         """Something that runs on an agent and that the control plane has forgotten."""
         await kit.apply(name, only_on=node.node_id, **spec)
         await kit.wait_status(name, "Running")
-        order = agent_pb2.ApplyWorkloadRequest()
-        order.CopyFrom(node.runs[name].request)
+        command = agent_pb2.ApplyWorkloadRequest()
+        command.CopyFrom(node.runs[name].request)
         await kit.delete(name)
         await kit.wait_gone(name)
-        node.runs[name] = HollowRun(order)
+        node.runs[name] = HollowRun(command)
         node.changed.set()
-        await kit.wait(lambda: kit.plane.reign.contacts.get(node.node_id).orphans == (name,))
-        return order
+        await kit.wait(lambda: kit.plane.leadership.contacts.get(node.node_id).orphans == (name,))
+        return command
 
     async def adopt(self, kit, node_id, name):
         request = pb.AdoptWorkloadRequest(node_id=node_id, workload_id=name)
@@ -417,17 +417,17 @@ class TestOrphans:
 
     async def test_it_is_adopted_as_it_runs(self, kit):
         (node,) = await ready(kit, "n1")
-        order = await self.orphan(kit, node, cpu=700, revision="r7", failover="stop", after=90.0)
+        command = await self.orphan(kit, node, cpu=700, revision="r7", failover="stop", after=90.0)
         told = len(node.history)
         view = await self.adopt(kit, "n1", "stray")
         assert (view.revision_id, view.assigned_node_id) == ("r7", "n1")
         assert view.spec.resources.cpu_millicores == 700
         await kit.wait_status("stray", "Running")
-        assert node.runs["stray"].request.spec == order.spec
-        assert node.runs["stray"].request.generation > order.generation
+        assert node.runs["stray"].request.spec == command.spec
+        assert node.runs["stray"].request.generation > command.generation
         assert len(node.history) == told + 1
-        await kit.wait(lambda: kit.plane.reign.contacts.get("n1").orphans == ())
-        assert kit.plane.reign.fleet.facts_of("n1").reserved.cpu_millicores == 700
+        await kit.wait(lambda: kit.plane.leadership.contacts.get("n1").orphans == ())
+        assert kit.plane.leadership.fleet.facts_of("n1").reserved.cpu_millicores == 700
 
     async def test_what_stands_against_it(self, kit):
         (node,) = await ready(kit, "n1", cpu_millicores=1000)
@@ -440,7 +440,7 @@ class TestOrphans:
             await self.adopt(kit, "n1", "web")
         with pytest.raises(ExhaustedError, match="cpu"):
             await self.adopt(kit, "n1", "stray")
-        assert "stray" not in kit.plane.reign.fleet.workloads
+        assert "stray" not in kit.plane.leadership.fleet.workloads
 
     async def test_a_foreign_agent_hands_out_nothing_and_the_other_way_works(self, kit):
         (node,) = await ready(kit, "n1", features=())

@@ -4,14 +4,14 @@ import time
 
 import pytest
 
-from shoal.model.nodes import BeatMark
+from shoal.model.nodes import HeartbeatMark
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
 
-def make_empty_beat(node):
+def make_empty_heartbeat(node):
     """A beat that lists nothing, made now by a node and still on its way."""
     made = pb.HeartbeatRequest(node_id=node.node_id, session=node.session, sequence=node.sequence)
     node.sequence += 1
@@ -26,8 +26,8 @@ async def quiet_node(kit, node_id="n1"):
     return node
 
 
-async def deliver(kit, beat):
-    assert (await kit.channel.call(AgentControl.HEARTBEAT, beat)).acknowledged
+async def deliver(kit, heartbeat):
+    assert (await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)).acknowledged
     await kit.clock.sleep(0.5)
 
 
@@ -37,15 +37,15 @@ def ordered(node, verb):
 
 async def test_a_beat_made_before_the_delete_does_not_prove_that_a_workload_is_gone(kit):
     node = await quiet_node(kit)
-    late = make_empty_beat(node)
+    late = make_empty_heartbeat(node)
     await kit.apply("web")
     await kit.wait(lambda: ordered(node, "apply Running") == ["web"])
     await kit.delete("web")
     await kit.wait(lambda: ordered(node, "delete") == ["web"])
     await deliver(kit, late)
-    assert "web" in kit.plane.reign.fleet.workloads
-    await deliver(kit, make_empty_beat(node))
-    assert "web" not in kit.plane.reign.fleet.workloads
+    assert "web" in kit.plane.leadership.fleet.workloads
+    await deliver(kit, make_empty_heartbeat(node))
+    assert "web" not in kit.plane.leadership.fleet.workloads
 
 
 async def test_nor_does_it_prove_that_a_copy_left_behind_is_gone(kit):
@@ -56,15 +56,15 @@ async def test_nor_does_it_prove_that_a_copy_left_behind_is_gone(kit):
     kit.node("n2")
     await kit.wait_node("n2", "Ready")
     first.silent = True
-    await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].left_on == ("n1",), seconds=120)
+    await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].left_on == ("n1",), seconds=120)
     first.silent, first.mute = False, True
-    before, late = make_empty_beat(first), make_empty_beat(first)
+    before, late = make_empty_heartbeat(first), make_empty_heartbeat(first)
     await deliver(kit, before)  # it is back, and says that it has nothing: it is told to remove all the same
     await kit.wait(lambda: ordered(first, "delete") == ["web"])
     await deliver(kit, late)
-    assert kit.plane.reign.fleet.workloads["web"].left_on == ("n1",)
-    await deliver(kit, make_empty_beat(first))
-    assert kit.plane.reign.fleet.workloads["web"].left_on == ()
+    assert kit.plane.leadership.fleet.workloads["web"].left_on == ("n1",)
+    await deliver(kit, make_empty_heartbeat(first))
+    assert kit.plane.leadership.fleet.workloads["web"].left_on == ()
 
 
 async def test_a_beat_of_a_later_session_was_made_after_the_answer(kit):
@@ -72,7 +72,7 @@ async def test_a_beat_of_a_later_session_was_made_after_the_answer(kit):
     await kit.apply("web")
     await kit.wait(lambda: ordered(node, "apply Running") == ["web"])
     for _ in range(5):
-        make_empty_beat(node)
+        make_empty_heartbeat(node)
     await kit.delete("web")
     await kit.wait(lambda: ordered(node, "delete") == ["web"])
     request = pb.RegisterNodeRequest(
@@ -86,19 +86,19 @@ async def test_a_beat_of_a_later_session_was_made_after_the_answer(kit):
     )
     node.session = (await kit.channel.call(AgentControl.REGISTER_NODE, request)).session
     node.sequence = 1
-    await deliver(kit, make_empty_beat(node))
-    assert "web" not in kit.plane.reign.fleet.workloads
+    await deliver(kit, make_empty_heartbeat(node))
+    assert "web" not in kit.plane.leadership.fleet.workloads
 
 
 @pytest.mark.parametrize(
-    ("beat", "first", "before"),
+    ("heartbeat", "first", "before"),
     [
-        (BeatMark("s1", 4), BeatMark("s1", 5), True),
-        (BeatMark("s1", 5), BeatMark("s1", 5), False),
-        (BeatMark("s1", 6), BeatMark("s1", 5), False),
-        (BeatMark("s2", 1), BeatMark("s1", 5), False),
-        (BeatMark("s1", 1), None, False),
+        (HeartbeatMark("s1", 4), HeartbeatMark("s1", 5), True),
+        (HeartbeatMark("s1", 5), HeartbeatMark("s1", 5), False),
+        (HeartbeatMark("s1", 6), HeartbeatMark("s1", 5), False),
+        (HeartbeatMark("s2", 1), HeartbeatMark("s1", 5), False),
+        (HeartbeatMark("s1", 1), None, False),
     ],
 )
-def test_marks_are_compared_within_a_session(beat, first, before):
-    assert beat.is_before(first) is before
+def test_marks_are_compared_within_a_session(heartbeat, first, before):
+    assert heartbeat.is_before(first) is before

@@ -7,13 +7,13 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from shoal.control.nodes.leases import (
-    BeatVerdict,
+    HeartbeatVerdict,
     Lease,
     LeaseSettings,
     LeaseVerdict,
     first_deadline_after_restart,
     judge,
-    judge_beat,
+    judge_heartbeat,
     make_session,
     next_state,
     renew,
@@ -244,12 +244,12 @@ def test_every_state_and_verdict_has_a_next_state(current: NodeState, judged: No
     st.sampled_from([NodeState.DRAINING, NodeState.DRAINED]),
     st.lists(st.builds(verdict, st.sampled_from(list(SEVERITY)), heard=st.booleans())),
 )
-def test_no_row_of_verdicts_undoes_a_wish_that_is_kept(wish: NodeState, verdicts: list[LeaseVerdict]) -> None:
-    state = wish
+def test_no_row_of_verdicts_undoes_a_wish_that_is_kept(desired: NodeState, verdicts: list[LeaseVerdict]) -> None:
+    state = desired
     for each in verdicts:
-        state = next_state(state, each, wish=wish)
-        assert state in (wish, NodeState.NOT_READY)
-    assert next_state(state, verdict(NodeState.READY), wish=wish) is wish
+        state = next_state(state, each, desired=desired)
+        assert state in (desired, NodeState.NOT_READY)
+    assert next_state(state, verdict(NodeState.READY), desired=desired) is desired
 
 
 def test_a_node_that_was_suspect_before_a_restart_stays_so_until_it_beats() -> None:
@@ -264,28 +264,28 @@ def test_a_node_that_was_suspect_before_a_restart_stays_so_until_it_beats() -> N
 @pytest.mark.parametrize(
     ("on_record", "given_session", "highest", "sequence", "expected"),
     [
-        ("s1", "s1", 0, 1, BeatVerdict.ACCEPT),
-        ("s1", "s1", 4, 5, BeatVerdict.ACCEPT),
-        ("s1", "s1", 4, 9, BeatVerdict.ACCEPT),
-        ("s1", "s1", 5, 5, BeatVerdict.REPEAT),
-        ("s1", "s1", 5, 4, BeatVerdict.REPEAT),
-        ("s1", "s1", 5, 0, BeatVerdict.REPEAT),
-        ("s1", "s1", 0, 0, BeatVerdict.ACCEPT),
-        ("2-b", "1-a", 0, 7, BeatVerdict.SUPERSEDED),
-        ("2-a", "1-a", 0, 7, BeatVerdict.UNKNOWN_SESSION),
-        ("1-a", "2-b", 0, 7, BeatVerdict.UNKNOWN_SESSION),
-        ("", "s1", 0, 7, BeatVerdict.UNKNOWN_SESSION),
-        ("s1", "", 0, 1, BeatVerdict.UNKNOWN_SESSION),
-        (None, "s1", 0, 1, BeatVerdict.UNKNOWN_SESSION),
-        (None, "", 0, 0, BeatVerdict.UNKNOWN_SESSION),
-        ("", "", 0, 0, BeatVerdict.ACCEPT),
-        ("", "", 9, 3, BeatVerdict.ACCEPT),
+        ("s1", "s1", 0, 1, HeartbeatVerdict.ACCEPT),
+        ("s1", "s1", 4, 5, HeartbeatVerdict.ACCEPT),
+        ("s1", "s1", 4, 9, HeartbeatVerdict.ACCEPT),
+        ("s1", "s1", 5, 5, HeartbeatVerdict.REPEAT),
+        ("s1", "s1", 5, 4, HeartbeatVerdict.REPEAT),
+        ("s1", "s1", 5, 0, HeartbeatVerdict.REPEAT),
+        ("s1", "s1", 0, 0, HeartbeatVerdict.ACCEPT),
+        ("2-b", "1-a", 0, 7, HeartbeatVerdict.SUPERSEDED),
+        ("2-a", "1-a", 0, 7, HeartbeatVerdict.UNKNOWN_SESSION),
+        ("1-a", "2-b", 0, 7, HeartbeatVerdict.UNKNOWN_SESSION),
+        ("", "s1", 0, 7, HeartbeatVerdict.UNKNOWN_SESSION),
+        ("s1", "", 0, 1, HeartbeatVerdict.UNKNOWN_SESSION),
+        (None, "s1", 0, 1, HeartbeatVerdict.UNKNOWN_SESSION),
+        (None, "", 0, 0, HeartbeatVerdict.UNKNOWN_SESSION),
+        ("", "", 0, 0, HeartbeatVerdict.ACCEPT),
+        ("", "", 9, 3, HeartbeatVerdict.ACCEPT),
     ],
 )
 def test_beats_are_judged_by_session_and_sequence(
-    on_record: str | None, given_session: str, highest: int, sequence: int, expected: BeatVerdict
+    on_record: str | None, given_session: str, highest: int, sequence: int, expected: HeartbeatVerdict
 ) -> None:
-    assert judge_beat(on_record, given_session, highest, sequence) is expected
+    assert judge_heartbeat(on_record, given_session, highest, sequence) is expected
 
 
 @given(
@@ -299,9 +299,9 @@ def test_of_the_sessions_of_a_node_only_the_last_is_accepted(registrations: list
     for registered_ms, token in registrations:
         sessions.append(make_session(registered_ms, token, after=sessions[-1]))
     for older in sessions[1:-1]:
-        assert judge_beat(sessions[-1], older, 0, 1) is BeatVerdict.SUPERSEDED
-        assert judge_beat(older, sessions[-1], 0, 1) is BeatVerdict.UNKNOWN_SESSION
-    assert judge_beat(sessions[-1], sessions[-1], 0, 1) is BeatVerdict.ACCEPT
+        assert judge_heartbeat(sessions[-1], older, 0, 1) is HeartbeatVerdict.SUPERSEDED
+        assert judge_heartbeat(older, sessions[-1], 0, 1) is HeartbeatVerdict.UNKNOWN_SESSION
+    assert judge_heartbeat(sessions[-1], sessions[-1], 0, 1) is HeartbeatVerdict.ACCEPT
 
 
 @given(st.text(min_size=1), st.lists(st.integers(0, 20)))
@@ -309,6 +309,6 @@ def test_no_number_is_accepted_twice_in_one_session(session: str, numbers: list[
     assume(0 not in numbers)
     accepted: list[int] = []
     for number in numbers:
-        if judge_beat(session, session, accepted[-1] if accepted else 0, number) is BeatVerdict.ACCEPT:
+        if judge_heartbeat(session, session, accepted[-1] if accepted else 0, number) is HeartbeatVerdict.ACCEPT:
             accepted.append(number)
     assert accepted == sorted(set(accepted))

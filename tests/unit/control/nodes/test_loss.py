@@ -53,7 +53,7 @@ class TestPolicies:
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "web", failover="stop", after=100.0)
         assert here.runs["web"].request.spec.stop_after_ms == 100_000
-        last = kit.plane.reign.contacts.get(here.node_id).lease.last_receipt
+        last = kit.plane.leadership.contacts.get(here.node_id).lease.last_receipt
         here.silent = True
         await kit.wait(lambda: "web" in other.runs, seconds=300)
         assert kit.clock.monotonic() - last >= 110.0
@@ -73,7 +73,7 @@ class TestPolicies:
     async def test_an_agent_that_stops_nothing_by_itself_gets_no_such_work(self, kit):
         await ready(kit, "n1", features=("generations", "sessions", "push"))
         await kit.apply("web", failover="stop", after=100.0)
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         assert [each.code for each in (await kit.workload("web")).rejections] == ["stop_alone"]
 
     async def test_rules_on_the_spec(self, kit):
@@ -103,7 +103,7 @@ class TestMassLoss:
         began = kit.clock.monotonic()
 
         def moved():
-            return sum(node.given_up for node in kit.plane.reign.fleet.nodes.values())
+            return sum(node.declared_lost for node in kit.plane.leadership.fleet.nodes.values())
 
         await kit.wait(lambda: moved() == 3, seconds=60)
         assert 9.0 <= kit.clock.monotonic() - began <= 21.0
@@ -116,19 +116,19 @@ class TestMassLoss:
             await kit.apply(f"on-{node.node_id}", cpu=3000)
         for node in nodes:
             await kit.wait_status(f"on-{node.node_id}", "Running")
-        before = {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()}
+        before = {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()}
         for node in nodes[:3]:
             node.silent = True
         for node in nodes[:3]:
             await kit.wait_node(node.node_id, "NotReady")
         await kit.clock.sleep(200)
-        assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
-        assert "3 of 4 nodes" in kit.plane.reign.lost_nodes.brake
+        assert {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()} == before
+        assert "3 of 4 nodes" in kit.plane.leadership.lost_nodes.brake
         assert "MovesHeld" in await kit.event_kinds("default")
         assert (await kit.node_view("n1")).failover == "held"
         nodes[0].silent = False
-        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "", seconds=60)
-        await kit.wait(lambda: kit.plane.reign.fleet.nodes["n2"].given_up, seconds=60)
+        await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake == "", seconds=60)
+        await kit.wait(lambda: kit.plane.leadership.fleet.nodes["n2"].declared_lost, seconds=60)
         assert "MovesResumed" in await kit.event_kinds("default")
 
     async def test_nodes_that_come_back_one_after_another_keep_their_work(self, kit):
@@ -137,7 +137,7 @@ class TestMassLoss:
             await kit.apply(f"on-{node.node_id}", cpu=3000)
         for node in nodes:
             await kit.wait_status(f"on-{node.node_id}", "Running")
-        before = {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()}
+        before = {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()}
         for node in nodes[:3]:
             node.silent = True
         for node in nodes[:3]:
@@ -146,9 +146,9 @@ class TestMassLoss:
         for node in nodes[:3]:
             node.silent = False
             await kit.wait_node(node.node_id, "Ready")
-        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "", seconds=5)  # nobody is missing any more
+        await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake == "", seconds=5)  # nobody is missing any more
         await kit.clock.sleep(100)
-        assert {name: record.node_id for name, record in kit.plane.reign.fleet.workloads.items()} == before
+        assert {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()} == before
         for node in nodes:
             assert "NodeGivenUp" not in await kit.event_kinds(node.node_id)
 
@@ -159,27 +159,27 @@ class TestMassLoss:
         for node in nodes[:3]:
             node.silent = True
         await kit.wait_node("n3", "NotReady")
-        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake != "")
+        await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake != "")
         await declare_dead(kit, "n2")
-        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake == "")
-        await kit.wait(lambda: kit.plane.reign.fleet.nodes["n1"].given_up)
+        await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake == "")
+        await kit.wait(lambda: kit.plane.leadership.fleet.nodes["n1"].declared_lost)
 
     async def test_the_brake_survives_a_restart(self, kit):
         await ready(kit, "n1", "n2", "n3", "n4")
         here, others = await running_on(kit, "web")
         for node in (here, *others[:2]):
             node.silent = True
-        await kit.wait(lambda: kit.plane.reign.lost_nodes.brake != "", seconds=60)
+        await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake != "", seconds=60)
         await kit.stop_control()
         await kit.start_control()
         await kit.clock.sleep(300)
-        assert kit.plane.reign.fleet.workloads["web"].node_id == here.node_id
+        assert kit.plane.leadership.fleet.workloads["web"].node_id == here.node_id
 
     async def test_nodes_lost_long_ago_do_not_pull_it(self, kit):
         nodes = await ready(kit, "n1", "n2", "n3", "n4")
         for node in nodes[:2]:
             node.silent = True
-            await kit.wait(lambda name=node.node_id: kit.plane.reign.fleet.nodes[name].given_up, seconds=120)
+            await kit.wait(lambda name=node.node_id: kit.plane.leadership.fleet.nodes[name].declared_lost, seconds=120)
             await kit.clock.sleep(60)
         here, others = await running_on(kit, "web")
         here.silent = True
@@ -218,7 +218,7 @@ class TestDead:
         await kit.wait(lambda: "web" in other.runs, seconds=2)
         await kit.wait_node(here.node_id, "Ready", seconds=30)
         await kit.wait(lambda: "web" not in here.runs, seconds=20)
-        assert not kit.plane.reign.fleet.nodes[here.node_id].dead
+        assert not kit.plane.leadership.fleet.nodes[here.node_id].dead
 
     async def test_the_word_survives_a_restart(self, kit):
         await ready(kit, "n1", "n2")
@@ -273,7 +273,7 @@ class TestReturn:
         here.silent = False
         await kit.wait(lambda: here.runs == {}, seconds=20)
         await kit.wait_gone("gone", seconds=15)
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].left_on == ())
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].left_on == ())
         assert {action.workload_id for action in here.actions} == {"web", "gone"}
 
     async def test_a_ghost_of_a_foreign_agent_holds_nothing_up(self, kit):
@@ -287,7 +287,7 @@ class TestReturn:
         await kit.wait(lambda: "web" not in here.runs, seconds=20)
         here.runs["web"] = ghost
         await drain(kit, here.node_id)
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].left_on == (), seconds=30)
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].left_on == (), seconds=30)
         await kit.wait_node(here.node_id, "Drained", seconds=30)
 
 
@@ -299,8 +299,8 @@ class TestStoreAway:
         await kit.wait_status("other", "Running")
         told = {name: list(node.history) for name, node in kit.agents.nodes.items()}
         kit.store.away = True
-        beat = pb.HeartbeatRequest(node_id=here.node_id, session=here.session, sequence=here.sequence + 1000)
-        answer = await kit.channel.call(AgentControl.HEARTBEAT, beat)
+        heartbeat = pb.HeartbeatRequest(node_id=here.node_id, session=here.session, sequence=here.sequence + 1000)
+        answer = await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
         here.sequence += 1001
         assert (answer.acknowledged, answer.drain_node) == (True, False)
         await kit.clock.sleep(200)
@@ -310,7 +310,7 @@ class TestStoreAway:
         kit.store.away = False
         await kit.clock.sleep(60)
         assert {name: list(node.history) for name, node in kit.agents.nodes.items()} == told
-        assert {node.state.value for node in kit.plane.reign.fleet.nodes.values()} == {"Ready"}
+        assert {node.state.value for node in kit.plane.leadership.fleet.nodes.values()} == {"Ready"}
         await kit.apply("web", revision="v2", cpu=200)
         await kit.wait(lambda: here.runs["web"].request.revision_id == "v2", seconds=5)
         assert other is not here

@@ -16,7 +16,7 @@ async def apply(kit, *names):
 
 
 async def placed_at(kit, *names):
-    workloads = kit.plane.reign.fleet.workloads
+    workloads = kit.plane.leadership.fleet.workloads
     await kit.wait(lambda: all(name in workloads and workloads[name].node_id for name in names))
     return {workloads[name].placed_at for name in names}
 
@@ -49,13 +49,13 @@ async def test_a_single_wish_is_not_kept_waiting(busy):
 
 async def test_memory_that_fell_behind_is_read_anew_and_nothing_waits_for_ever(kit):
     await kit.apply("w", cpu=10, memory=10)
-    fleet = kit.plane.reign.fleet
+    fleet = kit.plane.leadership.fleet
     unplaced = fleet.workloads["w"]
     kit.node("n1")
     await placed_at(kit, "w")
     await kit.wait_status("w", "Running")
     stored = await kit.store.load()
     fleet.load(dataclasses.replace(stored, workloads=(unplaced,)))
-    kit.plane.reign.dispatch.enqueue("w")
+    kit.plane.leadership.dispatch.enqueue("w")
     await kit.wait(lambda: fleet.workloads["w"].node_id == "n1", what="it is known again where it runs")
     assert fleet.workloads["w"].version > unplaced.version

@@ -52,7 +52,7 @@ def test_a_status_is_told_with_what_the_agent_saw(now, before, words):
 @pytest.mark.looptime(start=time.monotonic)
 async def test_no_event_is_without_a_source_and_a_cause(kit):
     await kit.apply("waits")
-    await kit.wait(lambda: "waits" in kit.plane.reign.dispatch.rejections)
+    await kit.wait(lambda: "waits" in kit.plane.leadership.dispatch.rejections)
     nodes = {name: kit.node(name) for name in ("n1", "n2", "n3")}
     for name in nodes:
         await kit.wait_node(name, "Ready")
@@ -77,7 +77,7 @@ async def test_no_event_is_without_a_source_and_a_cause(kit):
     await call(AgentControl.MARK_NODE_DEAD, pb.MarkNodeDeadRequest(node_id="n3"))
     await call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id="n3"))
     await kit.delete("web")
-    await kit.wait(lambda: set(kit.plane.reign.fleet.workloads) == {"waits"}, seconds=120)
+    await kit.wait(lambda: set(kit.plane.leadership.fleet.workloads) == {"waits"}, seconds=120)
     events = (await call(AgentControl.LIST_EVENTS, pb.ListEventsRequest(limit=1000))).events
     assert [each for each in events if not each.cause or not each.source] == []
     causes = {each.kind: each.cause for each in events}

@@ -41,7 +41,7 @@ def _node(node_id: NodeId) -> NodeRecord:
         state_by="register",
         state_at=AT,
         registered_at=AT,
-        last_beat=AT,
+        last_heartbeat=AT,
         lease_seconds=30.0,
     )
 

@@ -8,7 +8,7 @@ import pytest
 from shoal.control.state.fleet import ANSWER_SECONDS, Fleet, Ledger
 from shoal.control.store.base import Batch
 from shoal.control.store.sqlite import SqliteStore
-from shoal.control.workloads.status_reports import Sightings
+from shoal.control.workloads.status_reports import StatusReports
 from shoal.core.errors import ConflictError, UnavailableError
 from shoal.model.workloads import Observation, RunState, RunStatus
 from shoal.testing.clock import LoopClock
@@ -103,14 +103,14 @@ async def test_a_report_is_judged_by_what_is_stored():
     here = dataclasses.replace(workload("web"), node_id="n1", generation=1, placed_generation=1)
     await ledger.commit(Batch(workloads=(here,)))
     superseded = []
-    sightings = Sightings(
+    reports = StatusReports(
         ledger, clock=LoopClock(MOMENT), on_news=lambda _news: None, on_superseded=lambda *copy: superseded.append(copy)
     )
     moved = dataclasses.replace(here, node_id="n2", generation=2, placed_generation=2, version=1)
     store.lose_next_answer = True
     with pytest.raises(UnavailableError):
         await ledger.commit(Batch(workloads=(moved,)))
-    await sightings.take_in("n1", [report("web", 1)])
+    await reports.take_in("n1", [report("web", 1)])
     assert superseded == [("web", "n1", 1)]
     assert not (await store.load()).observations
     await store.dispose()

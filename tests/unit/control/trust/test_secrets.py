@@ -50,9 +50,9 @@ async def test_a_value_goes_with_the_order_and_nowhere_else(kit):
     assert (await set_secret(kit)).revision == 1
     await apply(kit)
     await kit.wait_status("web", "Running")
-    order = node.runs["web"].request
-    assert dict(order.secrets) == {"db-password": VALUE}
-    assert VALUE not in order.spec.SerializeToString()
+    command = node.runs["web"].request
+    assert dict(command.secrets) == {"db-password": VALUE}
+    assert VALUE not in command.spec.SerializeToString()
     answers = [
         await view_of(kit),
         await kit.channel.call(AgentControl.LIST_EVENTS, control_pb2.ListEventsRequest(limit=1000)),
@@ -159,7 +159,7 @@ async def test_what_cannot_be_a_secret_is_refused_and_not_repeated(kit, name, va
 
 async def test_there_is_an_end_to_secrets(kit, monkeypatch):
     monkeypatch.setattr(secrets, "MOST_SECRETS", 5)
-    book: SecretBook = kit.plane.reign.dispatch.secrets
+    book: SecretBook = kit.plane.leadership.dispatch.secrets
     for number in range(5):
         await book.set(f"s{number}", b"x", by="test")
     with pytest.raises(ExhaustedError):

@@ -123,14 +123,14 @@ async def test_a_new_agent_replaces_at_once_what_ended_or_was_spoilt_meanwhile(f
 async def test_a_start_waits_for_a_control_plane_that_is_away_and_says_so(fleet):
     agent = await fleet.start("n1")
     # The order gets through, and then the way back is gone.
-    original, failing = fleet.plane.reign.credentials.issue_workload_certificate, True
+    original, failing = fleet.plane.leadership.credentials.issue_workload_certificate, True
 
     async def issue(request, call):
         if failing:
             raise DeniedError("not now")
         return await original(request, call)
 
-    fleet.plane.reign.credentials.issue_workload_certificate = issue
+    fleet.plane.leadership.credentials.issue_workload_certificate = issue
     await fleet.apply_trusted(restart={"max_delay_ms": 8000})
     await asyncio.sleep(60)
     view = await fleet.workload("a")

@@ -34,7 +34,7 @@ async def scene(tmp_path):
 
 def own(fleet, job="clicks", node=None):
     """A channel of the workload `a`."""
-    where = node or fleet.plane.reign.fleet.workloads["a"].node_id
+    where = node or fleet.plane.leadership.fleet.workloads["a"].node_id
     return fleet.as_one(workload_identity(CLUSTER, job=job, node=where))
 
 
@@ -48,7 +48,7 @@ async def test_it_may_replace_a_member_of_its_own_group(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wish", "words"),
+    ("requested", "words"),
     [
         ({"group_id": "views", "members": ("c2",)}, "may change its own group only, not 'views'"),
         ({"group_id": "fresh"}, "may change its own group only"),
@@ -58,11 +58,11 @@ async def test_it_may_replace_a_member_of_its_own_group(tmp_path):
     ],
     ids=["another group", "a new group", "unseen", "another secret", "another user"],
 )
-async def test_it_may_not_wish_for_more(tmp_path, wish, words):
+async def test_it_may_not_wish_for_more(tmp_path, requested, words):
     async with scene(tmp_path) as fleet:
         with pytest.raises(DeniedError, match=words):
-            await fleet.apply_trusted(**{"channel": own(fleet), "expected": 1, **wish})
-        assert fleet.plane.reign.fleet.groups["clicks"].generation == 1
+            await fleet.apply_trusted(**{"channel": own(fleet), "expected": 1, **requested})
+        assert fleet.plane.leadership.fleet.groups["clicks"].generation == 1
 
 
 async def test_it_may_wish_for_processes_only(tmp_path):

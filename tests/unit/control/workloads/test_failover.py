@@ -80,21 +80,21 @@ class TestNodes:
     def test_a_single_loss_is_never_slowed_down(self):
         for fleet in (1, 2, 3, 10, 1000):
             verdict = judge(FleetHealth(fleet - 1, 0, lost(1)))
-            assert verdict.give_up == ("n0",)
+            assert verdict.declare_lost == ("n0",)
 
     def test_several_go_one_after_another(self):
         health = FleetHealth(18, 0, lost(4))
         first = judge(health)
-        assert first.give_up == ("n0", "n1", "n2")  # a tenth of 22, rounded up
+        assert first.declare_lost == ("n0", "n1", "n2")  # a tenth of 22, rounded up
         assert first.next_in == pytest.approx(10.0)
         rest = FleetHealth(18, 0, lost(4)[3:], lost_lately=3)
-        assert judge(rest, first.bucket, now=105.0).give_up == ()
-        assert judge(rest, first.bucket, now=110.0).give_up == ("n3",)
+        assert judge(rest, first.bucket, now=105.0).declare_lost == ()
+        assert judge(rest, first.bucket, now=110.0).declare_lost == ("n3",)
 
     def test_the_longest_lost_goes_first_and_one_without_work_costs_nothing(self):
         held = [LostNode(NodeId("b"), 2.0, True), LostNode(NodeId("a"), 3.0, True), LostNode(NodeId("z"), 4.0, False)]
-        assert judge(FleetHealth(10, 0, held)).give_up == ("b", "a", "z")
-        assert judge(FleetHealth(6, 0, held)).give_up == ("b", "z")
+        assert judge(FleetHealth(10, 0, held)).declare_lost == ("b", "a", "z")
+        assert judge(FleetHealth(6, 0, held)).declare_lost == ("b", "z")
 
     @pytest.mark.parametrize(
         ("alive", "suspect", "held", "lately", "braked"),
@@ -116,7 +116,7 @@ class TestNodes:
         assert is_braked(health, DEFAULTS) == braked
         verdict = judge(health)
         assert verdict.braked == braked
-        assert bool(verdict.give_up) != braked
+        assert bool(verdict.declare_lost) != braked
 
     def test_who_is_still_missing_when_others_come_back_gets_one_more_lease(self):
         pulled = judge_evictions(FleetHealth(1, 0, lost(3)), Bucket(), now=100.0, settings=DEFAULTS, lease=30.0)
@@ -127,16 +127,16 @@ class TestNodes:
 
         one_back = FleetHealth(2, 0, lost(2))
         waiting = later(one_back, 110.0)
-        assert (waiting.give_up, waiting.braked, waiting.next_in) == ((), True, pytest.approx(20.0))
+        assert (waiting.declare_lost, waiting.braked, waiting.next_in) == ((), True, pytest.approx(20.0))
         assert waiting.brake == pulled.brake  # however often it is asked, the grace ends when it was to end
-        assert later(one_back, 130.0).give_up == ("n0",)
+        assert later(one_back, 130.0).declare_lost == ("n0",)
         assert not later(FleetHealth(4, 0, ()), 101.0).braked
         # Nobody came back: an operator said of one that it is dead, and is not kept waiting for the others.
-        assert later(FleetHealth(1, 0, lost(2)), 101.0).give_up == ("n0",)
+        assert later(FleetHealth(1, 0, lost(2)), 101.0).declare_lost == ("n0",)
 
     def test_the_brake_can_be_turned_off(self):
         off = FailoverSettings(brake_share=1.0)
-        assert judge(FleetHealth(0, 0, lost(5)), settings=off).give_up == ("n0",)
+        assert judge(FleetHealth(0, 0, lost(5)), settings=off).declare_lost == ("n0",)
 
 
 @given(
@@ -147,7 +147,7 @@ def test_no_history_of_losses_goes_faster_than_the_rate_or_past_the_brake(fleet,
     """Nodes are lost and come back at random moments; whatever happens, the bounds hold."""
     state = dict.fromkeys(range(fleet), "alive")
     since = {}
-    bucket, given_up_at = Bucket(), []
+    bucket, declared_lost_at = Bucket(), []
     for moment, index, down in sorted(moves):
         node = index % fleet
         if down and state[node] == "alive":
@@ -159,13 +159,13 @@ def test_no_history_of_losses_goes_faster_than_the_rate_or_past_the_brake(fleet,
         health = FleetHealth(sum(1 for each in state.values() if each == "alive"), 0, held, lately)
         verdict = judge_evictions(health, bucket, now=moment, settings=DEFAULTS)
         bucket = verdict.bucket
-        if verdict.give_up:
+        if verdict.declare_lost:
             assert health.vanished < 3 or health.vanished <= 0.55 * health.total
-        for each in verdict.give_up:
+        for each in verdict.declare_lost:
             assert state[int(each)] == "held"
             state[int(each)] = "gone"
-            given_up_at.append(moment)
+            declared_lost_at.append(moment)
         burst = math.ceil(0.1 * fleet)
-        for start in given_up_at:
-            window = [each for each in given_up_at if start <= each <= moment]
+        for start in declared_lost_at:
+            window = [each for each in declared_lost_at if start <= each <= moment]
             assert len(window) <= max(1, burst) + 0.1 * (moment - start) + 1e-6

@@ -10,7 +10,7 @@ import pytest
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import NO_PLACEMENTS_WITHIN
 from shoal.core.errors import NotFoundError, UnavailableError
-from shoal.model.nodes import NodeState, NodeWish
+from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from tests.unit.control.operating import cordon, declare_dead, drain, ready, running_on, uncordon
@@ -103,7 +103,7 @@ class TestPlacements:
         await kit.apply("two", cpu=1000)
         await kit.wait_status("one", "Running")
         await kit.clock.sleep(20)
-        fleet = kit.plane.reign.fleet
+        fleet = kit.plane.leadership.fleet
         assert fleet.workloads["two"].node_id is None
         assert fleet.facts_of("n1").reserved.cpu_millicores == 1000
 
@@ -115,11 +115,11 @@ class TestPlacements:
         calling.cancel()
         await kit.apply("late", cpu=1000)
         await kit.clock.sleep(1)
-        assert kit.plane.reign.fleet.workloads["late"].node_id is None
+        assert kit.plane.leadership.fleet.workloads["late"].node_id is None
         door.opened.set()
         await kit.wait_status("member", "Running")
         await kit.clock.sleep(20)
-        fleet = kit.plane.reign.fleet
+        fleet = kit.plane.leadership.fleet
         assert fleet.workloads["late"].node_id is None
         assert fleet.facts_of("n1").reserved.cpu_millicores == 1000
 
@@ -142,30 +142,30 @@ class TestCordon:
         door.hold(places)
         await kit.apply("early")
         await door.reached.wait()
-        wishing = asyncio.ensure_future(cordon(kit, "n1"))
+        asking = asyncio.ensure_future(cordon(kit, "n1"))
         await kit.clock.sleep(1)
-        assert not wishing.done()
-        assert kit.plane.reign.fleet.nodes["n1"].wish is NodeWish.NONE
+        assert not asking.done()
+        assert kit.plane.leadership.fleet.nodes["n1"].desired is DesiredNodeState.NONE
         door.opened.set()
-        assert (await wishing).wish == "cordoned"
+        assert (await asking).wish == "cordoned"
         kinds = await kit.event_kinds()
         assert kinds.index("WorkloadPlaced") < kinds.index("NodeCordoned")
 
-    @pytest.mark.parametrize("wish", [cordon, drain])
-    async def test_it_is_refused_in_time_when_the_store_does_not_answer(self, kit, door, wish):
+    @pytest.mark.parametrize("operation", [cordon, drain])
+    async def test_it_is_refused_in_time_when_the_store_does_not_answer(self, kit, door, operation):
         await ready(kit, "n1")
         door.hold(places)
         await kit.apply("early")
         await door.reached.wait()
         asked_at = kit.clock.monotonic()
         with pytest.raises(UnavailableError, match="nothing was changed") as refused:
-            await wish(kit, "n1")
+            await operation(kit, "n1")
         assert refused.value.facts["outcome"] == "none"
         assert kit.clock.monotonic() - asked_at <= NO_PLACEMENTS_WITHIN + 1
-        assert kit.plane.reign.fleet.nodes["n1"].wish is NodeWish.NONE
+        assert kit.plane.leadership.fleet.nodes["n1"].desired is DesiredNodeState.NONE
         door.opened.set()
         await kit.wait_status("early", "Running")
-        assert (await wish(kit, "n1")).wish != ""
+        assert (await operation(kit, "n1")).wish != ""
 
 
 class TestDrain:
@@ -188,22 +188,22 @@ class TestDrain:
         for name, node_id in (("a", "n1"), ("b", "n2")):
             await kit.apply(name, only_on=node_id)
             await kit.wait_status(name, "Running")
-        reign, tried = kit.plane.reign, []
-        move_first = reign.dispatch.move_first
+        leadership, tried = kit.plane.leadership, []
+        move_first = leadership.dispatch.move_first
 
         async def begin(workload_id, **settings):
             tried.append(workload_id)
-            await reign.operations.uncordon("n2", cause="test")
+            await leadership.operations.uncordon("n2", cause="test")
             return await move_first(workload_id, **settings)
 
-        monkeypatch.setattr(reign.dispatch, "move_first", begin)
+        monkeypatch.setattr(leadership.dispatch, "move_first", begin)
 
         def both():
-            nodes = (reign.fleet.nodes[each] for each in ("n1", "n2"))
-            wished = {"wish": NodeWish.DRAINING, "state": NodeState.DRAINING}
-            return Batch(nodes=tuple(dataclasses.replace(node, **wished) for node in nodes))
+            nodes = (leadership.fleet.nodes[each] for each in ("n1", "n2"))
+            desired = {"desired": DesiredNodeState.DRAINING, "state": NodeState.DRAINING}
+            return Batch(nodes=tuple(dataclasses.replace(node, **desired) for node in nodes))
 
-        await reign.ledger.change(both)
+        await leadership.ledger.change(both)
         await kit.clock.sleep(10)
         assert set(tried) == {"a"}
 
@@ -220,11 +220,11 @@ class TestDrain:
         door.once(tells_that_it_left, lose)
         await drain(kit, here.node_id)
         await door.reached.wait()
-        copies = kit.plane.reign.dispatch.copies
+        copies = kit.plane.leadership.dispatch.copies
         assert here.node_id in copies._fenced["web"]
         await uncordon(kit, here.node_id)
         await drain(kit, other.node_id)
-        await kit.wait(lambda: kit.plane.reign.fleet.workloads["web"].node_id == here.node_id)
+        await kit.wait(lambda: kit.plane.leadership.fleet.workloads["web"].node_id == here.node_id)
         assert here.node_id not in copies._fenced["web"]
 
 
@@ -240,13 +240,13 @@ class TestNodes:
 
     async def test_one_who_takes_over_an_id_that_was_answered_to_nobody_has_a_predecessor(self, kit):
         await ready(kit, "n1")
-        reign = kit.plane.reign
-        spec = dataclasses.replace(reign.fleet.nodes["n1"].spec, node_id="n2")
+        leadership = kit.plane.leadership
+        spec = dataclasses.replace(leadership.fleet.nodes["n1"].spec, node_id="n2")
         kit.store.lose_next_answer = True
         with pytest.raises(UnavailableError):
-            await reign.registration.register(spec, sent_at=None, instance="one")
-        assert (await reign.registration.register(spec, sent_at=None, instance="other")).accepted
-        assert reign.contacts.predecessor_until("n2") > kit.clock.monotonic()
+            await leadership.registration.register(spec, sent_at=None, instance="one")
+        assert (await leadership.registration.register(spec, sent_at=None, instance="other")).accepted
+        assert leadership.contacts.predecessor_until("n2") > kit.clock.monotonic()
 
     async def test_one_that_went_while_it_was_registered_has_a_lease(self, kit, door):
         await reach_and_leave(door, about_nodes, kit.channel.call(AgentControl.REGISTER_NODE, registration("ghost")))
@@ -256,20 +256,20 @@ class TestNodes:
     @pytest.mark.parametrize("state", [NodeState.SUSPECT, NodeState.NOT_READY])
     async def test_one_that_beats_while_its_silence_is_being_stored_is_back_at_once(self, kit, door, state):
         (node,) = await ready(kit, "n1")
-        reign = kit.plane.reign
+        leadership = kit.plane.leadership
         beaten = asyncio.Event()
 
-        async def beat():
-            heard = reign.contacts.get("n1").lease.last_receipt
+        async def heartbeat():
+            heard = leadership.contacts.get("n1").lease.last_receipt
             node.silent = False
-            await kit.wait(lambda: reign.contacts.get("n1").lease.last_receipt != heard)
+            await kit.wait(lambda: leadership.contacts.get("n1").lease.last_receipt != heard)
             beaten.set()
 
-        door.once(lambda batch: any(each.state is state for each in batch.nodes), beat)
+        door.once(lambda batch: any(each.state is state for each in batch.nodes), heartbeat)
         node.silent = True
         await beaten.wait()
         await kit.clock.sleep(1)
-        assert reign.fleet.nodes["n1"].state is NodeState.READY
+        assert leadership.fleet.nodes["n1"].state is NodeState.READY
         assert "NodeLost" not in await kit.event_kinds()
 
     async def test_copies_on_one_that_is_removed_are_gone_with_it(self, kit):
@@ -278,7 +278,7 @@ class TestNodes:
         here.silent = True
         await kit.wait(lambda: "web" in other.runs, seconds=120)
         await kit.delete("web")
-        fleet = kit.plane.reign.fleet
+        fleet = kit.plane.leadership.fleet
         await kit.wait(lambda: fleet.workloads["web"].node_id is None)
         kit.store.lose_next_answer = True
         with pytest.raises(UnavailableError):
@@ -292,7 +292,7 @@ class TestNodes:
         await kit.wait_node(here.node_id, "NotReady", seconds=60)
         await reach_and_leave(door, about_nodes, declare_dead(kit, here.node_id))
         await kit.wait(lambda: "web" in other.runs, seconds=5)
-        await kit.wait(lambda: kit.plane.reign.contacts.get(here.node_id) is None, seconds=5)
+        await kit.wait(lambda: kit.plane.leadership.contacts.get(here.node_id) is None, seconds=5)
 
     async def test_what_one_has_that_was_removed_moves_when_the_caller_has_gone(self, kit, door):
         await ready(kit, "n1", "n2")
@@ -303,27 +303,29 @@ class TestNodes:
         leaves = kit.channel.call(AgentControl.REMOVE_NODE, request)
         await reach_and_leave(door, lambda batch: bool(batch.removed_nodes), leaves)
         await kit.wait(lambda: "web" in other.runs, seconds=5)
-        await kit.wait(lambda: kit.plane.reign.contacts.get(here.node_id) is None, seconds=5)
+        await kit.wait(lambda: kit.plane.leadership.contacts.get(here.node_id) is None, seconds=5)
 
     async def test_who_held_an_id_is_known_when_two_register_at_once(self, kit, door):
         await ready(kit, "n1")
-        reign = kit.plane.reign
-        held = reign.fleet.nodes["n1"]
+        leadership = kit.plane.leadership
+        held = leadership.fleet.nodes["n1"]
         door.hold(about_nodes)
         both = [
             asyncio.ensure_future(
-                reign.registration.register(held.spec, sent_at=None, previous_session=held.session, instance=instance)
+                leadership.registration.register(
+                    held.spec, sent_at=None, previous_session=held.session, instance=instance
+                )
             )
             for instance in ("one", "other")
         ]
         await door.reached.wait()
         door.opened.set()
         assert all(answer.accepted for answer in await asyncio.gather(*both))
-        assert reign.contacts.predecessor_until("n1") > kit.clock.monotonic()
+        assert leadership.contacts.predecessor_until("n1") > kit.clock.monotonic()
 
     async def test_when_it_was_heard_of_is_stored_later_if_it_could_not_be(self, kit):
         await ready(kit, "n1")
-        contacts = kit.plane.reign.contacts
+        contacts = kit.plane.leadership.contacts
         stored = contacts.get("n1").heartbeat_stored
         kit.store.away = True
         await kit.clock.sleep(90)
@@ -342,38 +344,38 @@ class TestGroups:
         door.once(lambda batch: bool(batch.groups) and not batch.workloads, fail)
         await kit.apply_group("g", {"last": {}})
         await door.reached.wait()
-        await kit.wait(lambda: kit.plane.reign.fleet.groups["g"].before == (), seconds=10)
+        await kit.wait(lambda: kit.plane.leadership.fleet.groups["g"].before == (), seconds=10)
 
     async def test_one_whose_making_was_answered_to_nobody_can_be_deleted_at_once(self, kit):
         await ready(kit, "n1")
         kit.store.lose_next_answer = True
         with pytest.raises(UnavailableError):
             await kit.apply_group("g", {"a": {}})
-        assert await kit.plane.reign.groups.delete("g", cause="test") == 2
+        assert await kit.plane.leadership.groups.delete("g", cause="test") == 2
 
     async def test_one_that_only_lost_members_is_settled(self, kit):
         await ready(kit, "n1")
         await kit.apply_group("g", {"a": {}, "b": {}})
         await kit.wait_status("b", "Running")
         await kit.apply_group("g", {"a": {}})
-        await kit.wait(lambda: kit.plane.reign.fleet.groups["g"].before == (), seconds=10)
+        await kit.wait(lambda: kit.plane.leadership.fleet.groups["g"].before == (), seconds=10)
 
 
 async def test_an_orphan_is_not_adopted_on_a_node_that_was_removed_meanwhile(kit, monkeypatch):
     (node,) = await ready(kit, "n1")
     await kit.apply("web")
     await kit.wait_status("web", "Running")
-    reign = kit.plane.reign
-    found = await reign.agents.spec(reign.fleet.nodes["n1"], "web")
+    leadership = kit.plane.leadership
+    found = await leadership.agents.spec(leadership.fleet.nodes["n1"], "web")
     node.silent = True
     await kit.delete("web")
 
     async def slow_spec(_node, _workload_id):
         await kit.wait_node("n1", "NotReady", seconds=120)
         await kit.clock.sleep(60)
-        await reign.operations.remove("n1", cause="test")
+        await leadership.operations.remove("n1", cause="test")
         return found
 
-    monkeypatch.setattr(reign.agents, "spec", slow_spec)
+    monkeypatch.setattr(leadership.agents, "spec", slow_spec)
     with pytest.raises(NotFoundError, match="n1"):
-        await reign.adoption.adopt("n1", "stray", cause="test")
+        await leadership.adoption.adopt("n1", "stray", cause="test")

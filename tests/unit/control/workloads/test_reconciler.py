@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from shoal.control.state.moves import is_leaving
 from shoal.control.workloads.reconciler import (
-    ABSENT_BEATS,
+    ABSENT_HEARTBEATS,
+    Command,
+    CommandKind,
     ConfirmWithForeignAgent,
     Facts,
     FinishMove,
     Forget,
     LeaveNode,
     NoteFailure,
-    Order,
-    OrderKind,
     Owner,
     Place,
     RefillBudget,
@@ -72,10 +72,10 @@ def record(**changes):
     return WorkloadRecord(**values)
 
 
-def owner(state=NodeState.READY, *, foreign=False, surely_stopped=False, given_up=True, dead=False, silence=100.0):
+def owner(state=NodeState.READY, *, foreign=False, surely_stopped=False, declared_lost=True, dead=False, silence=100.0):
     features = frozenset() if foreign else frozenset({"generations", "sessions", "push"})
     spec = NodeSpec(node_id=NODE, endpoint="h:1", capacity=Resources(1000, 1000), features=features)
-    node = NodeRecord(spec, "", state, "", "", AT, AT, AT, 30.0, given_up=given_up, dead=dead)
+    node = NodeRecord(spec, "", state, "", "", AT, AT, AT, 30.0, declared_lost=declared_lost, dead=dead)
     return Owner(node, surely_stopped=surely_stopped, silence=silence, lease=30.0)
 
 
@@ -83,12 +83,12 @@ def seen(state=RunState.RUNNING, generation=3, node=NODE, **changes):
     return Observation(node, RunStatus(WorkloadId("w"), state, generation=generation, **changes), AT)
 
 
-def told(kind=OrderKind.APPLY, generation=3, **changes):
-    return Order(kind, NODE, generation, **changes)
+def told(kind=CommandKind.APPLY, generation=3, **changes):
+    return Command(kind, NODE, generation, **changes)
 
 
 def facts(**changes):
-    values = {"record": record(), "owner": owner(), "observation": None, "order": None, "now": 100.0, "wall": AT}
+    values = {"record": record(), "owner": owner(), "observation": None, "command": None, "now": 100.0, "wall": AT}
     return Facts(**{**values, **changes})
 
 
@@ -122,10 +122,10 @@ ROWS = [
     ("an update waits for its place", facts(record=record(placed_generation=2)), Place),
     ("no room lately", facts(record=record(node_id=None), owner=None, place_not_before=105.0), Wait),
     ("placed and not told", facts(), SendApply),
-    ("told, no answer, not due", facts(order=told(failures=1, not_before=101.0)), Wait),
-    ("told, no answer, due", facts(order=told(failures=1, not_before=99.0)), SendApply),
-    ("told of an older generation", facts(order=told(generation=2, accepted=True)), SendApply),
-    ("told and accepted", facts(order=told(accepted=True)), Settled),
+    ("told, no answer, not due", facts(command=told(failures=1, not_before=101.0)), Wait),
+    ("told, no answer, due", facts(command=told(failures=1, not_before=99.0)), SendApply),
+    ("told of an older generation", facts(command=told(generation=2, accepted=True)), SendApply),
+    ("told and accepted", facts(command=told(accepted=True)), Settled),
     ("reported running", facts(observation=seen()), Settled),
     ("reported running by somebody else", facts(observation=seen(node=NodeId("n2"))), SendApply),
     ("an older generation is reported", facts(observation=seen(generation=2)), SendApply),
@@ -174,12 +174,16 @@ ROWS = [
         facts(observation=seen(RunState.STOPPED, generation=2, completed=True)),
         SendApply,
     ),
-    ("gone from its agent", facts(observation=seen(), order=told(accepted=True, absent_beats=ABSENT_BEATS)), SendApply),
-    ("absent once", facts(observation=seen(), order=told(accepted=True, absent_beats=1)), Settled),
-    ("stopped behind our back", facts(observation=seen(RunState.STOPPED), order=told(accepted=True)), SendApply),
+    (
+        "gone from its agent",
+        facts(observation=seen(), command=told(accepted=True, absent_heartbeats=ABSENT_HEARTBEATS)),
+        SendApply,
+    ),
+    ("absent once", facts(observation=seen(), command=told(accepted=True, absent_heartbeats=1)), Settled),
+    ("stopped behind our back", facts(observation=seen(RunState.STOPPED), command=told(accepted=True)), SendApply),
     ("suspect node", facts(owner=owner(NodeState.SUSPECT), observation=seen()), Settled),
     ("lost node", facts(owner=owner(NodeState.NOT_READY), observation=seen()), Place),
-    ("lost node, not given up", facts(owner=owner(LOST, given_up=False), observation=seen()), Settled),
+    ("lost node, not given up", facts(owner=owner(LOST, declared_lost=False), observation=seen()), Settled),
     ("dead node", facts(owner=owner(LOST, dead=True), observation=seen()), Place),
     ("lost node, kept", facts(record=record(spec=KEPT), owner=owner(LOST), observation=seen()), Settled),
     ("dead node, kept", facts(record=record(spec=KEPT), owner=owner(LOST, dead=True), observation=seen()), Place),
@@ -203,15 +207,15 @@ ROWS = [
     ),
     # the replacement after
     ("leaving, not asked", facts(record=record(move=AFTER), observation=seen()), SendDelete),
-    ("leaving, asked", facts(record=record(move=AFTER), order=told(OrderKind.DELETE, accepted=True)), Settled),
+    ("leaving, asked", facts(record=record(move=AFTER), command=told(CommandKind.DELETE, accepted=True)), Settled),
     (
         "leaving, gone",
-        facts(record=record(move=AFTER), order=told(OrderKind.DELETE, accepted=True, gone=True)),
+        facts(record=record(move=AFTER), command=told(CommandKind.DELETE, accepted=True, gone=True)),
         LeaveNode,
     ),
     (
         "leaving a foreign agent",
-        facts(record=record(move=AFTER), owner=owner(foreign=True), order=told(OrderKind.DELETE, accepted=True)),
+        facts(record=record(move=AFTER), owner=owner(foreign=True), command=told(CommandKind.DELETE, accepted=True)),
         ConfirmWithForeignAgent,
     ),
     ("leaving, and lost", facts(record=record(move=AFTER), owner=owner(LOST)), Place),
@@ -249,10 +253,10 @@ ROWS = [
         facts(record=record(spec=AT_MOST_ONE), owner=Owner(owner().record, predecessor_until=105.0)),
         Wait,
     ),
-    ("foreign, accepted", facts(owner=owner(foreign=True), order=told(accepted=True)), ConfirmWithForeignAgent),
+    ("foreign, accepted", facts(owner=owner(foreign=True), command=told(accepted=True)), ConfirmWithForeignAgent),
     (
         "foreign, reported running",
-        facts(owner=owner(foreign=True), order=told(accepted=True), observation=seen(generation=0)),
+        facts(owner=owner(foreign=True), command=told(accepted=True), observation=seen(generation=0)),
         Settled,
     ),
     ("foreign after a restart of ours", facts(owner=owner(foreign=True), observation=seen(generation=0)), SendApply),
@@ -270,11 +274,19 @@ ROWS = [
     ),
     ("to go, node removed", facts(record=record(desired=DELETED), owner=None), LeaveNode),
     ("to go, not asked", facts(record=record(desired=DELETED)), SendDelete),
-    ("to go, asked before in vain", facts(record=record(desired=DELETED), order=told(OrderKind.DELETE)), SendDelete),
-    ("to go, on its way", facts(record=record(desired=DELETED), order=told(OrderKind.DELETE, accepted=True)), Settled),
+    (
+        "to go, asked before in vain",
+        facts(record=record(desired=DELETED), command=told(CommandKind.DELETE)),
+        SendDelete,
+    ),
+    (
+        "to go, on its way",
+        facts(record=record(desired=DELETED), command=told(CommandKind.DELETE, accepted=True)),
+        Settled,
+    ),
     (
         "to go, confirmed",
-        facts(record=record(desired=DELETED), order=told(OrderKind.DELETE, accepted=True, gone=True)),
+        facts(record=record(desired=DELETED), command=told(CommandKind.DELETE, accepted=True, gone=True)),
         LeaveNode,
     ),
     (
@@ -282,7 +294,7 @@ ROWS = [
         facts(
             record=record(desired=DELETED),
             owner=owner(foreign=True),
-            order=told(OrderKind.DELETE, accepted=True),
+            command=told(CommandKind.DELETE, accepted=True),
         ),
         ConfirmWithForeignAgent,
     ),
@@ -326,7 +338,7 @@ def any_facts():
         st.sampled_from(NodeState),
         foreign=st.booleans(),
         surely_stopped=st.booleans(),
-        given_up=st.booleans(),
+        declared_lost=st.booleans(),
         dead=st.booleans(),
         silence=st.floats(0, 200),
     )
@@ -339,22 +351,22 @@ def any_facts():
         deleting=st.booleans(),
         failure=st.sampled_from(FailureReason),
     )
-    orders = st.none() | st.builds(
+    commands = st.none() | st.builds(
         told,
-        st.sampled_from(OrderKind),
+        st.sampled_from(CommandKind),
         st.integers(1, 4),
         accepted=st.booleans(),
         gone=st.booleans(),
         failures=st.integers(0, 3),
         not_before=st.floats(90, 110),
-        absent_beats=st.integers(0, 3),
+        absent_heartbeats=st.integers(0, 3),
     )
     return st.builds(
         facts,
         record=records,
         owner=owners,
         observation=observations,
-        order=orders,
+        command=commands,
         older_copy_may_run=st.booleans(),
         place_not_before=st.floats(90, 110),
         way_back=st.booleans(),
@@ -374,9 +386,9 @@ def test_nothing_is_removed_without_a_wish(given_facts):
 def test_an_owner_is_left_only_when_it_confirmed_or_was_removed(given_facts):
     step = reconcile(given_facts)
     if isinstance(step, LeaveNode) and given_facts.owner is not None:
-        assert given_facts.order is not None
-        assert given_facts.order.gone
-        assert given_facts.order.generation == given_facts.record.generation
+        assert given_facts.command is not None
+        assert given_facts.command.gone
+        assert given_facts.command.generation == given_facts.record.generation
 
 
 @given(any_facts())
@@ -420,7 +432,7 @@ def test_a_lost_node_is_left_only_as_each_policy_allows(given_facts):
     if not isinstance(step, Place) or not step.away_from_owner or owner_.record.dead:
         return
     policy = given_facts.record.spec.failover
-    assert owner_.record.given_up
+    assert owner_.record.declared_lost
     assert policy.policy != "keep"
     if policy.policy == "stop":
         assert owner_.silence >= 66.0

@@ -30,7 +30,7 @@ async def gang(kit, *names, **spec):
     await kit.apply_group("gang", dict.fromkeys(names, spec))
     for name in names:
         await kit.wait_status(name, "Running")
-    await kit.wait(lambda: not kit.plane.reign.fleet.groups["gang"].before)
+    await kit.wait(lambda: not kit.plane.leadership.fleet.groups["gang"].before)
     return node
 
 
@@ -60,7 +60,7 @@ class TestAlone:
 
     async def test_one_that_waits_for_room_is_looked_at_at_once(self, kit):
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.reign.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
         await retry(kit, "web")
         assert "WorkloadRetried" in await kit.event_kinds("web")
 
@@ -73,7 +73,7 @@ class TestAlone:
 class TestMembers:
     async def test_a_failed_member_runs_again_and_its_group_is_as_before(self, kit):
         node = await gang(kit, "a", "b", restart="no")
-        group = kit.plane.reign.fleet.groups["gang"]
+        group = kit.plane.leadership.fleet.groups["gang"]
         other = await kit.workload("b")
         node.fail("a")
         failed = await kit.wait_status("a", "Failed")
@@ -82,13 +82,13 @@ class TestMembers:
         assert again.generation > failed.generation
         assert again.group_id == "gang"
         assert node.runs["a"].request.attempt == 1
-        assert kit.plane.reign.fleet.groups["gang"] == group
+        assert kit.plane.leadership.fleet.groups["gang"] == group
         assert (await kit.workload("b")).generation == other.generation
         assert [name for _, name, _ in node.history if name == "b"] == ["b"]
 
     async def test_the_same_wish_after_a_retry_changes_nothing(self, kit):
         node = await gang(kit, "a", "b", restart="no")
-        generation = kit.plane.reign.fleet.groups["gang"].generation
+        generation = kit.plane.leadership.fleet.groups["gang"].generation
         node.fail("a")
         await kit.wait_status("a", "Failed")
         await retry(kit, "a")
@@ -104,15 +104,15 @@ class TestMembers:
         await kit.wait_status("a", "Failed")
         node.deaf = True
         await kit.apply_group("gang", {"a": {"restart": "no"}, "b": {"restart": "no", "cpu": 200}})
-        changed = kit.plane.reign.fleet.groups["gang"]
+        changed = kit.plane.leadership.fleet.groups["gang"]
         assert [each.workload_id for each in changed.before] == ["b"]
         await retry(kit, "a")
         await kit.clock.sleep(2)
-        assert kit.plane.reign.fleet.groups["gang"] == changed
+        assert kit.plane.leadership.fleet.groups["gang"] == changed
         node.deaf = False
         await kit.wait_status("a", "Running")
-        await kit.wait(lambda: not kit.plane.reign.fleet.groups["gang"].before)
-        settled = kit.plane.reign.fleet.groups["gang"]
+        await kit.wait(lambda: not kit.plane.leadership.fleet.groups["gang"].before)
+        settled = kit.plane.leadership.fleet.groups["gang"]
         assert (settled.generation, settled.members) == (changed.generation, changed.members)
 
     async def test_a_member_that_is_not_to_run_is_started_with_its_group(self, kit):

@@ -21,7 +21,7 @@ HELD_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True)
-class Beats:
+class Heartbeats:
     """What was seen of the beats of one stretch."""
 
     per_second: float
@@ -46,20 +46,20 @@ async def spread(here: Stage, seconds: float) -> None:
         await asyncio.sleep(seconds / len(here.nodes))
 
 
-async def steady(here: Stage, seconds: float) -> Beats:
+async def steady(here: Stage, seconds: float) -> Heartbeats:
     """The beats of nodes that beat as they are told to."""
     taken: list[float] = []
     for node in here.nodes:
         node.beaten = taken.append
     control, load = _watches(here)
     await asyncio.sleep(seconds)
-    found = _beats(taken, seconds, control, load)
+    found = _heartbeats(taken, seconds, control, load)
     for node in here.nodes:
         node.beaten = None
     return found
 
 
-async def paced(here: Stage, rate: float, seconds: float) -> Beats:
+async def paced(here: Stage, rate: float, seconds: float) -> Heartbeats:
     """Beats at a rate, each node in its turn. What each takes is counted from the moment at which it was due."""
     loop = asyncio.get_running_loop()
     taken: list[float] = []
@@ -72,10 +72,10 @@ async def paced(here: Stage, rate: float, seconds: float) -> Beats:
             node = here.nodes[number % len(here.nodes)]
             scope.start(_one(here.hollow, node, due, taken), name=node.node_id)
         await asyncio.sleep(2 * HELD_WITHIN)
-        return _beats(taken, loop.time() - begin - 2 * HELD_WITHIN, control, load)
+        return _heartbeats(taken, loop.time() - begin - 2 * HELD_WITHIN, control, load)
 
 
-async def highest(here: Stage, rates: Sequence[float], seconds: float) -> tuple[Beats | None, Beats | None]:
+async def highest(here: Stage, rates: Sequence[float], seconds: float) -> tuple[Heartbeats | None, Heartbeats | None]:
     """The last of these rates that is held, and the first that is not, if there is one."""
     last = None
     for node in here.nodes:
@@ -95,7 +95,7 @@ async def highest(here: Stage, rates: Sequence[float], seconds: float) -> tuple[
 
 async def _one(hollow: HollowFleet, node: HollowNode, due: float, taken: list[float]) -> None:
     try:
-        await hollow.beat(node)
+        await hollow.heartbeat(node)
     except ShoalError:
         return  # one that is not answered is missing among those that are
     taken.append(asyncio.get_running_loop().time() - due)
@@ -106,8 +106,8 @@ def _watches(here: Stage) -> tuple[CpuWatch, CpuWatch]:
     return CpuWatch(here.process), CpuWatch(psutil.Process())
 
 
-def _beats(taken: Sequence[float], seconds: float, control: CpuWatch, load: CpuWatch) -> Beats:
-    return Beats(
+def _heartbeats(taken: Sequence[float], seconds: float, control: CpuWatch, load: CpuWatch) -> Heartbeats:
+    return Heartbeats(
         per_second=len(taken) / seconds,
         p50=percentile(taken, 0.5),
         p99=percentile(taken, 0.99),
