@@ -36,6 +36,7 @@ from shoal.model.documents import read_document
 from shoal.model.events import Event
 from shoal.model.identity import Identity, Role, parse_identity
 from shoal.model.nodes import NodeRecord
+from shoal.model.selectors import parse_selector
 from shoal.model.trust import parse_token
 from shoal.model.workloads import GroupRecord, Observation, ProcessSpec, WorkloadRecord, WorkloadSpec
 from shoal.runtimes import cgroups
@@ -327,6 +328,10 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.views.cluster_summary_from_proto": _message(
         convert.cluster_summary_from_proto, control.ClusterSummary
     ),
+    "shoal.wire.convert.logs.log_piece_from_proto": _message(convert.log_piece_from_proto, control.LogChunk),
+    "shoal.wire.convert.logs.log_query_from_proto": _message(
+        lambda request: convert.log_query_from_proto(request, []), agent.ReadLogsRequest
+    ),
     "shoal.wire.convert.trust.join_token_from_proto": _message(
         convert.join_token_from_proto, enrollment_pb2.JoinTokenView
     ),
@@ -395,6 +400,12 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.runtimes.keeper.logs.parse_entry": ParserCase(
         logs.parse_entry, blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello"), ()
     ),
+    "shoal.model.selectors.parse_selector": ParserCase(
+        parse_selector, texts | changed_text("app=web,zone in (a,b),!gpu"), good=("", "app=web", "zone in (a, b)")
+    ),
+    "shoal.runtimes.keeper.logs.read_position": ParserCase(
+        logs.read_position, texts | changed_text("3:1024"), (), ("3:1024", "0:0")
+    ),
     "shoal.runtimes.keeper.logs.read_entries": ParserCase(
         with_folder(file_named("00000001.log"), lambda folder: logs.read_entries(folder, logs.OLDEST)),
         blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello\n"),
@@ -420,6 +431,7 @@ PARSERS: dict[str, ParserCase] = {
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
+    "shoal.runtimes.process_logs.read_logs": "reads files with the parsers of the keeper's logs, which are here",
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",
     "shoal.control.store.rows.event_from_row": "columns have types; the document is the codec's",

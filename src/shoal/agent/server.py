@@ -64,6 +64,7 @@ FEATURES = frozenset(
         Feature.SESSIONS,
         Feature.PUSH,
         Feature.LOGS,
+        Feature.LOG_QUERIES,
         Feature.PORTS,
         Feature.STREAM,
         Feature.STOP_ALONE,

@@ -21,6 +21,7 @@ from shoal.agent.store.action_log import Action, ActionQuery
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand
 from shoal.agent.workloads.executor import Executor
 from shoal.agent.workloads.intake import Answer
+from shoal.core.clock import epoch_ms
 from shoal.core.errors import (
     InvalidError,
     MisroutedError,
@@ -159,17 +160,19 @@ class AgentHandlers:
         return pb.ListActionsResponse(actions=[_write_action(action) for action in actions])
 
     async def read_logs(self, request: pb.ReadLogsRequest, call: Call) -> AsyncIterator[pb.LogChunk]:
-        """What a workload printed, and with `follow` what it goes on to print."""
+        """The output of a workload; with `follow`, also what it prints from now on."""
         self._check_route(call)
         problems = _id_problems(request.workload_id, "workload_id")
         _check_number(request.tail_lines, "tail_lines", problems)
+        query = convert.log_query_from_proto(request, problems)
         _raise(problems)
-        pieces = self._executor.read_logs(
-            WorkloadId(request.workload_id), tail_lines=request.tail_lines, follow=request.follow
-        )
-        async for piece in pieces:
+        async for piece in self._executor.read_logs(WorkloadId(request.workload_id), query):
             for start in range(0, len(piece.data), MAX_CHUNK):
-                yield pb.LogChunk(data=piece.data[start : start + MAX_CHUNK], stream=piece.stream)
+                rest = piece.data[start : start + MAX_CHUNK]
+                # Only the last part of a piece ends where its position is.
+                position = piece.position if start + MAX_CHUNK >= len(piece.data) else ""
+                time = epoch_ms(piece.time) if piece.time is not None else 0
+                yield pb.LogChunk(data=rest, stream=piece.stream, time_ms=time, position=position)
 
     def _check_route(self, call: Call) -> None:
         """An address can come to belong to another agent: a call for that node must not be taken for this one's."""

@@ -58,6 +58,7 @@ class Feature(enum.StrEnum):
     SESSIONS = "sessions"  # sends its session with every beat
     PUSH = "push"  # beats at once when a status changes, and each beat is a full snapshot
     LOGS = "logs"  # serves ReadLogs
+    LOG_QUERIES = "log_queries"  # reads logs by time, by run and from a position
     PORTS = "ports"  # chooses named ports
     STREAM = "stream"  # opens a ControlStream and takes calls through it; such an agent may have no endpoint
     SECRETS = "secrets"  # takes the values of secrets beside the spec, and keeps them encrypted

@@ -58,6 +58,8 @@ class WorkloadView:
     moving_from: str = ""
     #: Nodes that may still hold an older copy.
     left_on: tuple[str, ...] = ()
+    #: Of its spec; also in lists, where the spec is missing.
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Protocol, runtime_checkable
 
 from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
+from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
 
@@ -64,14 +65,6 @@ class RunInfo:
     last_output: str = ""
     #: Ended by its deadline, by `stop`, or empty when by itself.
     ended_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Some bytes that a workload printed."""
-
-    data: bytes
-    stream: str = "stdout"
 
 
 class RunError(ShoalError):
@@ -136,8 +129,8 @@ class Runtime(Protocol):
 class SupportsLogs(Protocol):
     """Runtimes whose workloads print."""
 
-    def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
-        """What the workload printed, oldest first; with `follow`, on and on."""
+    def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of a workload, oldest first. Raises `NotFoundError` when there is none to read."""
         ...
 
 

@@ -26,13 +26,14 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
-from shoal.core.errors import DeadlineError, InvalidError, NotFoundError, ShoalError, UnavailableError, problem
+from shoal.core.errors import DeadlineError, InvalidError, ShoalError, UnavailableError, problem
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
 from shoal.core.private_files import let_others_pass
+from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
-from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.cgroups import Cgroups
-from shoal.runtimes.keeper import logs, protocol
+from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.files import KeeperFiles
@@ -44,6 +45,7 @@ from shoal.runtimes.keeper.records import (
     read_run_records,
     record_from_json,
 )
+from shoal.runtimes.process_logs import read_logs
 from shoal.runtimes.usage import Meter
 
 log = logging.getLogger(__name__)
@@ -62,7 +64,6 @@ _START_TIMEOUT = 15.0
 #: After the grace period a run is killed; this long after it, the keeper is at fault.
 _STOP_MARGIN = 10.0
 _HEALTH_TIMEOUT = 2.0
-_FOLLOW_INTERVAL = 0.2
 #: The agent's own settings, such as where its key is, whatever else of its environment a workload inherits.
 _NOT_INHERITED = ("SHOAL_", "PERSYS_")
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
@@ -234,24 +235,11 @@ class ProcessRuntime:
             return None
         return await self._meter.read(record)
 
-    async def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
-        """What a workload printed, oldest first; the last so many lines, or with 0 all that is kept."""
+    def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of a workload, oldest first."""
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
-        directory = self._files.logs(workload_id)
-        if not directory.is_dir():
-            raise NotFoundError("workload", workload_id, hint="it has not run on this node")
-        position = logs.OLDEST
-        if tail_lines > 0:
-            position = await asyncio.to_thread(logs.find_tail, directory, tail_lines)
-        while True:
-            entries, position, at_end = await asyncio.to_thread(logs.read_entries, directory, position)
-            for piece in _pieces(entries):
-                yield piece
-            if at_end:
-                if not follow or not directory.is_dir():
-                    return
-                await self._clock.sleep(_FOLLOW_INTERVAL)
+        return read_logs(self._files.logs(workload_id), workload_id, query, self._clock)
 
     # --- preparing ----------------------------------------------------------------------------------------
 
@@ -378,13 +366,3 @@ def _info_of(record: RunRecord) -> RunInfo:
         last_output=record.last_output,
         ended_by="" if ending is None else record.ended_by,
     )
-
-
-def _pieces(entries: list[logs.LogEntry]) -> list[LogPiece]:
-    """Entries put together: neighbours of one stream become one piece."""
-    pieces: list[tuple[str, list[bytes]]] = []
-    for entry in entries:
-        if not pieces or pieces[-1][0] != entry.stream:
-            pieces.append((entry.stream, []))
-        pieces[-1][1].append(entry.text + b"\n" if entry.ends_line else entry.text)
-    return [LogPiece(data=b"".join(texts), stream=stream) for stream, texts in pieces]

@@ -9,14 +9,17 @@ loop's, so under virtual time a day of restarts takes no time. Everything that h
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from shoal.core.clock import Clock
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.core.ids import WorkloadId
+from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
-from shoal.runtimes.base import LogPiece, RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 
 ENV_PREFIX = "SHOAL_FAKE_"
 
@@ -75,6 +78,14 @@ class FakeMoment:
     ended_by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class FakeOutput:
+    """The output of one run."""
+
+    time: datetime
+    text: bytes
+
+
 @dataclass(slots=True)
 class _FakeRun:
     request: RunRequest
@@ -98,7 +109,7 @@ class FakeMachine:
         #: Set, every call of a runtime raises it: the machine does not answer.
         self.outage: Exception | None = None
         self.runs: dict[str, _FakeRun] = {}
-        self.logs: dict[str, str] = {}
+        self.logs: dict[str, list[FakeOutput]] = {}
         self.started_with: dict[str, RunRequest] = {}
         self._failed_starts: dict[str, int] = {}
         self._watchers: set[asyncio.Queue[RunInfo]] = set()
@@ -162,7 +173,7 @@ class FakeMachine:
         run = _FakeRun(request=request, script=script, info=info, started=self.clock.monotonic())
         self.runs[request.run_id] = run
         self.started_with[request.run_id] = request
-        self.logs[request.workload_id] = self.logs.get(request.workload_id, "") + script.output
+        self.logs.setdefault(request.workload_id, []).append(FakeOutput(self.clock.wall(), script.output.encode()))
         self._note("started", info)
         loop = asyncio.get_running_loop()
         if script.run_for is not None:
@@ -311,14 +322,25 @@ class FakeRuntime:
     async def close(self) -> None:
         """Nothing to do."""
 
-    async def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
-        """What the scripts printed."""
-        text = self._machine.logs.get(workload_id, "")
-        if tail_lines:
-            text = "".join(text.splitlines(keepends=True)[-tail_lines:])
-        if text:
-            yield LogPiece(text.encode())
-        while follow:
+    async def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of the scripts. A position counts the pieces before it."""
+        kept = self._machine.logs.get(workload_id, [])
+        if query.previous and len(kept) < 2:
+            raise NotFoundError("previous run of workload", workload_id)
+        begin = int(query.after or 0)
+        chosen = list(enumerate(kept))[-2:-1] if query.previous else list(enumerate(kept))[begin:]
+        lines = [
+            (index, each.time, line)
+            for index, each in chosen
+            if query.since is None or query.after or each.time >= query.since
+            for line in each.text.splitlines(keepends=True)
+        ]
+        lines = lines[-query.tail_lines :] if query.tail_lines and not query.after else lines
+        for index, run in itertools.groupby(lines, key=lambda line: line[0]):
+            texts = [(time, line) for _, time, line in run]
+            time = texts[0][0] if query.times else None
+            yield LogPiece(b"".join(line for _, line in texts), time=time, position=str(index + 1))
+        while query.follow and not query.previous:
             await self._machine.clock.sleep(3600)
 
     async def usage(self, run_id: str) -> Usage | None:

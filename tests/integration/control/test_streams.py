@@ -15,8 +15,8 @@ from shoal.control.settings import ControlSettings
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeniedError, NotFoundError
 from shoal.model.documents import read_document
+from shoal.model.logs import LogPiece
 from shoal.model.workloads import WorkloadType
-from shoal.runtimes.base import LogPiece
 from shoal.testing.certificates import Certificates
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
 from shoal.wire.calls import status_from_proto
@@ -35,7 +35,7 @@ class Talkative(FakeRuntime):
 
     printed = 0
 
-    async def read_logs(self, workload_id, *, tail_lines, follow):
+    async def read_logs(self, workload_id, query):
         while True:
             Talkative.printed += 1
             yield LogPiece(b"x" * PIECE)

@@ -38,6 +38,7 @@ from shoal.wire.transport import Service
 
 ADDRESS = "127.0.0.1:8085"
 START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
@@ -62,9 +63,16 @@ class ScriptedControl:
     refuse: dict[str, pb.ApplyWorkloadResponse] = field(default_factory=dict)
     placements: dict[str, PlannedPlacement] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
+    log_requests: list[pb.ReadLogsRequest] = field(default_factory=list)
+    #: Before which chunk of a log the stream breaks, once each, and how.
+    log_breaks: dict[int, list[Exception]] = field(default_factory=dict)
+    #: Whether it is of a version that knows neither positions nor times.
+    is_older: bool = False
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     fail_with: dict[str, Exception] = field(default_factory=dict)
+    #: How often a call is answered before it fails for good.
+    fail_with_after: dict[str, tuple[int, Exception]] = field(default_factory=dict)
     #: (deadline_ms, force) of each drain that was asked for.
     drains: list[tuple[int, bool]] = field(default_factory=list)
 
@@ -73,6 +81,9 @@ class ScriptedControl:
         self.calls.append(name)
         if name in self.fail_with:
             raise self.fail_with[name]
+        after, error = self.fail_with_after.get(name, (0, None))
+        if error is not None and self.calls.count(name) > after:
+            raise error
 
     def _workload(self, name: str) -> WorkloadView:
         if name not in self.workloads:
@@ -193,12 +204,31 @@ class ScriptedControl:
         )
 
     async def read_logs(self, request: pb.ReadLogsRequest, call: Any) -> AsyncIterator[pb.LogChunk]:
+        """Positions count the chunks. With `follow` there is one more, and then the workload is gone."""
         self._note(call)
+        self.log_requests.append(request)
         self._workload(request.workload_id)
-        for data, stream in self.logs[-request.tail_lines :] if request.tail_lines else self.logs:
-            yield pb.LogChunk(data=data, stream=stream)
+        chunks = list(enumerate(self.logs, 1))
+        if request.after:
+            chunks = chunks[int(request.after) :]
+        elif request.tail_lines:
+            chunks = chunks[-request.tail_lines :]
         if request.follow:
-            yield pb.LogChunk(data=b"more\n", stream="stdout")
+            chunks.append((len(self.logs) + 1, (b"more\n", "stdout")))
+        for number, (data, stream) in chunks:
+            for error in self.log_breaks.pop(number, ()):
+                raise error
+            time = START + timedelta(seconds=number)
+            since = START + timedelta(milliseconds=request.since_ms) - (START - EPOCH) if request.since_ms else None
+            if since is None or time >= since:
+                yield pb.LogChunk(
+                    data=data,
+                    stream=stream,
+                    position="" if self.is_older else str(number),
+                    time_ms=int(time.timestamp() * 1000) if request.times and not self.is_older else 0,
+                )
+        if request.follow:
+            self.workloads.pop(request.workload_id)
 
     # Groups
 

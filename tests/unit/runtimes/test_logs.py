@@ -14,10 +14,15 @@ from shoal.runtimes.keeper.logs import (
     LogEntry,
     LogPosition,
     LogWriter,
+    find_previous_run,
+    find_since,
     find_tail,
     last_output,
     parse_entry,
     read_entries,
+    read_position,
+    resume,
+    write_position,
 )
 
 
@@ -199,3 +204,94 @@ def test_no_line_breaks_the_reader(line: bytes) -> None:
 def test_a_directory_without_files_is_empty(tmp_path: Path) -> None:
     assert read_from(tmp_path / "nowhere") == ([], OLDEST)
     assert find_tail(tmp_path / "nowhere", 3) == OLDEST
+
+
+def write_runs(directory: Path, *runs: bytes, file_size: int = 4000) -> list[bytes]:
+    """Some runs with their output; what is kept of each in the end."""
+    writer = LogWriter(directory, StepClock(), file_size=file_size)
+    for number, output in enumerate(runs):
+        writer.begin_run(f"web-{number}")
+        for line in output.splitlines(keepends=True):
+            writer.write("stdout", line)
+    writer.close()
+    return list(runs)
+
+
+def test_the_mark_of_a_run_is_no_output(tmp_path: Path) -> None:
+    write_runs(tmp_path, b"one\n", b"two\n")
+    assert (tmp_path / "00000001.log").read_text().splitlines()[0] == "2027-01-15T08:00:00.001Z run F web-0"
+    assert text_of(read_from(tmp_path)[0]) == b"one\ntwo\n"
+    assert tail(tmp_path, 2) == b"one\ntwo\n"
+    assert last_output(tmp_path, since_ms=0, limit=100) == b"one\ntwo\n"
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 99), max_size=6).map(lambda n: b"".join(b"%d\n" % i for i in n)), max_size=5),
+    st.sampled_from([300, 4000]),
+)
+def test_the_previous_run_is_the_one_before_the_last(runs: list[bytes], file_size: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        write_runs(Path(name), *runs, file_size=file_size)
+        found = find_previous_run(Path(name))
+        if len(runs) < 2:
+            assert found is None
+        elif found is None:  # its mark and its output were dropped with the oldest files
+            assert len(list(Path(name).iterdir())) == FILES or not runs[-2]
+        else:
+            begin, end = found
+            entries, position = [], begin
+            while position < end:
+                read, position, at_end = read_entries(Path(name), position)
+                entries += [each for each in read if LogPosition(position.number, each.end) <= end]
+                if at_end:
+                    break
+            assert runs[-2].endswith(text_of(entries))
+
+
+def test_output_since_a_moment(tmp_path: Path) -> None:
+    write_runs(tmp_path, b"one\n", b"two\nthree\n", file_size=60)
+    stamps = [entry.stamp for entry in read_from(tmp_path)[0]]
+    clock = StepClock()
+    moments = [clock.wall_ms() for _ in range(8)]
+    for moment in moments:
+        kept = [text for text, stamp in zip((b"one\n", b"two\n", b"three\n"), stamps, strict=True)]
+        at = f"2027-01-15T08:00:00.{moment - 1_800_000_000_000:03d}Z"
+        wanted = b"".join(text for text, stamp in zip(kept, stamps, strict=True) if stamp >= at)
+        assert text_of(read_from(tmp_path, find_since(tmp_path, moment))[0]) == wanted
+
+
+def test_a_position_is_read_as_it_was_written() -> None:
+    assert read_position(write_position(LogPosition(3, 1024))) == LogPosition(3, 1024)
+    assert [read_position(text) for text in ("", ":", "1:", ":1", "a:1", "1:-1", "1:2:3", "²:1", "9" * 40 + ":1")] == (
+        [None] * 9
+    )
+
+
+def test_every_entry_is_a_place_to_continue(tmp_path: Path) -> None:
+    write_runs(tmp_path, b"one\ntwo\n", b"three\n", file_size=80)
+    position, rest = OLDEST, text_of(read_from(tmp_path)[0])
+    while True:
+        entries, after, at_end = read_entries(tmp_path, position)
+        for entry in entries:
+            rest = rest.removeprefix(entry.text + b"\n")
+            place = resume(tmp_path, LogPosition(after.number, entry.end))
+            assert text_of(read_from(tmp_path, place)[0]) == rest
+        if at_end:
+            break
+        position = after
+
+
+def test_a_position_of_a_deleted_log_leads_to_the_beginning_of_the_new_one(tmp_path: Path) -> None:
+    write_runs(tmp_path, b"new\n")
+    assert resume(tmp_path, LogPosition(1, 5000)) == OLDEST
+    assert resume(tmp_path, LogPosition(9, 0)) == OLDEST
+    assert resume(tmp_path / "none", LogPosition(1, 10)) == OLDEST
+    (tmp_path / "00000001.log").rename(tmp_path / "00000007.log")
+    assert resume(tmp_path, LogPosition(2, 10)) == LogPosition(
+        2, 10
+    )  # dropped since: reading goes on with what is left
+
+
+def test_a_full_disk_costs_the_mark_of_a_run_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("no directory")
+    LogWriter(tmp_path / "logs" / "web", StepClock()).begin_run("web-1")

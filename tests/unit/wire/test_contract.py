@@ -105,7 +105,7 @@ CONTROL = {
         10 failure_reason string, 11 last_updated Timestamp, 12 reason ReasonDetail, 13 usage WorkloadUsageSnapshot,
         100 generation int64, 101 group_id string, 102 run RunDetail, 103 rejections NodeRejection*,
         104 spec WorkloadSpec, 105 created_at Timestamp, 106 observed_revision_id string, 107 spec_sha256 bytes,
-        108 moving_from string, 109 left_on string*""",
+        108 moving_from string, 109 left_on string*, 120 labels <string,string>""",
     "NodeRejection": "1 node_id string, 2 code string, 3 message string",
     "ClusterSummary": """
         1 total_nodes int32, 2 ready_nodes int32, 3 not_ready_nodes int32, 4 total_workloads int32,
@@ -168,8 +168,10 @@ CONTROL = {
     "ListEventsRequest": "1 after int64, 2 limit int32, 3 subject_kind string, 4 subject_id string, 5 newest bool",
     "ListEventsResponse": "1 events Event*, 2 next int64, 3 oldest int64",
     "WatchEventsRequest": "1 after int64, 2 subject_kind string, 3 subject_id string",
-    "ReadLogsRequest": "1 workload_id string, 2 tail_lines int32, 3 follow bool",
-    "LogChunk": "1 data bytes, 2 stream string",
+    "ReadLogsRequest": """
+        1 workload_id string, 2 tail_lines int32, 3 follow bool,
+        100 since_ms int64, 101 previous bool, 102 times bool, 103 after string""",
+    "LogChunk": "1 data bytes, 2 stream string, 100 time_ms int64, 101 position string",
 }
 
 AGENT = {
@@ -227,8 +229,10 @@ AGENT = {
         1 workload_id string, 2 type WorkloadType, 3 cpu_percent double, 4 memory_bytes int64,
         5 disk_read_bytes int64, 6 disk_write_bytes int64, 7 net_rx_bytes int64, 8 net_tx_bytes int64,
         9 collected_at int64, 10 source string""",
-    "ReadLogsRequest": "1 workload_id string, 2 tail_lines int32, 3 follow bool",
-    "LogChunk": "1 data bytes, 2 stream string",
+    "ReadLogsRequest": """
+        1 workload_id string, 2 tail_lines int32, 3 follow bool,
+        100 since_ms int64, 101 previous bool, 102 times bool, 103 after string""",
+    "LogChunk": "1 data bytes, 2 stream string, 100 time_ms int64, 101 position string",
     "GetWorkloadSpecRequest": "1 id string",
     "GetWorkloadSpecResponse": """
         1 id string, 2 type WorkloadType, 3 revision_id string, 4 desired_state DesiredState, 5 spec bytes,

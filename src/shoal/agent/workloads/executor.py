@@ -49,9 +49,10 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError, UnsupportedError
 from shoal.core.ids import WorkloadId
 from shoal.core.tasks import TaskScope
+from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import AgentSpec, ProcessSpec, Usage, WorkloadType
-from shoal.runtimes.base import LogPiece, RunInfo, RunPhase, Runtime, SupportsDeadlines, SupportsLogs, SupportsUsage
+from shoal.runtimes.base import RunInfo, RunPhase, Runtime, SupportsDeadlines, SupportsLogs, SupportsUsage
 from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 
@@ -335,13 +336,13 @@ class Executor:
         """Part of the log of actions."""
         return await self._database.read(lambda connection: action_log.list_actions(connection, query))
 
-    def read_logs(self, workload_id: WorkloadId, *, tail_lines: int, follow: bool) -> AsyncIterator[LogPiece]:
-        """What a workload printed. Raises `NotFoundError` or `UnsupportedError`."""
+    def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of a workload. Raises `NotFoundError` or `UnsupportedError`."""
         kind = self.roster.actor(workload_id).state.intent.type
         runtime = self._runtimes.get(kind)
         if not isinstance(runtime, SupportsLogs):
             raise UnsupportedError(f"the {kind.value} runtime keeps no logs")
-        return runtime.read_logs(workload_id, tail_lines=tail_lines, follow=follow)
+        return runtime.read_logs(workload_id, query)
 
     async def health(self) -> dict[str, str]:
         """How each runtime is, by its name."""

@@ -6,10 +6,11 @@ and the security options, opens the client and closes it again.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import typing
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -17,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from shoal.cli.connection import completion, session
 from shoal.core import durations
+from shoal.core.errors import InvalidError, problem
 
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None]])
 
@@ -35,6 +37,18 @@ def duration(text: str | timedelta) -> timedelta:
         return durations.parse_duration(text)
     except ValueError as error:
         raise typer.BadParameter(f"{error} (got {text!r})") from None
+
+
+def moment(text: str, now: datetime, *, field: str) -> datetime:
+    """Read a moment given as an option: a duration before now, or a date and time. Without a zone it is local time."""
+    with contextlib.suppress(ValueError):
+        return now - durations.parse_duration(text)
+    try:
+        read = datetime.fromisoformat(text)
+        return read.astimezone(UTC)
+    except (ValueError, OverflowError):
+        rule = "must be a duration such as 10m, or a time such as 2026-01-31T12:00:00Z"
+        raise InvalidError([problem(field, text, rule)]) from None
 
 
 class _ShownDuration(timedelta):
@@ -66,6 +80,22 @@ WorkloadName = Annotated[
 ]
 WorkloadNames = Annotated[
     list[str], typer.Argument(metavar="WORKLOAD…", help="Ids", autocompletion=completion.complete_workloads)
+]
+OptionalWorkloadNames = Annotated[
+    list[str] | None, typer.Argument(metavar="[WORKLOAD…]", help="Ids", autocompletion=completion.complete_workloads)
+]
+SelectorText = Annotated[
+    str,
+    typer.Option("--selector", "-l", metavar="SELECTOR", help="Only with these labels: app=web,tier!=db,zone in (a,b)"),
+]
+GroupFilter = Annotated[
+    str,
+    typer.Option(
+        "--group", metavar="GROUP", help="Only members of this group", autocompletion=completion.complete_groups
+    ),
+]
+Watch = Annotated[
+    bool, typer.Option("--watch", "-w", metavar="", help="Go on: print each entry again when it changes, until Ctrl-C")
 ]
 GroupName = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group's id", autocompletion=completion.complete_groups)

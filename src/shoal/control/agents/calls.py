@@ -147,11 +147,8 @@ class Agents:
         newest = answer.actions[0]
         return newest.status == "completed" or (newest.status == "failed" and "not found" in newest.error)
 
-    async def read_logs(
-        self, node: NodeRecord, workload_id: str, *, tail_lines: int, follow: bool
-    ) -> AsyncIterator[pb.LogChunk]:
-        """What a workload printed. Not counted against the node's share: followers stay long."""
-        request = pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail_lines, follow=follow)
+    async def read_logs(self, node: NodeRecord, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogChunk]:
+        """The output of a workload. Not counted against the node's concurrency limit: followers stay long."""
         channel = await self._channel(node)
         chunks = channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node))
         try:

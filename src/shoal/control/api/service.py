@@ -14,6 +14,7 @@ from datetime import timedelta
 from shoal.control.agents.calls import Agents
 from shoal.control.agents.streams import Streams
 from shoal.control.api.event_feed import EventFeed
+from shoal.control.api.log_reading import check_log_request, chunk_for_clients, request_to_agent
 from shoal.control.api.pages import check_page, first_page, fitting
 from shoal.control.api.parsing import check_given, check_id, check_state, event_query, read_members, read_workload
 from shoal.control.api.views import NODE_STATES, Views
@@ -479,20 +480,17 @@ class ControlService:
             yield convert.event_to_proto(event)
 
     async def read_logs(self, request: pb.ReadLogsRequest, _call: Call) -> AsyncIterator[pb.LogChunk]:
-        """What a workload printed, from the node that owns it."""
+        """The output of a workload, from the node that owns it."""
         check_id("workload_id", request.workload_id)
-        if request.tail_lines < 0:
-            raise InvalidError([problem("tail_lines", request.tail_lines, "must be 0 or more")])
+        check_log_request(request)
         record = self._fleet.workload(request.workload_id)
         if record.node_id is None:
             raise PreconditionError(f"workload {record.workload_id!r} has no node yet, so it has printed nothing")
         node = self._fleet.node(record.node_id)
         if not node.spec.has(Feature.LOGS):
             raise UnsupportedError(f"the agent of node {node.node_id!r} does not serve logs", node_id=node.node_id)
-        async for chunk in self._agents.read_logs(
-            node, record.workload_id, tail_lines=request.tail_lines, follow=request.follow
-        ):
-            yield pb.LogChunk(data=chunk.data, stream=chunk.stream)
+        async for chunk in self._agents.read_logs(node, request_to_agent(request, node.spec)):
+            yield chunk_for_clients(chunk, node.spec)
 
 
 def _needs_generations(record: WorkloadRecord, request: pb.PlanPlacementRequest) -> bool:

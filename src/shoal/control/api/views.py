@@ -106,6 +106,7 @@ class Views:
             spec_sha256=record.spec_sha256,
             moving_from=record.move.away_from if record.move is not None else "",
             left_on=record.left_on,
+            labels=record.spec.labels,
         )
 
     def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:

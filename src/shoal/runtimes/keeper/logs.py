@@ -5,7 +5,8 @@ A log file is text, one entry per line, as the container world writes it:
     2026-01-31T12:00:00.250Z stdout F a whole line
     2026-01-31T12:00:00.311Z stderr P the beginning of a line that has no end y
 
-`F` entries end a line, `P` entries do not, so the exact bytes can be put together again. Files are numbered and never
+`F` entries end a line, `P` entries do not, so the exact bytes can be put together again. An entry of the stream `run`
+marks the start of a run; its text is the run's id. Readers that do not know it skip it. Files are numbered and never
 renamed, so that a reader cannot take one for another; after a full one comes the next number and the oldest is dropped.
 The directory never holds more than `FILES` files of `FILE_SIZE`. A full disk costs output, counted and noted in the
 log as soon as there is room; it never blocks or ends the workload.
@@ -13,6 +14,7 @@ log as soon as there is room; it never blocks or ends the workload.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +29,7 @@ FILES = 4
 CHUNK = 32 * 1024
 _BLOCK = 128 * 1024
 _SUFFIX = ".log"
+_RUN = "run"
 
 
 class LogWriter:
@@ -58,6 +61,11 @@ class LogWriter:
             self.dropped += len(chunk)
             self._unnoted += len(chunk)
             self.error = os.strerror(error.errno or 0)
+
+    def begin_run(self, run_id: str) -> None:
+        """Mark where the output of a run begins. A full disk costs the mark."""
+        with contextlib.suppress(OSError):
+            self._append(f"{iso_millis(self._clock.wall_ms())} {_RUN} F {run_id}\n".encode())
 
     def close(self) -> None:
         """Let go of the file."""
@@ -126,9 +134,11 @@ class LogEntry:
     stream: str
     text: bytes
     ends_line: bool
+    #: The offset after it in its file, when it was read from one.
+    end: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class LogPosition:
     """A place in the log: the number of a file and an offset in it."""
 
@@ -140,22 +150,22 @@ class LogPosition:
 OLDEST = LogPosition(number=0, offset=0)
 
 
-def parse_entry(line: bytes) -> LogEntry | None:
-    """Read one line of a log file; None for one that was torn by a crash or a full disk."""
+def parse_entry(line: bytes, end: int = 0) -> LogEntry | None:
+    """Read one line of a log file; None for one that was torn by a crash or a full disk, and for the mark of a run."""
     parts = line.split(b" ", 3)
     if len(parts) != 4 or parts[2] not in (b"F", b"P") or parts[1] not in (b"stdout", b"stderr"):
         return None
-    return LogEntry(parts[0].decode(errors="replace"), parts[1].decode(), parts[3], parts[2] == b"F")
+    return LogEntry(parts[0].decode(errors="replace"), parts[1].decode(), parts[3], parts[2] == b"F", end)
 
 
-def find_tail(directory: Path, lines: int) -> LogPosition:
-    """Where the last so many lines begin. An unfinished line at the end counts as one."""
+def find_tail(directory: Path, lines: int, *, before: LogPosition | None = None) -> LogPosition:
+    """Where the last so many lines begin, of all or before a position. An unfinished line at the end counts as one."""
     counted = 0
     newest = True
     place = OLDEST
     for number, offset, line in _backward(directory):
         entry = parse_entry(line)
-        if entry is None:
+        if entry is None or (before is not None and LogPosition(number, offset) >= before):
             continue
         if entry.ends_line or newest:
             counted += 1
@@ -164,6 +174,59 @@ def find_tail(directory: Path, lines: int) -> LogPosition:
         newest = False
         place = LogPosition(number, offset)
     return OLDEST
+
+
+def find_since(directory: Path, since_ms: int) -> LogPosition:
+    """Where the output begins that was printed at or after a moment."""
+    since = iso_millis(since_ms)
+    place: LogPosition | None = None
+    for number, offset, line in _backward(directory):
+        entry = parse_entry(line)
+        if entry is None:
+            continue
+        if entry.stamp < since:
+            return place or LogPosition(number, offset + len(line) + 1)
+        place = LogPosition(number, offset)
+    return OLDEST
+
+
+def find_previous_run(directory: Path) -> tuple[LogPosition, LogPosition] | None:
+    """Where the output of the run before the last one begins and ends; None when none is kept."""
+    last: LogPosition | None = None
+    printed = False
+    for number, offset, line in _backward(directory):
+        if line.split(b" ", 2)[1:2] == [_RUN.encode()]:
+            place = LogPosition(number, offset)
+            if last is not None:
+                return place, last
+            last = place
+        elif last is not None:
+            printed = printed or parse_entry(line) is not None
+    # The run that began before the oldest file that is kept has lost its mark.
+    return (OLDEST, last) if last is not None and printed else None
+
+
+def write_position(position: LogPosition) -> str:
+    """A position as text, for readers that continue later."""
+    return f"{position.number}:{position.offset}"
+
+
+def read_position(text: str) -> LogPosition | None:
+    """A position from its text; None when it is none."""
+    number, separator, offset = text.partition(":")
+    digits = number + offset
+    if not separator or not number or not offset or not digits.isascii() or not digits.isdigit() or len(digits) > 30:
+        return None
+    return LogPosition(int(number), int(offset))
+
+
+def resume(directory: Path, position: LogPosition) -> LogPosition:
+    """Where to continue after a position: from the beginning, if that log was deleted and another has begun."""
+    try:
+        is_kept = _path(directory, position.number).stat().st_size >= position.offset
+    except OSError:
+        is_kept = position.number < max(_numbers(directory), default=0)
+    return position if is_kept else OLDEST
 
 
 def read_entries(directory: Path, position: LogPosition) -> tuple[list[LogEntry], LogPosition, bool]:
@@ -181,7 +244,12 @@ def read_entries(directory: Path, position: LogPosition) -> tuple[list[LogEntry]
         return [], position, position.number >= numbers[0]
     end = block.rfind(b"\n") + 1
     if end:
-        entries = [entry for entry in map(parse_entry, block[:end].split(b"\n")) if entry is not None]
+        entries, at = [], position.offset
+        for line in block[: end - 1].split(b"\n"):
+            at += len(line) + 1
+            entry = parse_entry(line, at)
+            if entry is not None:
+                entries.append(entry)
         return entries, LogPosition(position.number, position.offset + end), False
     if position.number >= numbers[0]:
         return [], position, True

@@ -65,6 +65,7 @@ class Outputs:
 
     def make(self) -> tuple[int, int]:
         """Make the pipes and begin to read; the ends for the child, which the caller closes. Raises OSError."""
+        self._writer.begin_run(self._run_id)
         ends: list[int] = []
         try:
             for stream in STREAMS:

@@ -24,8 +24,9 @@ from typing import Any, TypeVar
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import PreconditionError, ShoalError
+from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.ids import WorkloadId
+from shoal.model.logs import LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
 from shoal.runtimes.base import (
@@ -333,14 +334,14 @@ class RuntimeSuite:
         logging: SupportsLogs = require(runtime, SupportsLogs)
         await runtime.start(self.make_request("echo good; echo bad >&2"))
         await wait_ended(runtime, "web-1")
-        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), tail_lines=0, follow=False)]
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery())]
         assert b"".join(piece.data for piece in pieces if piece.stream == "stdout") == b"good\n"
         assert b"".join(piece.data for piece in pieces if piece.stream == "stderr") == b"bad\n"
 
     async def test_logs_are_followed_over_runs(self, runtime: Runtime) -> None:
         logging: SupportsLogs = require(runtime, SupportsLogs)
         await runtime.start(self.make_request("echo one; sleep 0.2; echo two", run_id="web-1"))
-        following = logging.read_logs(WorkloadId("web"), tail_lines=0, follow=True)
+        following = logging.read_logs(WorkloadId("web"), LogQuery(follow=True))
         async with closing(following) as pieces:
             read = b""
             while b"two\n" not in read:
@@ -349,6 +350,43 @@ class RuntimeSuite:
             while b"three\n" not in read:
                 read += (await asyncio.wait_for(anext(pieces), _LONG)).data
         assert read == b"one\ntwo\nthree\n"
+
+    async def test_logs_know_which_run_printed_them(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo one; echo two", run_id="web-1"))
+        await wait_ended(runtime, "web-1")
+        with pytest.raises(NotFoundError, match="previous run"):
+            await read_all(logging, previous=True)
+        await runtime.start(self.make_request("echo three", run_id="web-2"))
+        await wait_ended(runtime, "web-2")
+        assert await read_all(logging, previous=True) == b"one\ntwo\n"
+        assert await read_all(logging, previous=True, follow=True) == b"one\ntwo\n"
+        assert await read_all(logging, previous=True, tail_lines=1) == b"two\n"
+        assert await read_all(logging) == b"one\ntwo\nthree\n"
+
+    async def test_logs_know_when_they_were_printed(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo one; sleep 0.2; echo two >&2", run_id="web-1"))
+        await wait_ended(runtime, "web-1")
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery(times=True))]
+        assert b"".join(piece.data for piece in pieces) == b"one\ntwo\n"
+        first, last = pieces[0].time, pieces[-1].time
+        assert first is not None
+        assert last is not None
+        assert first < last
+        assert await read_all(logging, since=last) == b"two\n"
+        assert await read_all(logging, since=first) == b"one\ntwo\n"
+        assert await read_all(logging, since=last + timedelta(seconds=1)) == b""
+
+    async def test_logs_are_continued_after_a_position(self, runtime: Runtime) -> None:
+        logging: SupportsLogs = require(runtime, SupportsLogs)
+        await runtime.start(self.make_request("echo one; echo two >&2; echo three", run_id="web-1"))
+        await wait_ended(runtime, "web-1")
+        pieces = [piece async for piece in logging.read_logs(WorkloadId("web"), LogQuery())]
+        for index, piece in enumerate(pieces):
+            rest = b"".join(each.data for each in pieces[index + 1 :])
+            assert await read_all(logging, after=piece.position) == rest
+            assert await read_all(logging, after=piece.position, tail_lines=1, previous=False) == rest
 
     async def test_logs_go_with_the_workload_and_not_with_the_run(self, runtime: Runtime) -> None:
         logging: SupportsLogs = require(runtime, SupportsLogs)
@@ -425,9 +463,9 @@ async def wait_ended(runtime: Runtime, run_id: str) -> RunInfo:
             await asyncio.sleep(0.02)
 
 
-async def read_all(runtime: SupportsLogs, *, workload_id: str = "web", tail_lines: int = 0) -> bytes:
-    """Everything that is in a workload's log."""
-    pieces = runtime.read_logs(WorkloadId(workload_id), tail_lines=tail_lines, follow=False)
+async def read_all(runtime: SupportsLogs, *, workload_id: str = "web", **query: Any) -> bytes:
+    """What a query gives of a workload's log."""
+    pieces = runtime.read_logs(WorkloadId(workload_id), LogQuery(**query))
     return b"".join([piece.data async for piece in pieces])
 
 

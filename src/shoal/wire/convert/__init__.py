@@ -27,6 +27,7 @@ from shoal.wire.convert.fields import (
     workload_type_from_text,
     workload_type_to_agent,
 )
+from shoal.wire.convert.logs import log_piece_from_proto, log_query_from_proto
 from shoal.wire.convert.nodes import (
     node_spec_from_proto,
     node_spec_to_proto,
@@ -92,6 +93,8 @@ __all__ = [
     "group_view_to_proto",
     "join_token_from_proto",
     "join_token_to_proto",
+    "log_piece_from_proto",
+    "log_query_from_proto",
     "node_spec_from_proto",
     "node_spec_to_proto",
     "node_usage_from_proto",

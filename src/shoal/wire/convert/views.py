@@ -146,6 +146,7 @@ def workload_view_to_proto(view: WorkloadView) -> control.WorkloadView:
             spec_sha256=view.spec_sha256,
             moving_from=view.moving_from,
             left_on=view.left_on,
+            labels=view.labels,
         )
 
 
@@ -176,6 +177,7 @@ def workload_view_from_proto(pb: control.WorkloadView) -> WorkloadView:
         spec_sha256=pb.spec_sha256,
         moving_from=pb.moving_from,
         left_on=tuple(pb.left_on),
+        labels=dict(pb.labels),
     )
     if problems:
         raise InvalidError(problems)

@@ -20,6 +20,7 @@ from shoal.core.errors import (
     UnsupportedError,
 )
 from shoal.core.ids import WorkloadId
+from shoal.model.logs import LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, FailureReason, NamedPort, RestartPolicy, RunState, WorkloadType
 from shoal.testing.runtimes import FakeScript
@@ -324,7 +325,7 @@ async def test_changes_are_signalled_and_unknown_workloads_are_not_found(tmp_pat
         with pytest.raises(NotFoundError, match="not found"):
             kit.status("nobody")
         with pytest.raises(NotFoundError, match="not found"):
-            kit.executor.read_logs(WorkloadId("nobody"), tail_lines=0, follow=False)
+            kit.executor.read_logs(WorkloadId("nobody"), LogQuery())
 
 
 async def test_usage_is_measured_for_what_runs(tmp_path):
@@ -340,7 +341,7 @@ async def test_logs_can_be_read(tmp_path):
         kit.machine.script = FakeScript(output="one\ntwo\n")
         await kit.apply()
         await kit.settle()
-        pieces = [piece async for piece in kit.executor.read_logs(WorkloadId("w"), tail_lines=1, follow=False)]
+        pieces = [piece async for piece in kit.executor.read_logs(WorkloadId("w"), LogQuery(tail_lines=1))]
         assert b"".join(piece.data for piece in pieces) == b"two\n"
 
 

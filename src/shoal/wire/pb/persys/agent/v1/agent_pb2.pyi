@@ -1136,20 +1136,36 @@ class ReadLogsRequest(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     TAIL_LINES_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     tail_lines: _builtins.int
     """Only the last N lines; 0 means all that is kept."""
     follow: _builtins.bool
+    since_ms: _builtins.int
+    """Only output printed at or after this moment, in milliseconds since 1970; 0 means all."""
+    previous: _builtins.bool
+    """Output of the run before the last one."""
+    times: _builtins.bool
+    """Give every chunk its time."""
+    after: _builtins.str
+    """Continue after the position of an earlier chunk; the fields above do not count then, except follow and times."""
     def __init__(
         self,
         *,
         workload_id: _builtins.str = ...,
         tail_lines: _builtins.int = ...,
         follow: _builtins.bool = ...,
+        since_ms: _builtins.int = ...,
+        previous: _builtins.bool = ...,
+        times: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "tail_lines", b"tail_lines", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "follow", b"follow", "previous", b"previous", "since_ms", b"since_ms", "tail_lines", b"tail_lines", "times", b"times", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1161,18 +1177,26 @@ class LogChunk(_message.Message):
 
     DATA_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     stream: _builtins.str
     """stdout | stderr"""
+    time_ms: _builtins.int
+    """When it was printed, in milliseconds since 1970; 0 when nobody asked."""
+    position: _builtins.str
+    """Where to continue after this chunk; empty when reading cannot continue there."""
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         stream: _builtins.str = ...,
+        time_ms: _builtins.int = ...,
+        position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "position", b"position", "stream", b"stream", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1472,6 +1472,26 @@ Global___NodeView: _TypeAlias = NodeView  # noqa: Y015
 class WorkloadView(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     DESIRED_STATE_FIELD_NUMBER: _builtins.int
@@ -1495,6 +1515,7 @@ class WorkloadView(_message.Message):
     SPEC_SHA256_FIELD_NUMBER: _builtins.int
     MOVING_FROM_FIELD_NUMBER: _builtins.int
     LEFT_ON_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     type: _builtins.str
     desired_state: _builtins.str
@@ -1533,6 +1554,10 @@ class WorkloadView(_message.Message):
     def left_on(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Nodes that may still hold an older copy."""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The labels of its spec, also in lists, where the spec is missing."""
+
     def __init__(
         self,
         *,
@@ -1559,10 +1584,11 @@ class WorkloadView(_message.Message):
         spec_sha256: _builtins.bytes = ...,
         moving_from: _builtins.str = ...,
         left_on: _abc.Iterable[_builtins.str] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "last_updated", b"last_updated", "reason", b"reason", "retry_next_at", b"retry_next_at", "run", b"run", "spec", b"spec", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "last_updated", b"last_updated", "left_on", b"left_on", "moving_from", b"moving_from", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "labels", b"labels", "last_updated", b"last_updated", "left_on", b"left_on", "moving_from", b"moving_from", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2785,19 +2811,35 @@ class ReadLogsRequest(_message.Message):
     WORKLOAD_ID_FIELD_NUMBER: _builtins.int
     TAIL_LINES_FIELD_NUMBER: _builtins.int
     FOLLOW_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    PREVIOUS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     tail_lines: _builtins.int
     follow: _builtins.bool
+    since_ms: _builtins.int
+    """Only output printed at or after this moment, in milliseconds since 1970; 0 means all."""
+    previous: _builtins.bool
+    """Output of the run before the last one."""
+    times: _builtins.bool
+    """Give every chunk its time."""
+    after: _builtins.str
+    """Continue after the position of an earlier chunk; the fields above do not count then, except follow and times."""
     def __init__(
         self,
         *,
         workload_id: _builtins.str = ...,
         tail_lines: _builtins.int = ...,
         follow: _builtins.bool = ...,
+        since_ms: _builtins.int = ...,
+        previous: _builtins.bool = ...,
+        times: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["follow", b"follow", "tail_lines", b"tail_lines", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "follow", b"follow", "previous", b"previous", "since_ms", b"since_ms", "tail_lines", b"tail_lines", "times", b"times", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2809,17 +2851,25 @@ class LogChunk(_message.Message):
 
     DATA_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     stream: _builtins.str
+    time_ms: _builtins.int
+    """When it was printed, in milliseconds since 1970; 0 when nobody asked."""
+    position: _builtins.str
+    """Where to continue after this chunk; empty when reading cannot continue there."""
     def __init__(
         self,
         *,
         data: _builtins.bytes = ...,
         stream: _builtins.str = ...,
+        time_ms: _builtins.int = ...,
+        position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "position", b"position", "stream", b"stream", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

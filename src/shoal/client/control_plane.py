@@ -1,36 +1,27 @@
-"""The client of the control plane: one coroutine for each RPC, values instead of protos, errors as they were raised.
+"""One coroutine for each RPC of the control plane: values instead of protos, typed errors, waits.
 
-    async with ControlPlane(["127.0.0.1:8085"], GrpcTransport()) as control:
-        await control.apply(document)
-        await control.wait_for("web", lambda view: view is not None and view.status == "Running", timeout=30)
-
-With several addresses a call that can be repeated without harm goes to the next one when the first cannot be reached;
-one that cannot (it compares and sets, or its second time would be an error) is made once, at an address that has just
-answered. A control plane that does not lead names the one that does, and that one is asked next, whether it is in the
-list or not. What changes too fast to be stored (heartbeats, usage) is read from the leader as long as there is one in
-reach, and otherwise from any, without it. Waiting follows the control plane's events and looks again from time to time,
-so it is quick when events flow and still right when they do not. Called by `shoal.cli`, by workloads that have an
-identity and by tests; agents register and beat through `shoal.agent.contact.registration`.
+Waits follow the control plane's events and also look again from time to time: they are quick when events arrive, and
+right when events are lost. Called by `shoal.cli`, by workloads that have an identity and by tests; agents use
+`shoal.agent.contact`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
-from typing import Self, TypeVar
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Self
 
-from google.protobuf.message import Message
-
-from shoal.core.clock import Clock, SystemClock
+from shoal.client.calls import LIVE_WITHIN, Calls
+from shoal.client.reconnect import Reconnect
+from shoal.client.values import ApplyOutcome, Condition, EventPage, GroupOutcome, NewJoinToken, PlacementPreview
+from shoal.core.clock import epoch_ms
 from shoal.core.durations import format_duration
 from shoal.core.errors import (
     DeadlineError,
-    DeniedError,
     ExhaustedError,
     InvalidError,
     NotFoundError,
@@ -42,150 +33,34 @@ from shoal.core.errors import (
     UnsupportedError,
     problem,
 )
-from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.events import Event
-from shoal.model.identity import CONTROL_PLANE
+from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.trust import JoinTokenView, SecretView
-from shoal.model.views import ClusterSummary, GroupView, NodeView, PlannedPlacement, WorkloadView
+from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
 from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.access import Access
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Secrets
+from shoal.wire.methods import AgentControl, Credentials, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import secrets_pb2
-from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
-from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
-
-RequestT = TypeVar("RequestT", bound=Message)
-ResponseT = TypeVar("ResponseT", bound=Message)
-
-PagedT = TypeVar("PagedT", pb.ListNodesRequest, pb.ListWorkloadsRequest, pb.ListGroupsRequest)
-PageT = TypeVar("PageT", pb.ListNodesResponse, pb.ListWorkloadsResponse, pb.ListGroupsResponse)
-
-PAGE_SIZE = 1000
-"""How many entries of a list are asked for at once."""
 
 LOOK_EVERY = 2.0
-"""Seconds after which a wait looks again although no event came: an event can be lost, a look cannot."""
+"""Seconds after which a wait looks again without an event: an event can be lost."""
 
-COMES_BACK_WITHIN = 2.0
-"""Seconds that a control plane which has answered before may be away until a call fails: it is being restarted, or it
-is back and the connection has not noticed yet. One that was never reached fails at once, because then the address is
-likely to be wrong."""
-
-LIVE_WITHIN = 3.0
-"""Seconds that a leader is waited for when something is read and another control plane could answer as well."""
-
-LEADER_WITHIN = 10.0
-"""Seconds that a call waits for a leader, when a control plane has said that it does not lead."""
-
-_RETRY_EVERY = 0.1
 _LIST_FROM = 8
-"""From this many workloads on, one list of all costs less than a call for each."""
-
-_RECONNECT = Backoff(first=0.2, cap=2.0)
-_HELD = 1.0
-
-Condition = Callable[[WorkloadView | None], bool]
-"""Given the workload as it is now, or None when there is none; says whether the wait is over."""
+"""From this many workloads on, one list of all costs less than one call for each."""
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyOutcome:
-    """What became of a wish for one workload."""
-
-    workload_id: str
-    revision_id: str
-    generation: int
-    #: created | updated | unchanged; empty from a control plane that does not say.
-    outcome: str
-
-
-@dataclass(frozen=True, slots=True)
-class GroupOutcome:
-    """What became of a wish for a group."""
-
-    group_id: str
-    generation: int
-    #: created | updated | unchanged
-    outcome: str
-    members: tuple[WorkloadView, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementPreview:
-    """What applying would do, although nothing was stored."""
-
-    placements: tuple[PlannedPlacement, ...]
-    placeable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class NewJoinToken:
-    """A join token, this once."""
-
-    text: str
-    view: JoinTokenView
-    #: Of the control plane that made it.
-    join_port: int
-    #: Where nodes may join: at the control plane that made it, and at those that could lead next.
-    join_addresses: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EventPage:
-    """Some events in order, and where to go on."""
-
-    events: tuple[Event, ...]
-    #: The cursor to pass as `after` for what comes next.
-    next: int
-    #: The oldest cursor that is still kept.
-    oldest: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Some bytes that a workload printed."""
-
-    data: bytes
-    #: stdout | stderr
-    stream: str
-
-
-class ControlPlane:
-    """A client of one control plane, which may have several addresses.
-
-    Args:
-        addresses: host:port of each; tried in turn.
-        transport: how they are reached.
-        clock: tells and waits time.
-        timeout: seconds that one call may take.
-    """
-
-    def __init__(
-        self,
-        addresses: Sequence[str],
-        transport: Transport,
-        *,
-        clock: Clock | None = None,
-        timeout: float = DEFAULT_TIMEOUT,
-    ) -> None:
-        #: The address that answered last is asked first. It may be the leader's, by another control plane's word.
-        self._addresses = ControlAddresses(addresses, field="addresses")
-        self.addresses = self._addresses.configured
-        self._transport = transport
-        self._clock: Clock = clock or SystemClock()
-        self._timeout = timeout
-        self._channels: dict[str, Channel] = {}
-        self._answered = False
+class ControlPlane(Calls):
+    """A client of one control plane, which may have several addresses."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self:
-        """A client as the environment says, which is how an agent tells a workload that has an identity.
+        """A client with the settings of the environment. An agent sets them for a workload that has an identity.
 
         Reads SHOAL_CONTROL, and SHOAL_CA, SHOAL_CERT and SHOAL_KEY, or SHOAL_INSECURE. Raises `InvalidError`.
         """
@@ -210,17 +85,11 @@ class ControlPlane:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def close(self) -> None:
-        """Let go of every connection."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close()
-
     # -----------------------------------------------------------------------------------------------------
     # Workloads
 
     async def apply(self, document: WorkloadDocument, *, expected_revision: str = "") -> ApplyOutcome:
-        """Store a wish. Raises `InvalidError` or another reason why not; nothing was changed then."""
+        """Create or update a workload. Raises `InvalidError` or another refusal; nothing was changed then."""
         request = pb.ApplyWorkloadRequest(
             workload_id=document.id,
             spec=convert.workload_spec_to_proto(document.spec),
@@ -236,7 +105,7 @@ class ControlPlane:
         return ApplyOutcome(document.id, answer.revision_id, answer.generation, answer.outcome)
 
     async def delete(self, workload_id: str) -> None:
-        """Store the wish to remove a workload. It is gone once `get_workload` does not find it any more."""
+        """Request the deletion of a workload. It is gone once `get_workload` no longer finds it."""
         request = pb.DeleteWorkloadRequest(workload_id=workload_id)
         answer = await self._call(AgentControl.DELETE_WORKLOAD, request, look=f"shoal workload get {workload_id}")
         if not answer.success:
@@ -250,7 +119,7 @@ class ControlPlane:
             raise _refusal("workload", workload_id, answer.error_message or "there is nothing to retry")
 
     async def set_desired_state(self, workload_id: str, desired: DesiredState) -> WorkloadView:
-        """Start or stop a workload without a change of its spec."""
+        """Start or stop a workload; its spec stays."""
         request = pb.SetDesiredStateRequest(workload_id=workload_id, desired_state=desired.value)
         answer = await self._call(AgentControl.SET_DESIRED_STATE, request, look=f"shoal workload get {workload_id}")
         return convert.workload_view_from_proto(answer.workload)
@@ -258,7 +127,7 @@ class ControlPlane:
     async def list_workloads(
         self, *, node_id: str = "", status: str = "", group_id: str = ""
     ) -> tuple[WorkloadView, ...]:
-        """The workloads, narrowed by what is given. Long lists are read page by page."""
+        """The workloads that match. Long lists are read page by page."""
         request = pb.ListWorkloadsRequest(node_id=node_id, status=status, group_id=group_id)
         pages = self._pages(AgentControl.LIST_WORKLOADS, request)
         return tuple([convert.workload_view_from_proto(view) async for page in pages for view in page.workloads])
@@ -277,15 +146,70 @@ class ControlPlane:
             tuple(convert.planned_placement_from_proto(each) for each in answer.placements), answer.placeable
         )
 
-    def logs(self, workload_id: str, *, tail: int = 0, follow: bool = False) -> AsyncGenerator[LogPiece, None]:
-        """What a workload printed, oldest first; the last `tail` lines, or all that is kept when 0."""
-        return self._logs(pb.ReadLogsRequest(workload_id=workload_id, tail_lines=tail, follow=follow))
+    def logs(
+        self,
+        workload_id: str,
+        *,
+        tail: int = 0,
+        follow: bool = False,
+        since: datetime | None = None,
+        previous: bool = False,
+        times: bool = False,
+        patience: float = 60.0,
+    ) -> AsyncGenerator[LogPiece, None]:
+        """The output of a workload, oldest first.
+
+        With `follow`, a stream that breaks is opened again where it was, also on another node, until the workload is
+        deleted. After `patience` seconds without the control plane or the agent, the error is raised.
+
+        Args:
+            workload_id: the workload.
+            tail: only the last so many lines; 0 for all that is kept.
+            follow: wait for more output.
+            since: only output printed at or after this moment.
+            previous: only output of the run before the last one.
+            times: give every piece its time.
+            patience: seconds.
+        """
+        query = LogQuery(tail_lines=tail, follow=follow, since=since, previous=previous, times=times)
+        return self._logs(workload_id, query, Reconnect(self._clock, patience=patience))
+
+    async def _logs(self, workload_id: str, query: LogQuery, reconnect: Reconnect) -> AsyncGenerator[LogPiece, None]:
+        has_begun = False
+        while True:
+            reconnect.opening()
+            try:
+                async with contextlib.aclosing(
+                    self._stream(AgentControl.READ_LOGS, _log_request(workload_id, query))
+                ) as stream:
+                    async for chunk in stream:
+                        piece = convert.log_piece_from_proto(chunk)
+                        _check_answered(query, piece)
+                        has_begun = has_begun or bool(piece.position)
+                        query = replace(query, after=piece.position or query.after)
+                        reconnect.received()
+                        yield piece
+                # It ends by itself when the workload is deleted, and when a server stops.
+                if not (query.follow and has_begun) or await self._find_workload(workload_id) is None:
+                    return
+            except (UnavailableError, DeadlineError, NotLeaderError):
+                if not (query.follow and has_begun) or reconnect.lost():
+                    raise
+            except (PreconditionError, NotFoundError):
+                # Between two nodes it has no log for a moment.
+                if not (query.follow and has_begun):
+                    raise
+                if await self._find_workload(workload_id) is None:
+                    return
+                if reconnect.lost():
+                    raise
+            await reconnect.wait()
 
     # -----------------------------------------------------------------------------------------------------
     # Groups
 
     async def apply_group(self, document: GroupDocument, *, expected_generation: int | None = None) -> GroupOutcome:
-        """Store a wish for a whole set of workloads, all or none."""
+        """Create or update a set of workloads, all or none."""
         request = pb.ApplyGroupRequest(
             group_id=document.id, members=_members(document.members), expected_generation=expected_generation
         )
@@ -299,7 +223,7 @@ class ControlPlane:
         return GroupOutcome(document.id, answer.generation, answer.outcome, members)
 
     async def delete_group(self, group_id: str, *, expected_generation: int | None = None) -> int:
-        """Store the wish to remove a group and its members. Returns the group's generation."""
+        """Request the deletion of a group and its members. Returns the group's generation."""
         request = pb.DeleteGroupRequest(group_id=group_id, expected_generation=expected_generation)
         answer = await self._call(
             AgentControl.DELETE_GROUP,
@@ -333,7 +257,7 @@ class ControlPlane:
         return convert.node_view_from_proto(answer.node)
 
     async def remove_node(self, node_id: str) -> None:
-        """Forget a node that is gone. Raises `PreconditionError` while it still beats."""
+        """Remove a node that is gone. Raises `PreconditionError` while it still sends heartbeats."""
         request = pb.RemoveNodeRequest(node_id=node_id)
         await self._call(AgentControl.REMOVE_NODE, request, once=True, look="shoal node list")
 
@@ -350,20 +274,20 @@ class ControlPlane:
         return convert.node_view_from_proto(answer.node)
 
     async def drain_node(self, node_id: str, *, deadline: timedelta | None = None, force: bool = False) -> NodeView:
-        """Have a node emptied; past the deadline, or at once with `force`, whatever that costs."""
+        """Drain a node. After the deadline, or at once with `force`, the rest is moved by force."""
         millis = max(1, deadline // timedelta(milliseconds=1)) if deadline is not None else 0
         request = pb.DrainNodeRequest(node_id=node_id, deadline_ms=millis, force=force)
         answer = await self._call(AgentControl.DRAIN_NODE, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def mark_node_dead(self, node_id: str, *, force: bool = False) -> NodeView:
-        """Say that nothing runs on a node any more. Raises `PreconditionError` while it beats, unless forced."""
+        """Declare a node dead. Raises `PreconditionError` while it sends heartbeats, unless forced."""
         request = pb.MarkNodeDeadRequest(node_id=node_id, force=force)
         answer = await self._call(AgentControl.MARK_NODE_DEAD, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
     async def adopt(self, node_id: str, workload_id: str) -> WorkloadView:
-        """Take over a workload that runs on a node and is not known."""
+        """Take over a workload that runs on a node and that the control plane does not know."""
         request = pb.AdoptWorkloadRequest(node_id=node_id, workload_id=workload_id)
         look = f"shoal workload get {workload_id}"
         answer = await self._call(AgentControl.ADOPT_WORKLOAD, request, once=True, look=look)
@@ -378,14 +302,14 @@ class ControlPlane:
     # Trust
 
     async def create_join_token(self, *, ttl: float | None = None, node_id: str = "", uses: int = 1) -> NewJoinToken:
-        """Make a token by which agents get their certificates, good for `ttl` seconds. Its text is not shown again."""
+        """Make a token with which agents get their certificates, valid for `ttl` seconds. Its text is shown once."""
         ttl_ms = None if ttl is None else round(ttl * 1000)
         request = enrollment.CreateJoinTokenRequest(ttl_ms=ttl_ms, node_id=node_id, uses=uses)
         answer = await self._call(Credentials.CREATE_JOIN_TOKEN, request, once=True, look="shoal token list")
         maker = self._addresses.current
         others = [address for address in self.addresses if address != maker]
         ports = await asyncio.gather(*(self._join_port(address) for address in others))
-        # One that is away now may lead by the time somebody joins; most likely its port is the same.
+        # One that does not answer now may lead when a node joins; most likely its port is the same.
         known = [
             (maker, answer.join_port),
             *zip(others, (answer.join_port if p is None else p for p in ports), strict=True),
@@ -396,7 +320,7 @@ class ControlPlane:
         )
 
     async def _join_port(self, address: str) -> int | None:
-        """Where one control plane lets nodes join: 0 for nowhere, None when it does not answer."""
+        """The join port of one control plane: 0 without one, None when it does not answer."""
         try:
             request = enrollment.ListJoinTokensRequest()
             timeout = min(LIVE_WITHIN, self._timeout)
@@ -410,12 +334,12 @@ class ControlPlane:
         return tuple(convert.join_token_from_proto(view) for view in answer.tokens)
 
     async def revoke_join_token(self, token_id: str) -> None:
-        """Make a token worthless. Raises `NotFoundError`."""
+        """Revoke a token. Raises `NotFoundError`."""
         request = enrollment.RevokeJoinTokenRequest(token_id=token_id)
         await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True, look="shoal token list")
 
     async def set_secret(self, name: str, value: bytes) -> SecretView:
-        """Store the value of a secret. Nobody can read it back."""
+        """Store the value of a secret. It cannot be read back."""
         request = secrets_pb2.SetSecretRequest(name=name, value=value)
         answer = await self._call(Secrets.SET_SECRET, request, look="shoal secret list")
         return convert.secret_from_proto(answer.secret)
@@ -426,7 +350,7 @@ class ControlPlane:
         return tuple(convert.secret_from_proto(each) for each in answer.secrets)
 
     async def delete_secret(self, name: str) -> None:
-        """Forget a secret. Raises `NotFoundError`, and `PreconditionError` while a workload names it."""
+        """Delete a secret. Raises `NotFoundError`, and `PreconditionError` while a workload names it."""
         request = secrets_pb2.DeleteSecretRequest(name=name)
         await self._call(Secrets.DELETE_SECRET, request, once=True, look="shoal secret list")
 
@@ -448,32 +372,28 @@ class ControlPlane:
     ) -> AsyncGenerator[Event, None]:
         """Events as they happen, from a cursor or from now on.
 
-        When the control plane goes away, the watch is taken up again where it was as soon as it is back; after
-        `patience` seconds without it, `UnavailableError` is raised.
+        When the control plane goes away, the watch continues where it was as soon as it is back. After `patience`
+        seconds without it, `UnavailableError` is raised.
         """
         if after is None:
             after = (await self.list_events(limit=1, newest=True)).next
-        failures, lost_at = 0, math.inf
+        reconnect = Reconnect(self._clock, patience=patience)
         while True:
-            connected_at = math.inf
             request = pb.WatchEventsRequest(after=after, subject_kind=subject_kind, subject_id=subject_id)
             try:
-                if failures:  # a stream says nothing of being connected before its first event; a read does
+                if not reconnect.is_first:  # a stream does not show that it is connected before its first event
                     await self.list_events(after=after, limit=1)
-                connected_at = self._clock.monotonic()
+                reconnect.opening()
                 async with contextlib.aclosing(self._stream(AgentControl.WATCH_EVENTS, request)) as stream:
                     async for each in stream:
-                        failures, after = 0, each.cursor
+                        reconnect.received()
+                        after = each.cursor
                         yield convert.event_from_proto(each)
             except (UnavailableError, DeadlineError, NotLeaderError):
-                now = self._clock.monotonic()
-                # A stream that held for a while was a connection; one that broke at once was none.
-                lost_at = now if now - connected_at > _HELD else min(lost_at, now)
-                if now - lost_at >= patience:
+                if reconnect.lost():
                     raise
-            # A stream that ends without an error, because the server stopped, is taken up again too.
-            failures += 1
-            await self._clock.sleep(_RECONNECT.plain_delay(failures))
+            # A stream that ends without an error, because the server stopped, is opened again too.
+            await reconnect.wait()
 
     # -----------------------------------------------------------------------------------------------------
     # Waiting
@@ -501,9 +421,9 @@ class ControlPlane:
         return last  # pragma: no cover - following never ends by itself
 
     async def follow(self, workload_ids: Iterable[str]) -> AsyncGenerator[Mapping[str, WorkloadView | None], None]:
-        """Some workloads as they are now, and all of them again whenever one has changed. None: there is none.
+        """Some workloads as they are now, and all of them again whenever one has changed. None: it does not exist.
 
-        The first look raises when the control plane cannot be reached; after it, an absence is waited out.
+        The first look raises when the control plane cannot be reached; later ones wait until it is back.
         """
         wanted = dict.fromkeys(workload_ids)
         touched = set(wanted)
@@ -530,7 +450,7 @@ class ControlPlane:
             await scope.close()
 
     async def _look(self, names: set[str], *, first: bool) -> dict[str, WorkloadView | None]:
-        """What could be seen of the named workloads; less than all when the control plane went away meanwhile."""
+        """The named workloads; fewer when the control plane went away meanwhile."""
         found: dict[str, WorkloadView | None] = {}
         try:
             if len(names) > _LIST_FROM:
@@ -556,7 +476,7 @@ class ControlPlane:
             return None
 
     async def _listen(self, cursor: int, wanted: Mapping[str, None], touched: set[str], wake: Signal) -> None:
-        """Note which of the wanted workloads an event was about. Without events the regular look is all there is."""
+        """Note which of the wanted workloads an event was about. Without events only the regular look is left."""
         single = next(iter(wanted)) if len(wanted) == 1 else ""
         kind = "workload" if single else ""
         with contextlib.suppress(ShoalError):
@@ -564,139 +484,6 @@ class ControlPlane:
                 if event.subject_kind == "workload" and event.subject_id in wanted:
                     touched.add(event.subject_id)
                     wake.set()
-
-    # -----------------------------------------------------------------------------------------------------
-    # Calling
-
-    async def _call(
-        self,
-        method: Method[RequestT, ResponseT],
-        request: RequestT,
-        *,
-        once: bool = False,
-        live: bool = False,
-        look: str = "",
-    ) -> ResponseT:
-        """Call whoever can answer.
-
-        `once`: it must not happen twice. `live`: the leader knows more than the others, which are asked when it is out
-        of reach. `look`: for what changes something, the command that shows whether it did.
-        """
-        began, patience = self._clock.monotonic(), COMES_BACK_WITHIN if self._answered else 0.0
-        while True:
-            route = Route(self._addresses.in_order())
-            for address in route:
-                made = False
-                try:
-                    channel = self._channel(address)
-                    if once:
-                        # Whether a call that failed had an effect cannot be known: find one that lives, then call it.
-                        summary = pb.GetClusterSummaryRequest()
-                        with contextlib.suppress(DeniedError):  # whoever refuses it lives
-                            await channel.call(AgentControl.GET_CLUSTER_SUMMARY, summary, timeout=self._timeout)
-                    made = True
-                    timeout = min(LIVE_WITHIN, self._timeout) if live and route.has_more else self._timeout
-                    metadata = {LIVE_HEADER: "1"} if live else None
-                    answer = await channel.call(method, request, timeout=timeout, metadata=metadata)
-                except NotLeaderError as refusal:
-                    route.follow(refusal)  # nothing was done, so it may be asked for again
-                except (UnavailableError, DeadlineError) as failure:
-                    error = in_doubt(failure, look) if look and made else failure
-                    if once and made:
-                        raise error from None
-                    route.fail(address, error)
-                else:
-                    self._addresses.use(address)
-                    self._answered = True
-                    return answer
-            if live and route.refusal is not None:
-                live = False  # no leader is in reach: what the others know is better than nothing
-                continue
-            await self._wait_to_try_again(route, began, patience)
-
-    async def _pages(self, method: Method[PagedT, PageT], request: PagedT) -> AsyncIterator[PageT]:
-        """Every page of a list. A control plane that knows of no pages gives all at once."""
-        request.page_size = PAGE_SIZE
-        while True:
-            page = await self._call(method, request, live=True)
-            yield page
-            # Tokens grow; one that does not would lead round in a circle.
-            if page.next_page_token <= request.page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def _stream(self, method: Method[RequestT, ResponseT], request: RequestT) -> AsyncGenerator[ResponseT, None]:
-        began = self._clock.monotonic()
-        while True:
-            route = Route(self._addresses.in_order())
-            for address in route:
-                begun = False
-                try:
-                    stream = self._channel(address).stream(method, request)
-                    async with contextlib.aclosing(_closable(stream)) as closable:
-                        async for each in closable:
-                            begun = True
-                            self._addresses.use(address)
-                            yield each
-                except NotLeaderError as refusal:
-                    if begun:
-                        raise
-                    route.follow(refusal)
-                except UnavailableError as error:
-                    if begun:
-                        raise
-                    route.fail(address, error)
-                else:
-                    return
-            await self._wait_to_try_again(route, began, 0.0)
-
-    async def _wait_to_try_again(self, route: Route, began: float, patience: float) -> None:
-        """Wait before every address is tried again, or raise what it all came to."""
-        waited = self._clock.monotonic() - began
-        if any(map(was_said, route.failures)):
-            raise self._unavailable(route.failures)
-        if waited >= (LEADER_WITHIN if route.refusal is not None else patience):
-            # Where the leader is said to be says more than whoever does not lead: it may even have done it.
-            raise route.failure_of_leader or route.refusal or self._unavailable(route.failures)
-        await self._clock.sleep(_RETRY_EVERY)
-
-    async def _logs(self, request: pb.ReadLogsRequest) -> AsyncGenerator[LogPiece, None]:
-        async with contextlib.aclosing(self._stream(AgentControl.READ_LOGS, request)) as stream:
-            async for chunk in stream:
-                yield LogPiece(chunk.data, chunk.stream or "stdout")
-
-    def _channel(self, address: str) -> Channel:
-        if address not in self._channels:
-            self._channels[address] = self._transport.connect(address, peer=CONTROL_PLANE)
-        return self._channels[address]
-
-    def _unavailable(self, errors: Sequence[UnavailableError | DeadlineError]) -> UnavailableError | DeadlineError:
-        """One error for what every address said. What a control plane itself raised counts more than a silence."""
-        for error in filter(was_said, errors):
-            return error
-        if len(errors) == 1 and isinstance(errors[0], DeadlineError):
-            return errors[0]
-        where = ", ".join(self.addresses)
-        # The last clause is the cause; what comes before it is how the transport got there.
-        reasons = dict.fromkeys(error.message.rpartition(": ")[2].strip("[].") for error in errors)
-        # Somebody is there, and the two do not trust each other: another address is no help.
-        distrust = (error.hint for error in errors if "certificate" in error.hint)
-        return UnavailableError(
-            f"the control plane at {where} cannot be reached: {'; '.join(reasons)}",
-            hint=next(distrust, "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL"),
-            address=where,
-        )
-
-
-async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:
-    """The same stream, and certain to have `aclose`."""
-    try:
-        async for each in stream:
-            yield each
-    finally:
-        close = getattr(stream, "aclose", None)
-        if close is not None:
-            await close()
 
 
 def _members(documents: Iterable[WorkloadDocument]) -> list[pb.GroupMember]:
@@ -713,7 +500,7 @@ def _members(documents: Iterable[WorkloadDocument]) -> list[pb.GroupMember]:
 
 def _apply_error(workload_id: str, answer: pb.ApplyWorkloadResponse) -> ShoalError:
     reason = pb.FailureReason.Name(answer.failure_reason) if answer.failure_reason in pb.FailureReason.values() else ""
-    message = answer.error_message or "the wish was refused without a reason"
+    message = answer.error_message or "the request was refused without a reason"
     if answer.problems:
         return InvalidError(
             [Problem(each.field, each.value, each.rule) for each in answer.problems], what=f"workload {workload_id!r}"
@@ -726,7 +513,7 @@ def _apply_error(workload_id: str, answer: pb.ApplyWorkloadResponse) -> ShoalErr
 
 
 def _refusal(kind: str, name: str, message: str) -> ShoalError:
-    """What a plain sentence stands for. A control plane of ours raises the error itself; this is for foreign ones."""
+    """The error behind a plain sentence. Our control plane raises the error itself; this is for foreign ones."""
     if "not found" in message.lower():
         return NotFoundError(kind, name)
     return PreconditionError(_about(kind, name, message), **{f"{kind}_id": name})
@@ -734,3 +521,22 @@ def _refusal(kind: str, name: str, message: str) -> ShoalError:
 
 def _about(kind: str, name: str, message: str) -> str:
     return message if name in message else f"{kind} {name!r}: {message}"
+
+
+def _log_request(workload_id: str, query: LogQuery) -> pb.ReadLogsRequest:
+    return pb.ReadLogsRequest(
+        workload_id=workload_id,
+        tail_lines=query.tail_lines,
+        follow=query.follow,
+        since_ms=max(1, epoch_ms(query.since)) if query.since is not None else 0,
+        previous=query.previous,
+        times=query.times,
+        after=query.after,
+    )
+
+
+def _check_answered(query: LogQuery, piece: LogPiece) -> None:
+    """A control plane of an older version ignores what it does not know, and would print everything."""
+    asked = query.since is not None or query.previous or query.times
+    if asked and not piece.position:
+        raise UnsupportedError("the control plane is of an older version: it reads logs only from their beginning")
