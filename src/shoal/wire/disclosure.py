@@ -62,7 +62,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "shoal.v1.FieldProblem": {_AGENTS_AND_OPERATOR: "field value rule"},
     "persys.control.v1.DeleteWorkloadResponse": {_AGENTS_AND_OPERATOR: "success error_message"},
     # Answers to operators.
-    "persys.control.v1.RetryWorkloadResponse": {_OPERATOR: "accepted"},
+    "persys.control.v1.RetryWorkloadResponse": {_OPERATOR: "accepted error_message"},
     "persys.control.v1.SubmitAutomationSuggestionResponse": {
         _OPERATOR: "accepted decision reason applied_action decided_at",
     },
@@ -85,7 +85,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         _EVERYONE: "workload_id desired_state assigned_node_id generation",
         _OWNERS_AND_MEMBERS: "type status revision_id group_id observed_revision_id",
         _OWNERS: "retry_attempts retry_max_attempts retry_next_at failure_reason last_updated reason usage run spec "
-        "created_at spec_sha256",
+        "created_at spec_sha256 labels",
         _OPERATOR: "rejections moving_from left_on",
     },
     "persys.control.v1.ReasonDetail": {_OWNERS: "code message last_transition next_retry_at retryable"},
@@ -184,7 +184,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.NodeScore": {_OPERATOR: "node_id score parts"},
     "persys.control.v1.ListEventsResponse": {_OPERATOR: "events next oldest"},
     "persys.control.v1.Event": {_OPERATOR: "cursor time subject_kind subject_id kind message source cause facts"},
-    "persys.control.v1.LogChunk": {_OPERATOR: "data stream"},
+    "persys.control.v1.LogChunk": {_OPERATOR: "data stream time_ms position"},
     # Join tokens, certificates and secrets.
     "shoal.v1.CreateJoinTokenResponse": {_OPERATOR: "token view join_port"},
     "shoal.v1.JoinTokenView": {_OPERATOR: "token_id role node_id created_at expires_at created_by uses used_by"},
@@ -218,7 +218,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.agent.v1.AgentAction": {
         _CONTROL_AND_OPERATOR: "task_id workload_id action_type status error created_at started_at ended_at",
     },
-    "persys.agent.v1.LogChunk": {_CONTROL_AND_OPERATOR: "data stream"},
+    "persys.agent.v1.LogChunk": {_CONTROL_AND_OPERATOR: "data stream time_ms position"},
     "persys.agent.v1.GetWorkloadSpecResponse": {
         _CONTROL: "id type revision_id desired_state spec generation deleting",
     },
