@@ -124,6 +124,9 @@ def rows_differ(old: Sequence[Array], new: Sequence[Array]) -> Any:
             different |= np.array([a != b for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)], np.bool_)
             continue
         unequal = pc.fill_null(pc.not_equal(one, other), False)
+        if pa.types.is_floating(one.type):  # not-a-number is not equal to itself, and is no change
+            both = pc.and_(pc.is_nan(one), pc.is_nan(other))
+            unequal = pc.and_not(unequal, pc.fill_null(both, False))
         apart = pc.xor(one.is_null(), other.is_null())
         different |= pc.or_(unequal, apart).to_numpy(zero_copy_only=False)
     return different

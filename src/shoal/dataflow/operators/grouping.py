@@ -57,11 +57,11 @@ class Grouping:
         )
         return "a reduction" if self.function is not None else ", ".join(parts) or "keys"
 
-    def bind(self, schema: Schema) -> plans.AggregatePlan:
-        """The plan for rows of such columns."""
+    def bind(self, schema: Schema, *, takes_back: bool = False) -> plans.AggregatePlan:
+        """The plan for rows of such columns; with `takes_back` for rows that can be taken back."""
         if self.function is not None:
             return plans.bind_fold(self.function, schema)
-        return plans.bind(self.aggregations, schema)
+        return plans.bind(self.aggregations, schema, takes_back=takes_back)
 
     def check_types(self, plan: plans.AggregatePlan, schema: Schema) -> None:
         """Refuse rows of other types than the state was made of: it would go on with numbers that are not the rows'."""

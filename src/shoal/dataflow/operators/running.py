@@ -106,7 +106,7 @@ class RunningAggregate(Aggregating):
         self._is_restored = self._plan is not None
 
     def _bind(self, schema: Any) -> AggregatePlan:
-        self._plan = self._grouping.bind(schema)
+        self._plan = self._grouping.bind(schema, takes_back=self._takes_changes)
         if self._takes_changes and not self._plan.is_reversible:
             raise InvalidError(
                 [problem("aggregate", None, "over changes only count, sum and mean can be calculated")],

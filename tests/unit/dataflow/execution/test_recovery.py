@@ -70,11 +70,11 @@ def test_a_flow_that_was_stopped_goes_on_at_another_width(tmp_path, first, secon
     feed(tap, batches(9))
     flow = engine.start(job(tap, ledger, bounded=False), name="job", parallelism=first, settings=settings(tmp_path))
     tap.wait_fetched(9)
-    flow.stop()
+    stopped = flow.stop()
     feed(tap, batches(9, start=9))
     tap.close()
     report = engine.run(job(tap, ledger), name="job", parallelism=second, settings=settings(tmp_path))
-    assert report.restored == 1
+    assert report.restored == stopped.checkpoints.last_number
     assert visible(ledger) == expected_sums(batches(18))
     assert tap.fetched == 18  # nothing was read twice
 

@@ -1,7 +1,8 @@
 """Lanes of numbers: what is kept for every cell, as numpy arrays that are updated a batch at a time.
 
 Sums of whole numbers are exact: one that does not fit into 64 bits is an error and never a wrong number. Sums of floats
-are never subtracted from, because what was lost by adding does not come back.
+are never subtracted from, because what was lost by adding does not come back; where rows can be taken back,
+`shoal.dataflow.operators.aggregates.exact` keeps them.
 """
 
 from __future__ import annotations
@@ -130,12 +131,7 @@ class SumLane(Lane):
         if given.valid is not None:
             cells, values = cells[given.valid], values[given.valid]
             signs = None if signs is None else signs[given.valid]
-        if signs is None:
-            self._add(cells, values, given.peak)
-        else:
-            added, taken = signs > 0, signs < 0
-            self._add(cells[added], values[added], given.peak)
-            np.subtract.at(self._sums, cells[taken], values[taken])
+        self._add(cells, values, given.peak, signs)
 
     def take(self, cells: Cells) -> tuple[Any, ...]:
         """The sums."""
@@ -157,18 +153,19 @@ class SumLane(Lane):
         """Zero."""
         self._sums[cells] = 0
 
-    def _add(self, cells: Cells, values: Vector, peak: int) -> None:
+    def _add(self, cells: Cells, values: Vector, peak: int, signs: Cells | None = None) -> None:
         if not self._whole or not len(values) or self._is_safe(peak * len(values)):
-            np.add.at(self._sums, cells, values)
+            _sum_into(self._sums, cells, values, signs)
             return
         # Floats lose digits and do not wrap: a whole number that wrapped is far from its float.
         estimate = self._sums.astype(np.float64)
-        np.add.at(estimate, cells, values.astype(np.float64))
-        np.add.at(self._sums, cells, values)
+        _sum_into(estimate, cells, values.astype(np.float64), signs)
+        _sum_into(self._sums, cells, values, signs)
         if (np.abs(estimate - self._sums.astype(np.float64)) > float(_SAFE)).any():
             raise ExhaustedError(
                 f"the sum of {self._name!r} does not fit into 64 bits",
-                hint="cast the column to float64, or to a decimal, before it is summed up",
+                hint="cast the column before it is summed up: to float64, which rounds, or to a decimal, of which a "
+                "sum has 38 digits at most",
                 column=self._name,
             )
 
@@ -177,6 +174,16 @@ class SumLane(Lane):
             self._bound = peak_of(self._sums)
         self._bound += more
         return self._bound < _SAFE
+
+
+def _sum_into(sums: Vector, cells: Cells, values: Vector, signs: Cells | None) -> None:
+    """Add the values of cells; subtract those whose sign says so. Only the outcome has to fit, not what is between."""
+    if signs is None:
+        np.add.at(sums, cells, values)
+        return
+    added, taken = signs > 0, signs < 0
+    np.add.at(sums, cells[added], values[added])
+    np.subtract.at(sums, cells[taken], values[taken])
 
 
 def extreme_start(kind: np.dtype[Any], *, greatest: bool) -> Any:

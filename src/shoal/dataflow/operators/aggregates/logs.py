@@ -2,6 +2,7 @@
 
 A batch only appends its rows. They are reduced to what has to be kept (the least value of each cell, its distinct
 values) when they have doubled since the last time, or when somebody asks: so the work for each row stays constant.
+A sum of decimals that has more than 38 digits is an error and never a wrong number.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.core.errors import ExhaustedError
 from shoal.dataflow.language.keys import Array, canonical, combined
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Values
 from shoal.dataflow.operators.aggregates.lanes import Lane
@@ -19,6 +21,10 @@ from shoal.dataflow.operators.aggregates.lanes import Lane
 #: Fewer rows than this are not worth putting together.
 _MIN_REDUCE = 16_384
 _MAX_CHUNKS = 256
+
+#: Digits of a sum of decimals, and the first whole number that has more.
+_DIGITS = 38
+_LIMIT: int = 10**_DIGITS
 
 CELL, TIME, VALUE = "cell", "time", "value"
 
@@ -29,12 +35,15 @@ _GROUPED = ("min", "max", "sum")
 class LogLane(Lane):
     """Rows of cells. `function` says what they are reduced to: min, max, sum, first, last, distinct or list."""
 
-    def __init__(self, function: str, kind: Any) -> None:
+    def __init__(self, function: str, kind: Any, name: str) -> None:
         self._function = function
+        self._name = name
         self._schema = pa.schema({CELL: pa.int64(), TIME: pa.int64(), VALUE: kind})
         self._kind = kind
         self._tables: list[Any] = []
         self._rows = 0
+        #: No sum of decimals of this lane is farther from zero, in units of their last place.
+        self._bound = 0
         self._reduced = 0
         self._is_sorted = True
 
@@ -49,6 +58,9 @@ class LogLane(Lane):
         if values.null_count and self._function != "list":
             rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
             cells, times, values = cells[rows], times[rows], values.take(pa.array(rows))
+            signs = None if signs is None else signs[rows]
+        if signs is not None:  # only of sums: what is taken back counts with the other sign
+            values = pc.if_else(pa.array(signs > 0), values, pc.negate(values))
         self._append(cells, times, values)
 
     def take(self, cells: Cells) -> tuple[Any, ...]:
@@ -82,7 +94,9 @@ class LogLane(Lane):
     def _append(self, cells: Cells, times: Cells, values: Array) -> None:
         if not len(cells):
             return
-        values = values if values.type == self._kind else values.cast(self._kind)
+        if self._function == "sum":
+            self._bound += len(values) * _greatest(values)
+        values = self._fitting(values)
         self._tables.append(pa.Table.from_arrays([pa.array(cells), pa.array(times), values], schema=self._schema))
         self._rows += len(cells)
         self._is_sorted = False
@@ -93,10 +107,44 @@ class LogLane(Lane):
         """One table, reduced and in the order of cells."""
         if not self._is_sorted or len(self._tables) != 1:
             table = pa.concat_tables(self._tables) if self._tables else self._schema.empty_table()
-            self._replace([_reduce(table, self._function, self._schema)])
+            self._replace([self._reduced_rows(table)])
             self._reduced = self._rows
             self._is_sorted = True
         return self._tables[0]
+
+    def _fitting(self, values: Array) -> Array:
+        """The values in the type that is kept."""
+        try:
+            return values if values.type == self._kind else values.cast(self._kind)
+        except pa.ArrowInvalid as error:
+            if self._function == "sum":
+                raise self._too_large() from error
+            raise
+
+    def _reduced_rows(self, table: Any) -> Any:
+        if self._function != "sum" or self._is_safe(table.column(VALUE)):
+            return _reduce(table, self._function, self._schema)
+        # The sum of Arrow wraps around. With 76 digits it has room for more rows than there can be.
+        wide = pa.decimal256(76, self._kind.scale)
+        place = table.schema.get_field_index(VALUE)
+        table = table.set_column(place, VALUE, table.column(VALUE).cast(wide))
+        try:
+            return _reduce(table, self._function, self._schema)
+        except pa.ArrowInvalid as error:
+            raise self._too_large() from error
+
+    def _is_safe(self, values: Array) -> bool:
+        """Whether no sum of these can have more digits than there are."""
+        if self._bound >= _LIMIT:
+            self._bound = len(values) * _greatest(values)
+        return self._bound < _LIMIT
+
+    def _too_large(self) -> ExhaustedError:
+        return ExhaustedError(
+            f"the sum of {self._name!r} does not fit into {_DIGITS} digits",
+            hint="cast the column to float64, which rounds, before it is summed up; or sum over shorter windows",
+            column=self._name,
+        )
 
     def _replace(self, tables: list[Any]) -> None:
         self._tables = tables
@@ -120,6 +168,16 @@ def _reduce(table: Any, function: str, schema: Any) -> Any:
     elif function == "last":
         order = order[np.concatenate([cells[1:] != cells[:-1], [True]])]
     return table.take(pa.array(order)).combine_chunks()
+
+
+def _greatest(values: Array) -> int:
+    """No decimal among these is farther from zero, in units of the last place. A narrow type tells that by itself."""
+    kind = values.type
+    if kind.precision < _DIGITS:
+        return int(10**kind.precision)
+    found = pc.min_max(values)
+    edges = [each.as_py() for each in (found["min"], found["max"]) if each.is_valid]
+    return int(10 ** max((each.adjusted() + 1 + kind.scale for each in edges if each), default=0))
 
 
 def _with_times(cells: Array, values: Array, schema: Any) -> Any:

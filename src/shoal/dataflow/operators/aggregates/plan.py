@@ -1,7 +1,7 @@
 """What an aggregation needs for the columns of its input: lanes that are kept, and outputs that are made of them.
 
-`AggregatePlan.bind` is called with the schema of the first batch. Aggregations that need the same thing share a lane:
-the mean of a column and its sum keep one sum.
+`bind` is called with the schema of the first batch. Aggregations that need the same thing share a lane: the mean of a
+column and its sum keep one sum. Over changes, of which rows can be taken back, sums of floats are kept exactly.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import Aggregation
-from shoal.dataflow.operators.aggregates import folds, lanes, logs
+from shoal.dataflow.operators.aggregates import exact, folds, lanes, logs
 from shoal.dataflow.operators.aggregates.columns import (
     Cells,
     Column,
@@ -89,6 +89,8 @@ class LaneSpec:
                 return lanes.NullLane()
             case "sum":
                 return lanes.SumLane(self.dtype, self.column)
+            case "exact":
+                return exact.ExactSumLane()
             case "min" | "max":
                 return lanes.ExtremeLane(self.dtype, greatest=self.kind == "max")
             case "moments":
@@ -98,7 +100,7 @@ class LaneSpec:
             case "fold":
                 return folds.FoldLane(self.function, self.type)
             case _:
-                return logs.LogLane(self.kind.removeprefix("log:"), self.type)
+                return logs.LogLane(self.kind.removeprefix("log:"), self.type, self.column)
 
     def state_types(self) -> tuple[Any, ...]:
         """The Arrow types of what is written down for each cell."""
@@ -108,6 +110,8 @@ class LaneSpec:
                 return (pa.int64(),)
             case "sum" | "min" | "max":
                 return (number,)
+            case "exact":
+                return exact.STATE_TYPES
             case "moments":
                 return (pa.float64(),) * 3
             case "first" | "last":
@@ -121,6 +125,8 @@ class LaneSpec:
         """What `take` gave, as Arrow arrays."""
         if self.kind == "fold":
             return [part[0] if not isinstance(part[0], np.ndarray) else folds.structs_of(part[0], self.type)]
+        if self.kind == "exact":
+            return exact.to_arrow(part)
         return [pa.array(np.ascontiguousarray(a)) if isinstance(a, np.ndarray) else combined(a) for a in part]
 
     def from_arrow(self, arrays: Sequence[Array]) -> tuple[Any, ...]:
@@ -128,12 +134,15 @@ class LaneSpec:
         arrays = [combined(array) for array in arrays]
         if self.kind == "fold":
             return (folds.records_of(arrays[0]),)
+        if self.kind == "exact":
+            return exact.from_arrow(arrays)
         if self.kind.startswith("log:"):
             return tuple(arrays)
         return tuple(array.to_numpy(zero_copy_only=False) for array in arrays)
 
 
 _NUMERIC = ("sum", "min", "max", "first", "last")
+_REVERSIBLE = ("nulls", "sum", "exact", "log:sum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ class AggregatePlan:
     @property
     def is_reversible(self) -> bool:
         """Whether single rows can be taken back out of its lanes."""
-        return all(spec.kind in ("nulls", "sum") for spec in self.specs)
+        return all(spec.kind in _REVERSIBLE for spec in self.specs)
 
     def inputs(self, batch: Batch, times: Cells, *, with_changes: bool = False) -> Inputs:
         """The columns of a batch for its lanes."""
@@ -197,16 +206,23 @@ class AggregatePlan:
 
     def from_arrow(self, cells: Cells, batch: Any) -> Sparse:
         """The inverse, from a batch or a table that has those columns."""
+        names = set(batch.schema.names)
         parts = tuple(
-            spec.from_arrow([batch.column(f"__lane_{number}_{place}") for place in range(len(spec.state_types()))])
+            spec.from_arrow(
+                [
+                    batch.column(name)
+                    for place in range(len(spec.state_types()))
+                    if (name := f"__lane_{number}_{place}") in names or not place
+                ]
+            )
             for number, spec in enumerate(self.specs)
         )
         return Sparse(cells, combined(batch.column("__rows")).to_numpy(), parts)
 
 
-def bind(aggregations: Sequence[Aggregation], schema: Schema) -> AggregatePlan:
-    """Decide what to keep for these aggregations."""
-    draft = _Draft(schema)
+def bind(aggregations: Sequence[Aggregation], schema: Schema, *, takes_back: bool = False) -> AggregatePlan:
+    """Decide what to keep for these aggregations. With `takes_back` rows can be taken back out of it."""
+    draft = _Draft(schema, takes_back=takes_back)
     outputs = tuple(draft.add(aggregation) for aggregation in aggregations)
     return AggregatePlan(schema, tuple(draft.specs), outputs)
 
@@ -233,8 +249,9 @@ def bind_fold(function: folds.Fold, schema: Schema) -> AggregatePlan:
 class _Draft:
     """Lanes so far."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, takes_back: bool) -> None:
         self._schema = schema
+        self._takes_back = takes_back
         self.specs: list[LaneSpec] = []
 
     def add(self, aggregation: Aggregation) -> Output:
@@ -268,11 +285,21 @@ class _Draft:
             case "list":
                 lane = self._lane("log:list", column, kind)
                 return lambda sparse: logs.value_lists(sparse.parts[lane], result)
-            case _ if is_dense_number(kind):
-                return self._dense(function, column, kind, result)
             case _:
-                lane = self._lane(f"log:{function}", column, result)
-                return lambda sparse: logs.single_values(sparse.parts[lane], result)
+                return self._value(function, column, kind, result)
+
+    def _value(self, function: str, column: str, kind: Any, result: Any) -> Callable[[Sparse], Array]:
+        """Sum, min, max, first and last: one value of the column, or a sum of them."""
+        takes_back = self._takes_back and function == "sum"
+        if takes_back and pa.types.is_floating(kind):
+            return self._exact_sum(column, kind)
+        if is_dense_number(kind):
+            return self._dense(function, column, kind, result)
+        lane = self._lane(f"log:{function}", column, result)
+        if not takes_back:
+            return lambda sparse: logs.single_values(sparse.parts[lane], result)
+        valid = self._valid(column, kind)
+        return lambda sparse: nullable(logs.single_values(sparse.parts[lane], result), valid(sparse) > 0)
 
     def _lane(self, kind: str, column: str, value_type: Any, *, as_float: bool = False) -> int:
         spec = LaneSpec(kind, column, value_type, as_float)
@@ -297,13 +324,20 @@ class _Draft:
         valid = self._valid(column, kind)
         return lambda sparse: nullable(_safe(sparse.parts[lane][0], valid(sparse) > 0, result), valid(sparse) > 0)
 
+    def _exact_sum(self, column: str, kind: Any) -> Callable[[Sparse], Array]:
+        lane, valid = self._lane("exact", column, kind, as_float=True), self._valid(column, kind)
+        return lambda sparse: nullable(pa.array(exact.rounded(sparse.parts[lane])), valid(sparse) > 0)
+
     def _mean(self, column: str, kind: Any) -> Callable[[Sparse], Array]:
-        lane = self._lane("sum", column, kind, as_float=not is_dense_number(kind))
+        as_float = not is_dense_number(kind)
+        is_exact = self._takes_back and (as_float or pa.types.is_floating(kind))
+        lane = self._lane("exact" if is_exact else "sum", column, kind, as_float=as_float or is_exact)
         valid = self._valid(column, kind)
 
         def mean(sparse: Sparse) -> Array:
-            counts = valid(sparse)
-            return nullable(pa.array(sparse.parts[lane][0] / np.maximum(counts, 1)), counts > 0)
+            counts, part = valid(sparse), sparse.parts[lane]
+            sums = exact.rounded(part) if is_exact else part[0]
+            return nullable(pa.array(sums / np.maximum(counts, 1)), counts > 0)
 
         return mean
 
