@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from shoal.core.errors import ExhaustedError, InvalidError, ShoalError
 from shoal.core.telemetry import MetricRegistry
-from shoal.model.nodes import NodeUsage
+from shoal.model.nodes import ConditionType, NodeUsage
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, RunState, WorkloadType
 
@@ -42,6 +42,12 @@ class AgentMetrics:
         self._seconds = registry.histogram("shoal_agent_rpc_seconds", "How long RPCs took.", ["method"])
         self._workloads = registry.gauge("shoal_agent_workloads", "Workloads, by kind and state.", ["type", "state"])
         self._orphans = registry.gauge("shoal_agent_orphans", "Runs that belong to no workload known here.")
+        self._lateness = registry.gauge(
+            "shoal_agent_keeper_late_seconds", "How late the keeper answered when it was last asked; 0 when in time."
+        )
+        self._conditions = registry.gauge(
+            "shoal_agent_condition", "Whether something is wrong with the node, by condition.", ["type"]
+        )
         self._runtimes = registry.gauge("shoal_agent_runtime_healthy", "Whether a runtime is well.", ["type"])
         self._registered = registry.gauge(
             "shoal_agent_registered", "Whether the control plane acknowledges this agent."
@@ -124,6 +130,8 @@ class AgentMetrics:
         usage: NodeUsage,
         health: HealthReport,
         open_actions: int,
+        lateness: float = 0.0,
+        conditions: tuple[str, ...] = (),
     ) -> None:
         """Count anew what goes up and down, so that nothing keeps a value that is over."""
         if self._registry is None:
@@ -137,6 +145,9 @@ class AgentMetrics:
                 self._workloads.labels(kind, state.value).set(counted[kind, state])
                 foreign.workloads.labels(state.value.lower(), kind).set(counted[kind, state])
         self._orphans.set(orphans)
+        self._lateness.set(lateness)
+        for condition in ConditionType:
+            self._conditions.labels(condition.value).set(condition.value in conditions)
         for kind, words in runtimes.items():
             self._runtimes.labels(kind).set(words == "healthy")
             foreign.runtimes.labels(kind).set(words == "healthy")

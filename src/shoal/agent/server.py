@@ -210,6 +210,7 @@ class Agent:
             clock=self.clock,
             whole_machine=settings.cpu is None and settings.memory is None,
             control_trouble=self._control_trouble,
+            changed=self._changed.set,
         )
         await self._executor.open()
         await self._watch.look()
@@ -398,6 +399,7 @@ class Agent:
             "draining": self._executor.roster.draining,
             "workloads": len(self._executor.roster.actors),
             "orphans": sorted(self._executor.roster.orphans),
+            "conditions": {each.type: each.message for each in self._watch.conditions()},
         }
         return (200 if report.healthy else 503), body
 
@@ -421,6 +423,8 @@ class Agent:
                 reserved=roster.reserved(),
                 usage=self._watch.node_usage(),
                 health=self._watch.report(),
+                lateness=self._executor.lateness(),
+                conditions=tuple(each.type for each in self._watch.conditions()),
                 open_actions=sum(actor.open_actions for actor in roster.actors.values()),
             )
         return self.metrics.render()

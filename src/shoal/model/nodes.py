@@ -123,6 +123,25 @@ class NodeUsage:
     slots_used: int = 0
 
 
+class ConditionType(enum.StrEnum):
+    """What can be wrong with a node while it is in contact."""
+
+    DISK_PRESSURE = "DiskPressure"  # its disk is nearly full: no new work goes there
+    KEEPER_LATE = "KeeperLate"  # the process that owns its workloads does not answer in time
+    ORPHANED_PROCESSES = "OrphanedProcesses"  # processes of workloads run there that no record explains
+    RUNS_AS_ROOT = "RunsAsRoot"  # workloads that name no user run as root
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCondition:
+    """Something that is wrong with a node."""
+
+    #: A `ConditionType`, or the word of an agent of another version.
+    type: str
+    message: str
+    since: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
     """A node as the control plane stores it.

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from shoal.model.nodes import NodeUsage
+from shoal.model.nodes import NodeCondition, NodeUsage
 from shoal.model.resources import Resources
 from shoal.model.workloads import Rejection, RunStatus, Usage, WorkloadSpec
 
@@ -88,6 +88,8 @@ class NodeView:
     usage: NodeUsage | None = None
     workload_count: int = 0
     orphans: tuple[str, ...] = ()
+    #: What is wrong with the node, in its own words.
+    conditions: tuple[NodeCondition, ...] = ()
     cluster_id: str = ""
     #: What an operator wishes of it: empty, cordoned, draining or drained.
     desired: str = ""

@@ -19,6 +19,7 @@ from typing import Protocol, runtime_checkable
 from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
+from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
 
@@ -149,6 +150,19 @@ class SupportsDeadlines(Protocol):
 
     async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
         """Let each run go on until this moment of the clock's `monotonic()`, and end it then unless extended again."""
+        ...
+
+
+@runtime_checkable
+class SupportsConditions(Protocol):
+    """Runtimes that can tell what is wrong with them beyond being healthy or not."""
+
+    def conditions(self) -> Mapping[ConditionType, str]:
+        """What was wrong when `health` was last asked, in words."""
+        ...
+
+    def lateness(self) -> float:
+        """Seconds by which what owns the workloads answered late when `health` was last asked; 0 when in time."""
         ...
 
 

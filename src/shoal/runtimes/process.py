@@ -30,6 +30,7 @@ from shoal.core.errors import DeadlineError, InvalidError, ShoalError, Unavailab
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
 from shoal.core.private_files import let_others_pass
 from shoal.model.logs import LogPiece, LogQuery
+from shoal.model.nodes import ConditionType
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.cgroups import Cgroups
@@ -64,6 +65,8 @@ _START_TIMEOUT = 15.0
 #: After the grace period a run is killed; this long after it, the keeper is at fault.
 _STOP_MARGIN = 10.0
 _HEALTH_TIMEOUT = 2.0
+#: A keeper that takes this long for what takes milliseconds is late.
+LATE_SECONDS = 1.0
 #: The agent's own settings, such as where its key is, whatever else of its environment a workload inherits.
 _NOT_INHERITED = ("SHOAL_", "PERSYS_")
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
@@ -78,6 +81,8 @@ class ProcessRuntime:
         self._node_id = node_id
         self._link = KeeperLink(self._files, clock=clock)
         self._meter = Meter(clock)
+        self._answered_at = 0.0
+        self._late = 0.0
 
     @property
     def type(self) -> WorkloadType:
@@ -95,6 +100,7 @@ class ProcessRuntime:
             await self._link.open()
         except OSError as error:
             raise UnavailableError(f"the process runtime cannot be opened: {error}") from error
+        self._answered_at = self._clock.monotonic()
         if self.limits().startswith("none"):
             log.warning("processes run without memory and CPU limits: %s", self.limits().removeprefix("none: "))
 
@@ -104,10 +110,15 @@ class ProcessRuntime:
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""
+        asked_at = self._clock.monotonic()
         try:
             status = await self._link.call("ping", timeout=_HEALTH_TIMEOUT)
         except ShoalError as error:
+            self._late = self._clock.monotonic() - self._answered_at
             return f"unhealthy: {error}"
+        self._answered_at = self._clock.monotonic()
+        late = max(self._answered_at - asked_at, float(status.get("late", 0.0)))
+        self._late = late if late >= LATE_SECONDS else 0.0
         if not self._link.serves_in_full:
             return "unhealthy: the keeper is of another version and can only be wound down"
         failing = status.get("log_errors", {})
@@ -115,6 +126,18 @@ class ProcessRuntime:
             name, why = next(iter(failing.items()))
             return f"unhealthy: the output of {len(failing)} workloads is being lost, such as {name}: {why}"
         return "healthy"
+
+    def lateness(self) -> float:
+        """Seconds by which the keeper was late when `health` was last asked; 0 when it was in time."""
+        return self._late
+
+    def conditions(self) -> Mapping[ConditionType, str]:
+        """What was wrong with the keeper when `health` was last asked."""
+        if not self._late:
+            return {}
+        pid = self._link.hello.get("pid", "?")
+        why = "it was stopped, its disk is slow, or the machine is overloaded"
+        return {ConditionType.KEEPER_LATE: f"the keeper (pid {pid}) is {self._late:.0f} s late: {why}"}
 
     # --- runs ---------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from shoal.model.nodes import LEASE_MARGIN, Feature
 from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import run_pb2
 from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Channel, Server, Service, Transport
 
 ALL_FEATURES = tuple(feature.value for feature in Feature)
@@ -69,6 +70,8 @@ class HollowNode:
     mute: bool = False
     #: Report with each beat what each run uses, as an agent does.
     measures: bool = False
+    #: What is wrong with it, by condition.
+    conditions: dict[str, str] = field(default_factory=dict)
     runs: dict[str, HollowRun] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     actions: list[agent.AgentAction] = field(default_factory=list)
@@ -265,6 +268,7 @@ class HollowFleet:
             usage=control.NodeUsage(cpu_used_millicores=10, memory_used_mb=64),
             workload_statuses=[self._status(node, workload_id, run) for workload_id, run in node.runs.items()],
             workload_usage=[_usage(workload_id, node.sequence) for workload_id in node.runs] if node.measures else (),
+            conditions=[run_pb2.NodeCondition(type=kind, message=text) for kind, text in node.conditions.items()],
         )
         node.sequence += 1
         began = self._clock.monotonic()

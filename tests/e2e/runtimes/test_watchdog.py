@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -11,10 +12,11 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.ids import WorkloadId
+from shoal.model.nodes import ConditionType
 from shoal.model.workloads import ProcessSpec
 from shoal.runtimes.base import RunPhase, RunRequest
 from shoal.runtimes.keeper import procfs
-from shoal.runtimes.process import ProcessRuntime, read_run_records
+from shoal.runtimes.process import LATE_SECONDS, ProcessRuntime, read_run_records
 from shoal.testing.suites.runtime import wait_ended, wait_output
 from tests.e2e.runtimes.conftest import OpenRuntime, StartAgent
 from tests.e2e.runtimes.processes import child_pid_in, is_alive, keeper_of, wait_until
@@ -206,3 +208,21 @@ async def test_an_agent_that_cannot_open_the_table_extends_through_the_keeper(op
     await runtime.extend_deadlines(("one-1",), in_seconds(600))
     await passed(first.deadline + 1.0)
     assert is_alive(info.pid)
+
+
+async def test_a_keeper_that_is_late_is_noticed(open_runtime: OpenRuntime, data_dir: Path, stop_process) -> None:
+    runtime = await open_runtime()
+    assert await runtime.health() == "healthy"
+    assert (runtime.lateness(), runtime.conditions()) == (0.0, {})
+    keeper = keeper_of(data_dir)
+    stop_process(keeper)
+    assert (await runtime.health()).startswith("unhealthy: ")
+    assert runtime.lateness() >= LATE_SECONDS
+    assert f"pid {keeper}" in runtime.conditions()[ConditionType.KEEPER_LATE]
+    os.kill(keeper, signal.SIGCONT)
+    # It says itself how late it was, for a while.
+    assert await runtime.health() == "healthy"
+    assert runtime.lateness() >= LATE_SECONDS
+    async with asyncio.timeout(60):
+        while runtime.conditions():
+            await runtime.health()

@@ -20,6 +20,7 @@ from shoal.testing.control import ControlKit
 from shoal.testing.hollow import HollowRun
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from tests.unit.control.operating import wait_event
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
@@ -403,6 +404,27 @@ class TestNodes:
         await kit.clock.sleep(20)
         assert list((await kit.node_view("n1")).orphans) == ["stranger"]
         assert "stranger" in node.runs
+
+    async def test_a_node_under_disk_pressure_gets_no_new_work_until_that_is_over(self, kit):
+        (node,) = await ready(kit, "n1")
+        await kit.apply("before")
+        await kit.wait_status("before", "Running")
+        node.conditions["DiskPressure"] = "12 MB are free"
+        node.changed.set()
+        await wait_event(kit, "NodeConditionRaised")
+        await kit.apply("later")
+        await kit.clock.sleep(20)
+        assert sorted(node.runs) == ["before"]
+        view = await kit.workload("later")
+        assert [each.code for each in view.rejections] == ["disk_pressure"]
+        ((kind, message),) = [(each.type, each.message) for each in (await kit.node_view("n1")).conditions]
+        assert (kind, message) == ("DiskPressure", "12 MB are free")
+        del node.conditions["DiskPressure"]
+        node.changed.set()
+        await kit.wait_status("later", "Running")
+        await wait_event(kit, "NodeConditionCleared")
+        assert (await kit.event_kinds()).count("NodeConditionRaised") == 1
+        assert not (await kit.node_view("n1")).conditions
 
     async def test_reports_of_others_work_are_counted_and_ignored(self, kit):
         one, two = await ready(kit, "n1", "n2")

@@ -15,7 +15,7 @@ from shoal.core.ids import IDENTIFIER
 from shoal.core.shape import find_problems
 from shoal.model import views
 from shoal.model.events import Event
-from shoal.model.nodes import Feature, NodeSpec, NodeUsage, StoragePool
+from shoal.model.nodes import Feature, NodeCondition, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
     DesiredState,
@@ -520,6 +520,9 @@ def workload_views(draw):
     )
 
 
+node_conditions = st.builds(
+    NodeCondition, text.filter(bool), text, maybe(moments.map(lambda at: at.replace(microsecond=0)))
+)
 node_views = st.builds(
     views.NodeView,
     node_id=text,
@@ -543,6 +546,7 @@ node_views = st.builds(
     usage=maybe(node_usages),
     workload_count=counts,
     orphans=tuples(text),
+    conditions=st.lists(node_conditions, max_size=3, unique_by=lambda each: each.type).map(tuple),
     cluster_id=text,
 )
 summaries = st.builds(

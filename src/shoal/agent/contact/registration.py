@@ -42,7 +42,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
-from shoal.model.nodes import HeartbeatMark, NodeSpec, NodeUsage
+from shoal.model.nodes import HeartbeatMark, NodeCondition, NodeSpec, NodeUsage
 from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -97,6 +97,10 @@ class Reports(Protocol):
 
     def node_usage(self) -> NodeUsage:
         """What the node used when it was last measured, and what is reserved now."""
+        ...
+
+    def conditions(self) -> tuple[NodeCondition, ...]:
+        """What is wrong with the node."""
         ...
 
     def set_draining(self, draining: bool) -> None:
@@ -442,6 +446,7 @@ class Registration:
             workload_usage=[each for each in measured if each is not None],
             session=self._session,
             sequence=self._sequence,
+            conditions=[convert.node_condition_to_proto(each) for each in self._reports.conditions()],
         )
 
     async def _ownership(self, workload_id: WorkloadId) -> Ownership:

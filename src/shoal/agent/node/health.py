@@ -6,6 +6,7 @@ What takes time to find out is looked at in the background and remembered, so th
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -17,8 +18,10 @@ from shoal.agent.workloads.executor import Executor
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
-from shoal.model.nodes import NodeUsage
+from shoal.model.nodes import ConditionType, NodeCondition, NodeUsage
 from shoal.model.workloads import Usage
+
+log = logging.getLogger(__name__)
 
 LOOK_EVERY = 5.0
 HEALTHY = "healthy"
@@ -36,6 +39,8 @@ class NodeWatch:
         clock: Clock,
         whole_machine: bool,
         control_trouble: Callable[[], str],
+        changed: Callable[[], None],
+        standing: Mapping[ConditionType, str] | None = None,
     ) -> None:
         self._executor = executor
         self._database = database
@@ -44,6 +49,10 @@ class NodeWatch:
         #: Whether the node is all of the machine. Of a share, only its own workloads' use is its use.
         self._whole_machine = whole_machine
         self._control_trouble = control_trouble
+        self._changed = changed
+        #: What is wrong with the node as long as this agent runs.
+        self._standing = dict(standing or {})
+        self._conditions: dict[str, NodeCondition] = {}
         self._readings: dict[str, Reading] = {name: Reading() for name in probes}
         self._usages: dict[WorkloadId, Usage] = {}
         self._runtimes: dict[str, str] = {kind.value: "unhealthy: not looked at yet" for kind in executor.types}
@@ -62,6 +71,25 @@ class NodeWatch:
             # Nobody may write for a long time: see by oneself whether the disk takes writes again.
             with contextlib.suppress(ShoalError):
                 await self._database.write(partial(intents.put_meta, key="last_trouble", value=self._database.trouble))
+        self._note_conditions({**self._standing, **self._executor.conditions()})
+
+    def _note_conditions(self, found: Mapping[ConditionType, str]) -> None:
+        """Keep since when each condition has lasted, and report at once when one begins or ends."""
+        before, now = self._conditions, self._clock.wall()
+        self._conditions = {
+            kind: NodeCondition(kind, message, before[kind].since if kind in before else now)
+            for kind, message in found.items()
+        }
+        for kind in self._conditions.keys() - before.keys():
+            log.warning("%s: %s", kind, self._conditions[kind].message)
+        for kind in before.keys() - self._conditions.keys():
+            log.info("%s is over", kind)
+        if before.keys() != self._conditions.keys():
+            self._changed()
+
+    def conditions(self) -> tuple[NodeCondition, ...]:
+        """What is wrong with the node, as of the last look."""
+        return tuple(self._conditions.values())
 
     @property
     def runtimes(self) -> dict[str, str]:

@@ -50,9 +50,18 @@ from shoal.core.errors import ShoalError, UnsupportedError
 from shoal.core.ids import WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.model.logs import LogPiece, LogQuery
+from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import AgentSpec, ProcessSpec, Usage, WorkloadType
-from shoal.runtimes.base import RunInfo, RunPhase, Runtime, SupportsDeadlines, SupportsLogs, SupportsUsage
+from shoal.runtimes.base import (
+    RunInfo,
+    RunPhase,
+    Runtime,
+    SupportsConditions,
+    SupportsDeadlines,
+    SupportsLogs,
+    SupportsUsage,
+)
 from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 
@@ -343,6 +352,21 @@ class Executor:
         if not isinstance(runtime, SupportsLogs):
             raise UnsupportedError(f"the {kind.value} runtime keeps no logs")
         return runtime.read_logs(workload_id, query)
+
+    def conditions(self) -> dict[ConditionType, str]:
+        """What was wrong with the runtimes when they were last asked how they are."""
+        found: dict[ConditionType, str] = {}
+        for runtime in self._runtimes.values():
+            if isinstance(runtime, SupportsConditions):
+                found |= runtime.conditions()
+        return found
+
+    def lateness(self) -> float:
+        """Seconds by which the latest of the runtimes answered late when they were last asked how they are."""
+        return max(
+            (runtime.lateness() for runtime in self._runtimes.values() if isinstance(runtime, SupportsConditions)),
+            default=0.0,
+        )
 
     async def health(self) -> dict[str, str]:
         """How each runtime is, by its name."""

@@ -98,6 +98,7 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("features", ", ".join(view.features)),
             ("clock skew", f"{view.clock_skew_ms} ms" if abs(view.clock_skew_ms) >= 1000 else ""),
             ("unknown work", ", ".join(view.orphans)),
+            *((each.type, f"{each.message} (since {output.ago(each.since, now)})") for each in view.conditions),
         ]
     )
 

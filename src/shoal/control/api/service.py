@@ -143,6 +143,7 @@ class ControlService:
             usage=self._usage(request),
             sent_at=convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None,
             measured=convert.Measurements(request),
+            conditions=convert.node_conditions_from_proto(request.conditions),
         )
         draining = await self._heartbeats.receive(heartbeat)
         settings = self._contacts.settings

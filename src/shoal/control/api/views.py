@@ -203,6 +203,7 @@ class Views:
             usage=contact.usage if contact else None,
             workload_count=len(facts.tenants),
             orphans=contact.orphans if contact else (),
+            conditions=contact.conditions if contact else (),
             cluster_id=record.spec.cluster_id or self._cluster_id,
             desired=record.desired.value,
             desired_updated_at=record.desired_at,

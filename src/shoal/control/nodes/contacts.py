@@ -19,7 +19,7 @@ from shoal.control.state.fleet import Ledger
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
-from shoal.model.nodes import NodeUsage
+from shoal.model.nodes import NodeCondition, NodeUsage
 from shoal.model.workloads import RunStatus
 from shoal.wire.convert import Measurements
 
@@ -44,6 +44,7 @@ class Heartbeat:
     usage: NodeUsage | None
     sent_at: datetime | None
     measured: Measurements | None = None
+    conditions: tuple[NodeCondition, ...] = ()
 
 
 @dataclass(slots=True)
@@ -60,6 +61,10 @@ class Contact:
     last_heartbeat: datetime | None = None
     heartbeat_stored: datetime | None = None
     orphans: tuple[WorkloadId, ...] = ()
+    #: What is wrong with the node, in its own words.
+    conditions: tuple[NodeCondition, ...] = ()
+    #: Those that are told in an event.
+    told_conditions: frozenset[str] = frozenset()
     #: The statuses of the last heartbeat by their bytes, so that only new ones are parsed, and the measured usage.
     statuses: Mapping[bytes, RunStatus] = field(default_factory=dict)
     measured: Measurements | None = None

@@ -21,7 +21,7 @@ from shoal.control.workloads.reports import ReportVerdict
 from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, SessionSupersededError, UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
-from shoal.model.nodes import HeartbeatMark, NodeState
+from shoal.model.nodes import ConditionType, HeartbeatMark, NodeState
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +76,7 @@ class Heartbeats:
         contact.last_heartbeat = self._clock.wall()
         contact.usage = heartbeat.usage or contact.usage
         contact.statuses, contact.measured = heartbeat.statuses, heartbeat.measured
+        self._take_conditions(heartbeat, contact)
         contact.note_skew(heartbeat.node_id, heartbeat.sent_at, self._clock)
         contact.waiting = heartbeat
         if contact.intake is None or contact.intake.done():
@@ -88,6 +89,13 @@ class Heartbeats:
             each.result()
         current = self._fleet.nodes.get(heartbeat.node_id)
         return current is not None and current.desired.state is not None
+
+    def _take_conditions(self, heartbeat: Heartbeat, contact: Contact) -> None:
+        """What is wrong with the node counts at once, also while it cannot be stored as events."""
+        contact.conditions = heartbeat.conditions
+        pressure = next((each.message for each in heartbeat.conditions if each.type == ConditionType.DISK_PRESSURE), "")
+        if self._fleet.note_disk_pressure(heartbeat.node_id, pressure):
+            self._dispatch.capacity_changed()
 
     async def _process(self, contact: Contact) -> None:
         """Process a heartbeat, then the newest that arrived meanwhile: each is a full snapshot."""
@@ -122,6 +130,7 @@ class Heartbeats:
             fresh = set(orphans) - set(contact.orphans)
             contact.orphans = orphans[:MAX_ORPHANS]
             await self._store_orphan_events(heartbeat.node_id, sorted(fresh))
+        await self._store_condition_events(heartbeat, contact)
         node = self._fleet.nodes.get(heartbeat.node_id)
         if node is not None:
             present = frozenset(status.workload_id for status in heartbeat.statuses.values())
@@ -130,6 +139,32 @@ class Heartbeats:
             gone = self._fleet.left_on(heartbeat.node_id) - present
             if gone:
                 await self._dispatch.copies.absent(heartbeat.node_id, gone, mark)
+
+    async def _store_condition_events(self, heartbeat: Heartbeat, contact: Contact) -> None:
+        now = {each.type: each.message for each in heartbeat.conditions}
+        events = [
+            *(("NodeConditionRaised", kind, now[kind]) for kind in now.keys() - contact.told_conditions),
+            *(("NodeConditionCleared", kind, "it is over") for kind in contact.told_conditions - now.keys()),
+        ]
+        if not events:
+            return
+        at = self._clock.wall()
+        await self._ledger.commit(
+            Batch(
+                events=tuple(
+                    node_event(
+                        heartbeat.node_id,
+                        event,
+                        f"{kind}: {message}",
+                        at=at,
+                        source="agent",
+                        cause="its heartbeat says so",
+                    )
+                    for event, kind, message in sorted(events)
+                )
+            )
+        )
+        contact.told_conditions = frozenset(now)
 
     async def _store_orphan_events(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
         at = self._clock.wall()

@@ -31,6 +31,7 @@ class RejectionCode(enum.StrEnum):
     NOT_READY = "not_ready"  # its state lets no work in
     CORDONED = "cordoned"  # an operator wants no new work there
     DRAINING = "draining"  # an operator wants it empty
+    DISK_PRESSURE = "disk_pressure"  # its disk is nearly full
     TYPE = "type"  # its agent has no runtime for this kind
     GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
@@ -56,14 +57,20 @@ def not_ready(node: NodeFacts, demand: Demand) -> Rejection | None:
         return _reject(node, RejectionCode.DRAINING, f"the node is {node.state.value}")
     if node.cordoned and node.state is NodeState.READY:
         return _reject(node, RejectionCode.CORDONED, "the node is cordoned")
+    if node.disk_pressure and node.state is NodeState.READY:
+        return _reject(node, RejectionCode.DISK_PRESSURE, f"the node is under disk pressure: {node.disk_pressure}")
     if node.state is NodeState.READY:
         return None
     return _reject(node, RejectionCode.NOT_READY, f"the node is {node.state.value}")
 
 
 def gone(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """What lives on a node may stay while the node is cordoned, or Suspect: it is left alone until the lease ends."""
-    if node.state is NodeState.SUSPECT or (node.cordoned and node.state is NodeState.READY):
+    """What lives on a node may stay while the node is cordoned, under disk pressure, or Suspect.
+
+    It is left alone until the lease ends.
+    """
+    closed = node.cordoned or bool(node.disk_pressure)
+    if node.state is NodeState.SUSPECT or (closed and node.state is NodeState.READY):
         return None
     return not_ready(node, demand)
 

@@ -31,6 +31,8 @@ class NodeFacts:
     tenants: Mapping[WorkloadId, Mapping[str, str]] = field(default_factory=dict)
     #: An operator wants no new work there; what is there may stay.
     cordoned: bool = False
+    #: Why its disk is nearly full, in the node's own words; empty when it is not.
+    disk_pressure: str = ""
 
     @property
     def node_id(self) -> NodeId:
@@ -58,6 +60,7 @@ class NodeFacts:
             ports=self.ports | ports if ports else self.ports,
             tenants={**self.tenants, workload_id: labels},
             cordoned=self.cordoned,
+            disk_pressure=self.disk_pressure,
         )
 
     def without_tenant(
@@ -73,6 +76,7 @@ class NodeFacts:
             ports=self.ports - ports,
             tenants={tenant: labels for tenant, labels in self.tenants.items() if tenant != workload_id},
             cordoned=self.cordoned,
+            disk_pressure=self.disk_pressure,
         )
 
 

@@ -69,6 +69,7 @@ class Fleet:
         #: The workloads on their way off a node that is drained.
         self._moving: set[WorkloadId] = set()
         self._facts: dict[NodeId, NodeFacts] = {}
+        self._disk_pressure: dict[NodeId, str] = {}
 
     def owned_by(self, node_id: NodeId) -> frozenset[WorkloadId]:
         """The workloads that a node owns."""
@@ -160,6 +161,7 @@ class Fleet:
         for node_id in batch.removed_nodes:
             self.nodes.pop(node_id, None)
             self._facts.pop(node_id, None)
+            self._disk_pressure.pop(node_id, None)
         self.generation_floor = max(self.generation_floor, batch.generation_floor)
         for group_id in batch.removed_groups:
             self.groups.pop(group_id, None)
@@ -172,6 +174,15 @@ class Fleet:
         self.observations[workload_id] = dataclasses.replace(
             known, status=dataclasses.replace(known.status, usage=usage)
         )
+
+    def note_disk_pressure(self, node_id: NodeId, why: str) -> bool:
+        """Take in whether a node's disk is nearly full; whether that is over now. Every heartbeat says it again."""
+        before = self._disk_pressure.pop(node_id, "")
+        if why:
+            self._disk_pressure[node_id] = why
+        if why != before:
+            self._facts.pop(node_id, None)
+        return bool(before) and not why
 
     def load(self, stored: Snapshot) -> None:
         """Take over what is stored, in place of whatever was known."""
@@ -201,6 +212,7 @@ class Fleet:
             ports=frozenset(parse_port(port) for each in tenants for port in each.reserved_ports),
             tenants={each.workload_id: each.spec.labels for each in tenants},
             cordoned=node.desired is DesiredNodeState.CORDONED,
+            disk_pressure=self._disk_pressure.get(node_id, ""),
         )
 
     def _put_workload(self, record: WorkloadRecord) -> None:

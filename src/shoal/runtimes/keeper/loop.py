@@ -16,6 +16,8 @@ from shoal.runtimes.keeper.journal import say_exception
 
 #: The selector's own timeout does not count while the machine is suspended, so timers are looked at this often.
 LONGEST_SLEEP = 1.0
+#: How long the loop tells that it was late. Longer than between two questions of an agent.
+REMEMBER_LATENESS = 10.0
 
 
 class Timer:
@@ -42,6 +44,21 @@ class Loop:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = itertools.count()
         self._stopping = False
+        #: By how much the loop was late, and when.
+        self._late = (0.0, 0.0)
+
+    @property
+    def lateness(self) -> float:
+        """By how much the loop was late at most within the last seconds: it was stopped, or waited for a disk."""
+        late, at = self._late
+        return late if self.now() - at < REMEMBER_LATENESS else 0.0
+
+    def _note_lateness(self) -> None:
+        if self._timers:
+            now = self.now()
+            late = now - self._timers[0][0]
+            if late > self.lateness:
+                self._late = (late, now)
 
     def now(self) -> float:
         """Seconds since boot."""
@@ -78,7 +95,9 @@ class Loop:
 
     def run_once(self, longest: float = LONGEST_SLEEP) -> None:
         """Wait for the next thing and do it."""
-        for key, events in self._selector.select(self._wait(longest)):
+        ready = self._selector.select(self._wait(longest))
+        self._note_lateness()
+        for key, events in ready:
             read, write = key.data
             if events & selectors.EVENT_READ and self._is_current(key):
                 self._guarded(read)

@@ -234,7 +234,14 @@ class Keeper:
         self._probes.start(record, command, timeout=timeout, verdict=lambda passed: reply(_ok(passed=passed)))
 
     def _do_ping(self, _message: dict[str, Any], reply: Reply) -> None:
-        reply(_ok(runs=len(self._runs), alive=self._runs.alive, log_errors=self._runs.book.errors()))
+        reply(
+            _ok(
+                runs=len(self._runs),
+                alive=self._runs.alive,
+                log_errors=self._runs.book.errors(),
+                late=self.loop.lateness,
+            )
+        )
 
     def _do_shutdown(self, _message: dict[str, Any], reply: Reply) -> None:
         if self._runs.alive:

@@ -29,6 +29,8 @@ from shoal.wire.convert.fields import (
 )
 from shoal.wire.convert.logs import log_piece_from_proto, log_query_from_proto
 from shoal.wire.convert.nodes import (
+    node_condition_to_proto,
+    node_conditions_from_proto,
     node_spec_from_proto,
     node_spec_to_proto,
     node_usage_from_proto,
@@ -95,6 +97,8 @@ __all__ = [
     "join_token_to_proto",
     "log_piece_from_proto",
     "log_query_from_proto",
+    "node_condition_to_proto",
+    "node_conditions_from_proto",
     "node_spec_from_proto",
     "node_spec_to_proto",
     "node_usage_from_proto",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import find_problems
-from shoal.model.nodes import Feature, NodeSpec, NodeUsage, StoragePool
+from shoal.model.nodes import Feature, NodeCondition, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
 from shoal.wire.addresses import parse_address
 from shoal.wire.convert.fields import (
@@ -20,10 +21,16 @@ from shoal.wire.convert.fields import (
     writing,
 )
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import run_pb2
 
 _MAX_FEATURES = 64
 _INSTANCE = re.compile(r"[a-z0-9]{0,64}")
 _INT32 = 2**31 - 1
+_MAX_CONDITIONS = 16
+_MAX_CONDITION_TYPE = 64
+_MAX_CONDITION_MESSAGE = 500
+#: The year 9999.
+_LATEST_MS = 253_370_764_800_000
 
 #: The model's fields by the names that the sender of the message knows.
 _NAMES_ON_THE_WIRE = {
@@ -155,6 +162,25 @@ def node_usage_to_proto(usage: NodeUsage) -> control.NodeUsage:
         disk_used_gb=usage.disk_used_gb,
         slots_used=usage.slots_used,
     )
+
+
+def node_condition_to_proto(condition: NodeCondition) -> run_pb2.NodeCondition:
+    """A condition for the control plane and its clients."""
+    since = epoch_ms(condition.since) if condition.since is not None else 0
+    return run_pb2.NodeCondition(
+        type=condition.type, message=condition.message[:_MAX_CONDITION_MESSAGE], since_ms=since
+    )
+
+
+def node_conditions_from_proto(given: Iterable[run_pb2.NodeCondition]) -> tuple[NodeCondition, ...]:
+    """The inverse. What is too long is cut, and what is too many is left out: no beat is refused for this."""
+    found: dict[str, NodeCondition] = {}
+    for each in given:
+        if each.type and len(found) < _MAX_CONDITIONS:
+            kind, message = each.type[:_MAX_CONDITION_TYPE], each.message[:_MAX_CONDITION_MESSAGE]
+            since = from_epoch_ms(each.since_ms) if 0 < each.since_ms < _LATEST_MS else None
+            found.setdefault(kind, NodeCondition(kind, message, since))
+    return tuple(found.values())
 
 
 def node_usage_from_proto(pb: control.NodeUsage, *, at: str = "usage") -> NodeUsage:

@@ -9,7 +9,12 @@ from shoal.model.resources import MAX_CPU_MILLICORES, Resources
 from shoal.model.views import ClusterSummary, GroupView, NodeScore, NodeView, PlannedPlacement, WorkloadView
 from shoal.model.workloads import Rejection, RunState, RunStatus, WorkloadSpec
 from shoal.wire.convert.fields import failure_from_text, path, read_timestamp, timestamp_to_proto, writing
-from shoal.wire.convert.nodes import node_usage_to_proto, read_node_usage
+from shoal.wire.convert.nodes import (
+    node_condition_to_proto,
+    node_conditions_from_proto,
+    node_usage_to_proto,
+    read_node_usage,
+)
 from shoal.wire.convert.specs import workload_spec_from_proto, workload_spec_to_proto
 from shoal.wire.convert.statuses import (
     read_run_status,
@@ -54,6 +59,7 @@ def node_view_to_proto(view: NodeView) -> control.NodeView:
             workload_count=view.workload_count,
             lease_expires_at=timestamp_to_proto(view.lease_expires_at),
             orphans=view.orphans,
+            conditions=[node_condition_to_proto(each) for each in view.conditions],
             cluster_id=view.cluster_id,
             storage_drivers=view.storage_drivers,
             wish=view.desired,
@@ -98,6 +104,7 @@ def node_view_from_proto(pb: control.NodeView) -> NodeView:
         workload_count=pb.workload_count,
         lease_expires_at=read_timestamp(pb, "lease_expires_at", "", problems),
         orphans=tuple(pb.orphans),
+        conditions=node_conditions_from_proto(pb.conditions),
         cluster_id=pb.cluster_id,
         storage_drivers=tuple(pb.storage_drivers),
         desired=pb.wish,

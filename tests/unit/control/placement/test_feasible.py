@@ -54,6 +54,12 @@ def test_a_node_that_an_operator_wants_empty_says_so(state: NodeState) -> None:
     assert check(node(state=state), request()) == f"draining: the node is {state.value}"
 
 
+def test_a_node_under_disk_pressure_takes_nothing_new_and_keeps_what_it_has() -> None:
+    full = dataclasses.replace(node(), disk_pressure="12 MB are free")
+    assert check(full, request()) == "disk_pressure: the node is under disk pressure: 12 MB are free"
+    assert feasible.gone(full, Demand.of(request())) is None
+
+
 def test_a_cordoned_node_takes_nothing_new_and_keeps_what_it_has() -> None:
     cordoned = dataclasses.replace(node(), cordoned=True)
     assert check(cordoned, request()) == "cordoned: the node is cordoned"

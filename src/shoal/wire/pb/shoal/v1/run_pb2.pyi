@@ -580,6 +580,34 @@ class RunDetail(_message.Message):
 Global___RunDetail: _TypeAlias = RunDetail  # noqa: Y015
 
 @_typing.final
+class NodeCondition(_message.Message):
+    """Something that is wrong with a node and does not end contact with it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SINCE_MS_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """Such as DiskPressure."""
+    message: _builtins.str
+    since_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        message: _builtins.str = ...,
+        since_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "since_ms", b"since_ms", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeCondition: _TypeAlias = NodeCondition  # noqa: Y015
+
+@_typing.final
 class FieldProblem(_message.Message):
     """One rule that a request broke."""
 

@@ -266,6 +266,7 @@ class HeartbeatRequest(_message.Message):
     WORKLOAD_USAGE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     session: _builtins.str
     sequence: _builtins.int
@@ -278,6 +279,10 @@ class HeartbeatRequest(_message.Message):
     def timestamp(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def workload_usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadUsageSnapshot]: ...
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.NodeCondition]:
+        """What is wrong with the node now; empty when nothing is."""
+
     def __init__(
         self,
         *,
@@ -288,10 +293,11 @@ class HeartbeatRequest(_message.Message):
         workload_usage: _abc.Iterable[Global___WorkloadUsageSnapshot] | None = ...,
         session: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        conditions: _abc.Iterable[_run_pb2.NodeCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["timestamp", b"timestamp", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "sequence", b"sequence", "session", b"session", "timestamp", b"timestamp", "usage", b"usage", "workload_statuses", b"workload_statuses", "workload_usage", b"workload_usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conditions", b"conditions", "node_id", b"node_id", "sequence", b"sequence", "session", b"session", "timestamp", b"timestamp", "usage", b"usage", "workload_statuses", b"workload_statuses", "workload_usage", b"workload_usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1371,6 +1377,7 @@ class NodeView(_message.Message):
     DRAIN_DEADLINE_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     FAILOVER_FIELD_NUMBER: _builtins.int
+    CONDITIONS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     status: _builtins.str
     status_reason: _builtins.str
@@ -1423,6 +1430,10 @@ class NodeView(_message.Message):
     def drain_deadline(self) -> _timestamp_pb2.Timestamp:
         """When what is left on a draining node is moved by force; unset for never."""
 
+    @_builtins.property
+    def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.NodeCondition]:
+        """What is wrong with the node, in its own words."""
+
     def __init__(
         self,
         *,
@@ -1459,10 +1470,11 @@ class NodeView(_message.Message):
         drain_deadline: _timestamp_pb2.Timestamp | None = ...,
         leaving: _builtins.int = ...,
         failover: _builtins.str = ...,
+        conditions: _abc.Iterable[_run_pb2.NodeCondition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain_deadline", b"drain_deadline", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "status_updated_at", b"status_updated_at", "usage", b"usage", "wish_updated_at", b"wish_updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "drain_deadline", b"drain_deadline", "failover", b"failover", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "leaving", b"leaving", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "wish", b"wish", "wish_updated_at", b"wish_updated_at", "workload_count", b"workload_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "conditions", b"conditions", "drain_deadline", b"drain_deadline", "failover", b"failover", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "leaving", b"leaving", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "wish", b"wish", "wish_updated_at", b"wish_updated_at", "workload_count", b"workload_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
