@@ -291,6 +291,9 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.fields.timestamp_from_proto": _message(convert.timestamp_from_proto, Timestamp),
     "shoal.wire.convert.fields.workload_type_from_agent": ParserCase(convert.workload_type_from_agent, numbers),
     "shoal.wire.convert.fields.workload_type_from_text": ParserCase(convert.workload_type_from_text, texts),
+    "shoal.wire.convert.nodes.node_conditions_from_proto": _message(
+        lambda message: convert.node_conditions_from_proto([message]), run.NodeCondition, errors=()
+    ),
     "shoal.wire.convert.nodes.node_spec_from_proto": _message(
         convert.node_spec_from_proto, control.RegisterNodeRequest
     ),

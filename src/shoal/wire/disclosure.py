@@ -72,8 +72,9 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         "total_cpu_cores available_cpu_cores total_memory_mb available_memory_mb supported_workload_types "
         "labels total_slots available_slots host_id session agent_version features clock_skew_ms "
         "total_disk_gb available_disk_gb usage workload_count lease_expires_at orphans cluster_id "
-        "storage_drivers wish wish_updated_at drain_deadline leaving failover",
+        "storage_drivers wish wish_updated_at drain_deadline leaving failover conditions",
     },
+    "shoal.v1.NodeCondition": {_OPERATOR: "type message since_ms"},
     "persys.control.v1.NodeUsage": {
         _OPERATOR: "cpu_allocated_millicores cpu_used_millicores memory_allocated_mb memory_used_mb disk_allocated_gb "
         "disk_used_gb slots_used",
@@ -153,7 +154,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "persys.control.v1.StoragePool": {_NOBODY: "name type total_gb"},
     "persys.control.v1.HeartbeatRequest": {
-        _NOBODY: "node_id usage workload_statuses timestamp workload_usage session sequence",
+        _NOBODY: "node_id usage workload_statuses timestamp workload_usage session sequence conditions",
     },
     "persys.control.v1.WorkloadStatus": {
         _NOBODY: "workload_id state failure_reason message last_transition reason usage run",

@@ -30,7 +30,8 @@ CONTROL = {
         100 session string, 101 heartbeat_interval_ms int64, 102 lease_ms int64""",
     "HeartbeatRequest": """
         1 node_id string, 2 usage NodeUsage, 3 workload_statuses WorkloadStatus*, 4 timestamp Timestamp,
-        5 workload_usage WorkloadUsageSnapshot*, 100 session string, 101 sequence int64""",
+        5 workload_usage WorkloadUsageSnapshot*, 100 session string, 101 sequence int64,
+        102 conditions NodeCondition*""",
     "NodeUsage": """
         1 cpu_allocated_millicores int64, 2 cpu_used_millicores int64, 3 memory_allocated_mb int64,
         4 memory_used_mb int64, 5 disk_allocated_gb int64, 6 disk_used_gb int64, 100 slots_used int32""",
@@ -98,7 +99,7 @@ CONTROL = {
         108 available_disk_gb int64, 109 usage NodeUsage, 110 workload_count int32, 111 lease_expires_at Timestamp,
         112 orphans string*, 113 cluster_id string, 114 storage_drivers string*,
         115 wish string, 116 wish_updated_at Timestamp, 117 drain_deadline Timestamp, 118 leaving int32,
-        119 failover string""",
+        119 failover string, 120 conditions NodeCondition*""",
     "WorkloadView": """
         1 workload_id string, 2 type string, 3 desired_state string, 4 status string, 5 assigned_node_id string,
         6 revision_id string, 7 retry_attempts int32, 8 retry_max_attempts int32, 9 retry_next_at Timestamp,
@@ -263,6 +264,7 @@ SHOAL = {
         1 generation int64, 2 exit ExitDetail, 3 ports <string,int32>, 4 restarts int32, 5 ready bool,
         6 last_output string, 7 started_at_ms int64, 8 spec_sha256 bytes, 9 revision_id string, 10 completed bool,
         11 pid int32, 12 deleting bool, 13 next_restart_at_ms int64""",
+    "NodeCondition": "1 type string, 2 message string, 3 since_ms int64",
     "FieldProblem": "1 field string, 2 value string, 3 rule string",
     "InvalidRequest": "1 problems FieldProblem*",
     "ErrorDetail": "1 type string, 2 facts <string,string>, 3 hint string",
