@@ -1,7 +1,8 @@
 """Runs the checkpoints of one run: carries out what `shoal.dataflow.checkpoint.protocol` decides.
 
 One thread. Tasks report to it from theirs; it writes what they hand it, so that no task waits for a disk, and sends
-them orders. Everything that is said is a plain value of `messages`.
+them orders. Everything that is said is a plain value of `messages`. While checkpoints cannot be written the job goes
+on, and a warning says how old the last complete one is; sources pause when too much output waits for a checkpoint.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
@@ -22,7 +23,9 @@ from shoal.dataflow.checkpoint.messages import (
     Drained,
     Finish,
     Order,
+    Pause,
     Report,
+    Resume,
     TaskId,
     Trigger,
 )
@@ -43,6 +46,12 @@ from shoal.dataflow.language.failures import CheckpointError
 
 log = logging.getLogger(__name__)
 
+#: Seconds between two warnings that checkpoints fail.
+_WARN_EVERY = 60.0
+#: Bytes of output that wait for a checkpoint, beyond which sources pause while checkpoints fail.
+_MOST_WAITING = 64 * 1024 * 1024
+_SINK = "sink"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCounts:
@@ -53,6 +62,13 @@ class CheckpointCounts:
     last_number: int = 0
     last_bytes: int = 0
     last_seconds: float = 0.0
+    #: Seconds since the last one was complete, or since the run began while there is none. None without checkpoints.
+    age: float | None = None
+    #: How many have failed since then, and why the last of them did.
+    failed_in_a_row: int = 0
+    reason: str = ""
+    #: Whether sources wait because too much output waits for a checkpoint.
+    is_paused: bool = False
 
 
 class Coordinator:
@@ -78,8 +94,17 @@ class Coordinator:
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._state = protocol.begin_run(highest, clock.monotonic())
         self._written: dict[TaskId, TaskFile] = {}
+        #: Bytes of output of each task that wait for the checkpoint.
+        self._waiting: dict[TaskId, int] = {}
         self._started = 0.0
-        self.counts = CheckpointCounts()
+        self._completed_at = clock.monotonic()
+        self._warned_at = 0.0
+        self._counts = CheckpointCounts()
+
+    @property
+    def counts(self) -> CheckpointCounts:
+        """What became of them up to now."""
+        return replace(self._counts, age=self._clock.monotonic() - self._completed_at)
 
     def report(self, message: Report) -> None:
         """A task says something."""
@@ -110,6 +135,7 @@ class Coordinator:
         now = self._clock.monotonic()
         match message:
             case Acknowledged(task, checkpoint, _state):
+                self._note_waiting(message)
                 if self._take_in(message):
                     self._follow(protocol.acknowledge(self._state, task, checkpoint))
             case Committed(task, checkpoint):
@@ -126,13 +152,13 @@ class Coordinator:
         try:
             self._written[message.task] = self._storage.write_task(message.checkpoint, message.task, message.state)
         except ShoalError as error:
-            self._fail(message.checkpoint, str(error))
+            self._fail_to_write(message.checkpoint, str(error))
             return False
         return True
 
-    def _fail(self, checkpoint: int, reason: str) -> None:
-        log.warning("checkpoint %d failed: %s", checkpoint, reason)
-        self._follow(protocol.fail(self._state, self._rules, checkpoint, reason, self._clock.monotonic()))
+    def _fail_to_write(self, checkpoint: int, reason: str) -> None:
+        now = self._clock.monotonic()
+        self._follow(protocol.fail(self._state, self._rules, checkpoint, reason, now, is_unwritten=True))
 
     def _follow(self, decision: Decision) -> None:
         self._state, instructions = decision
@@ -148,13 +174,13 @@ class Coordinator:
             case SendCommit(checkpoint, tasks):
                 for task in sorted(tasks):
                     self._send(task, Commit(checkpoint))
-            case Discard(checkpoint):
-                self._discard(checkpoint)
+            case Discard(checkpoint, reason):
+                self._discard(checkpoint, reason)
             case SendFinish():
                 for task in sorted(self._members.everyone):
                     self._send(task, Finish())
             case GiveUp(reason):
-                raise CheckpointError(reason)
+                raise CheckpointError(reason, hint=self._way_out())
 
     def _trigger(self, checkpoint: int, tasks: frozenset[TaskId]) -> None:
         if self._state.missing == self._members.everyone:  # it has just begun
@@ -167,25 +193,81 @@ class Coordinator:
         try:
             self._storage.complete(checkpoint, self._layout, [self._written[task] for task in sorted(self._written)])
         except ShoalError as error:
-            self._fail(checkpoint, str(error))
+            self._fail_to_write(checkpoint, str(error))
             return
         now = self._clock.monotonic()
-        self.counts = CheckpointCounts(
-            completed=self.counts.completed + 1,
-            failed=self.counts.failed,
+        if self._counts.failed_in_a_row:
+            log.warning(
+                "job %s: checkpoint %d is complete, after %d that failed in %.0f s",
+                self._storage.job,
+                checkpoint,
+                self._counts.failed_in_a_row,
+                now - self._completed_at,
+            )
+        self._counts = replace(
+            self._counts,
+            completed=self._counts.completed + 1,
             last_number=checkpoint,
             last_bytes=sum(each.size for each in self._written.values()),
             last_seconds=now - self._started,
+            failed_in_a_row=0,
+            reason="",
         )
+        self._completed_at = now
         self._follow(protocol.complete(self._state, self._members, checkpoint, now))
+        self._waiting.clear()
+        self._pause(False)
         self._storage.prune(checkpoint)
 
-    def _discard(self, checkpoint: int) -> None:
-        self.counts = CheckpointCounts(
-            completed=self.counts.completed,
-            failed=self.counts.failed + 1,
-            last_number=self.counts.last_number,
-            last_bytes=self.counts.last_bytes,
-            last_seconds=self.counts.last_seconds,
+    def _discard(self, checkpoint: int, reason: str) -> None:
+        counts = self._counts
+        self._counts = replace(
+            counts, failed=counts.failed + 1, failed_in_a_row=counts.failed_in_a_row + 1, reason=reason
         )
+        if self._state.phase is not protocol.Phase.OVER:
+            self._warn(checkpoint, reason)
         self._storage.discard(checkpoint)
+
+    # -- while they fail --------------------------------------------------------------------------------------
+
+    def _warn(self, checkpoint: int, reason: str) -> None:
+        now = self._clock.monotonic()
+        if self._counts.failed_in_a_row > 1 and now - self._warned_at < _WARN_EVERY:
+            return
+        self._warned_at = now
+        log.warning(
+            "job %s: checkpoint %d failed: %s. The job goes on, and tries again; %s",
+            self._storage.job,
+            checkpoint,
+            reason,
+            self._last_complete(),
+        )
+
+    def _last_complete(self) -> str:
+        """Which checkpoint a restart would go on from, and how old it is."""
+        if not self._counts.completed:
+            return "none of this run is complete yet"
+        age = self._clock.monotonic() - self._completed_at
+        return f"the last complete one is {self._counts.last_number}, {age:.0f} s old"
+
+    def _way_out(self) -> str:
+        return f"started again, the job goes on from its newest complete checkpoint: {self._last_complete()}"
+
+    def _note_waiting(self, message: Acknowledged) -> None:
+        """How much output a task has written ahead. Also of a checkpoint that failed before the task had its turn."""
+        kinds = self._layout.kinds
+        self._waiting[message.task] = sum(
+            len(state.shared) for uid, state in message.state.items() if kinds.get(uid) == _SINK
+        )
+        if self._counts.failed_in_a_row:
+            self._pause(sum(self._waiting.values()) > _MOST_WAITING)
+
+    def _pause(self, wanted: bool) -> None:
+        """Let the sources wait, or go on: output that no checkpoint takes is held in memory."""
+        if wanted == self._counts.is_paused:
+            return
+        self._counts = replace(self._counts, is_paused=wanted)
+        if wanted:
+            log.warning("job %s: sources wait until a checkpoint takes the output that waits for it", self._storage.job)
+        for task in sorted(self._members.sources):
+            self._send(task, Pause() if wanted else Resume())

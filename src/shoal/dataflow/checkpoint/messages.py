@@ -49,7 +49,17 @@ class Finish:
     """Everything is done: end."""
 
 
-Order: TypeAlias = Trigger | Commit | StopReading | Finish
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Read nothing until `Resume`: output that waits for a checkpoint has grown large, and checkpoints fail."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Read on."""
+
+
+Order: TypeAlias = Trigger | Commit | StopReading | Finish | Pause | Resume
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 One checkpoint at a time. Sources, and tasks that have ended, are triggered; the others hear of it by the barriers. When
 every task has acknowledged, the manifest is written; only then sinks are told to commit, and only when all have may the
-next one begin. One that takes too long is given up: nothing is lost by it, since what its sinks prepared stays prepared
-and goes with the next one. When all tasks are drained a last one is made, and the run is over.
+next one begin. One that takes too long is abandoned: nothing is lost by it, since what its sinks prepared stays so, and
+goes with the next one. One that cannot be written, as on a full disk, is tried again as long as the job runs. When
+all tasks are drained a last one is made, and the run is over.
 
 Called by `shoal.dataflow.checkpoint.coordinator`. Times are seconds of a steady clock.
 """
@@ -64,7 +65,7 @@ class State:
     #: Whose acknowledgement, or whose commit, is missing.
     missing: Tasks = frozenset()
     drained: Tasks = frozenset()
-    #: How many in a row have failed.
+    #: How many in a row have failed that count: the last one of the run, and those that tasks did not answer in time.
     failures: int = 0
     #: Somebody wants one before its time.
     asked: bool = False
@@ -103,6 +104,7 @@ class Discard:
     """It failed: remove what was written of it."""
 
     checkpoint: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +139,7 @@ def due_at(state: State, members: Members, rules: Rules) -> float | None:
     match state.phase:
         case Phase.IDLE:
             if state.drained == members.everyone:
-                return state.ended_at
+                return state.ended_at + (rules.min_pause if state.failures else 0.0)
             rested = state.ended_at + rules.min_pause
             return rested if state.asked else max(rested, state.begun_at + _interval(state, rules))
         case Phase.COLLECTING:
@@ -234,13 +236,20 @@ def ask(state: State) -> Decision:
     return replace(state, asked=True), _NOTHING
 
 
-def fail(state: State, rules: Rules, checkpoint: int, reason: str, now: float) -> Decision:
-    """It cannot become complete: a part could not be written, or it took too long."""
+def fail(
+    state: State, rules: Rules, checkpoint: int, reason: str, now: float, *, is_unwritten: bool = False
+) -> Decision:
+    """It cannot become complete: it took too long, or, with `is_unwritten`, a part of it could not be written.
+
+    What cannot be written does not end a job that runs: there may be room again later. The last one of a run has no
+    later, so it counts however it fails.
+    """
     if state.phase not in {Phase.COLLECTING, Phase.WRITING} or checkpoint != state.number:
         return state, _NOTHING
-    failures = state.failures + 1
-    if failures > rules.tolerated_failures:
+    counts = state.final or not is_unwritten
+    failures = state.failures + counts
+    if counts and failures > rules.tolerated_failures:
         words = f"{failures} checkpoints in a row failed, the last: {reason}"
-        return replace(state, phase=Phase.OVER, failures=failures), (Discard(checkpoint), GiveUp(words))
+        return replace(state, phase=Phase.OVER, failures=failures), (Discard(checkpoint, reason), GiveUp(words))
     idle = replace(state, phase=Phase.IDLE, failures=failures, missing=frozenset(), ended_at=now, final=False)
-    return idle, (Discard(checkpoint),)
+    return idle, (Discard(checkpoint, reason),)

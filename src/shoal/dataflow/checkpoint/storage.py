@@ -84,6 +84,11 @@ class CheckpointStorage:
         self._job = job
         self._keep = keep
 
+    @property
+    def job(self) -> str:
+        """The name of the job."""
+        return self._job
+
     # -- writing ----------------------------------------------------------------------------------------------
 
     def write_task(self, checkpoint: int, task: TaskId, state: Mapping[str, OperatorState]) -> TaskFile:
@@ -115,9 +120,16 @@ class CheckpointStorage:
         self._remove(self._directory(checkpoint))
 
     def prune(self, newest: int) -> None:
-        """Remove all but the last ones up to `newest`; also remains of those that were never complete."""
-        numbers = [number for number in self._numbers() if number <= newest]
-        complete = [number for number in numbers if files.exists(files.join(self._directory(number), _MANIFEST))]
+        """Remove all but the last ones up to `newest`, and what is left of those that were never complete.
+
+        What cannot be listed or removed now is removed after a later checkpoint.
+        """
+        try:
+            numbers = [number for number in self._numbers() if number <= newest]
+            complete = [number for number in numbers if files.exists(files.join(self._directory(number), _MANIFEST))]
+        except ShoalError as error:
+            log.warning("old checkpoints of job %s cannot be listed, and stay for now: %s", self._job, error)
+            return
         kept = set(complete[-self._keep :])
         for number in numbers:
             if number not in kept:

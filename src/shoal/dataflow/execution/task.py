@@ -21,7 +21,9 @@ from shoal.dataflow.checkpoint.messages import (
     Drained,
     Finish,
     Order,
+    Pause,
     Report,
+    Resume,
     StopReading,
     TaskId,
     Trigger,
@@ -107,6 +109,7 @@ class Task:
         self._states: Mapping[str, Sequence[tuple[int, int, OperatorState]]] = {}
         self._snapshotted = 0
         self._finished = False
+        self._is_paused = False
 
     @property
     def has_sinks(self) -> bool:
@@ -175,6 +178,8 @@ class Task:
                     self._stop_reading(finish=finish)
                 case Finish():
                     self._finished = True
+                case Pause() | Resume():
+                    self._is_paused = isinstance(order, Pause)
 
     def _stop_reading(self, *, finish: bool) -> None:
         """Only sources read."""
@@ -237,6 +242,10 @@ class SourceTask(Task):
         self._obey()
         while not self._stopping and not self._driver.is_done():
             timeout = self._patience()
+            if self._is_paused:
+                self.mailbox.wait(timeout)
+                self._obey()
+                continue
             began = self._clock.monotonic()
             batch = step.call(self._fetch, timeout)
             if batch is not None:

@@ -43,7 +43,8 @@ class CheckpointSettings:
     timeout: float = 600.0
     #: How many complete ones are kept.
     keep: int = 3
-    #: So many in a row may fail before the run does.
+    #: So many in a row may fail before the run does: those that tasks do not answer in time, and the last one of a run.
+    #: One that cannot be written, as on a full disk, does not end a job: it goes on, and tries again.
     tolerated_failures: int = 3
     #: Start from the newest one when there is one.
     restore: bool = True

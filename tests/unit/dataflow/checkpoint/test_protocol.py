@@ -134,16 +134,47 @@ def test_one_that_was_under_way_when_all_ended_is_not_the_last():
 
 def test_one_that_takes_too_long_is_given_up_and_the_next_has_a_new_number():
     state, instructions = protocol.tick(begun(), MEMBERS, RULES, 70.0)
-    assert instructions == (Discard(1),)
+    assert instructions == (Discard(1, "tasks 0.0, 1.0, 2.0 did not answer in time"),)
     assert protocol.acknowledge(state, SINK, 1) == (state, ())  # late
     assert protocol.tick(state, MEMBERS, RULES, 72.0)[1] == (SendTrigger(2, frozenset({SOURCE})),)
 
 
 def test_too_many_failures_in_a_row_fail_the_run():
-    state, _ = protocol.fail(begun(), RULES, 1, "disk full", 11.0)
+    state, _ = protocol.fail(begun(), RULES, 1, "late", 11.0)
     state, _ = protocol.tick(state, MEMBERS, RULES, 30.0)
-    state, instructions = protocol.fail(state, RULES, 2, "disk full", 31.0)
-    assert instructions == (Discard(2), GiveUp("2 checkpoints in a row failed, the last: disk full"))
+    state, instructions = protocol.fail(state, RULES, 2, "late", 31.0)
+    assert instructions == (Discard(2, "late"), GiveUp("2 checkpoints in a row failed, the last: late"))
+
+
+def test_one_that_cannot_be_written_is_tried_again_as_long_as_the_job_runs():
+    state, now = begun(), 11.0
+    for number in range(1, 50):
+        state, instructions = protocol.fail(state, RULES, number, "disk full", now, is_unwritten=True)
+        assert instructions == (Discard(number, "disk full"),)
+        now += 10.0
+        state, instructions = protocol.tick(state, MEMBERS, RULES, now)
+        assert instructions == (SendTrigger(number + 1, frozenset({SOURCE})),)
+
+
+def test_the_last_one_of_a_run_is_not_tried_for_ever():
+    """However many could not be written while it ran: the last one has its own attempts."""
+    state, now = begun(), 11.0
+    for number in range(1, 6):
+        state, _ = protocol.fail(state, RULES, number, "disk full", now, is_unwritten=True)
+        now += 10.0
+        state, _ = protocol.tick(state, MEMBERS, RULES, now)
+    state, _ = protocol.fail(state, RULES, state.number, "disk full", now, is_unwritten=True)
+    for task in EVERYONE:
+        state, _ = protocol.drain(state, task)
+    outcomes = []
+    for _attempt in range(2):
+        now = protocol.due_at(state, MEMBERS, RULES)
+        state, _ = protocol.tick(state, MEMBERS, RULES, now)
+        assert state.final
+        state, outcome = protocol.fail(state, RULES, state.number, "disk full", now, is_unwritten=True)
+        outcomes.append(outcome[1:])
+    assert outcomes == [(), (GiveUp("2 checkpoints in a row failed, the last: disk full"),)]
+    assert state.phase is Phase.OVER
 
 
 def test_one_that_succeeds_forgives_those_before():
