@@ -22,6 +22,7 @@ from shoal.control.leadership.leader import Leadership
 from shoal.control.leadership.routing import Gate
 from shoal.control.metrics import ControlMetrics
 from shoal.control.settings import ControlSettings
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
 from shoal.control.trust.enrollment import JoinDoor, RateLimit
@@ -29,7 +30,7 @@ from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError
 from shoal.core.shape import check
-from shoal.core.tasks import TaskScope
+from shoal.core.tasks import Signal, TaskScope, first_of, running
 from shoal.model.identity import Identity, Role
 from shoal.wire import convert
 from shoal.wire.access import check_own_identity
@@ -88,6 +89,8 @@ class ControlPlane:
         self._join = JoinDoor(
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
         )
+        #: Set when a change could not be stored: the store is checked at once.
+        self._store_failed = Signal()
         self.leadership = self._new_leadership(term=0)
         self._name = HeldName(Path(settings.data_dir), self._entropy)
         self._election = Election(
@@ -102,6 +105,7 @@ class ControlPlane:
         self._join_server: Server | None = None
         self._http: HttpServer | None = None
         self._store_trouble = "starting"
+        self._key_checks = Rounds("check of the secrets' key")
         self._key_trouble = ""
         self._mode_changed_at = self.clock.wall()
 
@@ -132,6 +136,7 @@ class ControlPlane:
         if self.settings.database:  # without, the store has a lock of its own
             self._name.hold()
         await self.store.open()
+        await asyncio.to_thread(self._name.save)
         self._leadership_failed = asyncio.get_running_loop().create_future()
         services = [
             Service(methods_of(AgentControl), self._gate),
@@ -163,14 +168,11 @@ class ControlPlane:
     async def failed(self) -> None:
         """Wait until one of its background tasks fails, and raise that."""
         assert self._leadership_failed is not None  # noqa: S101 it was started
-        ours = asyncio.ensure_future(self._scope.failed())
-        try:
+        async with running(self._scope.failed(), name="failed") as ours:
             await asyncio.wait({ours, self._leadership_failed}, return_when=asyncio.FIRST_COMPLETED)
             for each in (ours, self._leadership_failed):
                 if each.done():
                     each.result()
-        finally:
-            ours.cancel()
 
     async def stop(self) -> None:
         """Stop serving and let go of everything. Workloads are not touched."""
@@ -201,6 +203,7 @@ class ControlPlane:
             join=self._join,
             term=term,
             is_confirmed=lambda: self._election.is_confirmed,
+            on_store_failure=self._store_failed.set,
         )
 
     def _advertised(self) -> str:
@@ -244,14 +247,13 @@ class ControlPlane:
                 self._leadership_failed.set_exception(error)
 
     async def _follow(self) -> None:
+        rounds = Rounds("following")
         while True:
             await self.clock.sleep(FOLLOW_SECONDS)
             if self._election.leads:
                 continue
-            try:
+            with rounds.attempt():
                 await self.leadership.refresh()
-            except ShoalError as error:
-                log.debug("following: %s", error)
 
     # -----------------------------------------------------------------------------------------------------
     # Health
@@ -277,18 +279,19 @@ class ControlPlane:
         return (200 if ready else 503), body
 
     async def _watch_store(self) -> None:
+        silent = f"it has not answered for {STORE_ANSWERS_WITHIN:g} s"
         while True:
-            await self.clock.sleep(STORE_CHECK_SECONDS)
-            checking = asyncio.ensure_future(self.store.ping())
+            if self._store_trouble:
+                await self.clock.sleep(STORE_CHECK_SECONDS)
+            else:
+                await self._store_failed.wait(timeout=STORE_CHECK_SECONDS)
+            noticing = asyncio.get_running_loop().call_later(STORE_ANSWERS_WITHIN, self._set_trouble, silent)
             try:
-                done, _ = await asyncio.wait({checking}, timeout=STORE_ANSWERS_WITHIN)
-                if not done:
-                    self._set_trouble(f"it has not answered for {STORE_ANSWERS_WITHIN:g} s")
-                await checking
+                await self.store.ping()
+                noticing.cancel()
                 if self._election.leads:
-                    await (
-                        self.leadership.ledger.settle()
-                    )  # what was stored unnoticed is to be seen, also if nobody writes
+                    # What was stored unnoticed is to be seen, also if nobody writes.
+                    await self.leadership.ledger.settle()
             except NotLeaderError:
                 self._set_trouble("")
             except ShoalError as error:
@@ -296,7 +299,7 @@ class ControlPlane:
             else:
                 self._set_trouble("")
             finally:
-                checking.cancel()
+                noticing.cancel()
 
     async def _watch_key(self) -> None:
         while True:
@@ -304,12 +307,10 @@ class ControlPlane:
             await self._check_key()
 
     async def _check_key(self) -> None:
-        """Say whether this control plane could open the secrets there are: before it leads, not when work waits."""
-        try:
+        """Report whether this control plane can open the stored secrets: before it leads, not when work waits."""
+        trouble = self._key_trouble
+        with self._key_checks.attempt():
             trouble = await self.leadership.book.key_trouble()
-        except ShoalError as error:
-            log.debug("the key of the secrets was not checked: %s", error)
-            return
         if trouble != self._key_trouble:
             if trouble:
                 log.error("%s; workloads that name them wait while this control plane leads", trouble)
@@ -346,13 +347,7 @@ async def run_control(
         await plane.start()
         if on_ready is not None:
             on_ready(plane)
-        stopping = asyncio.ensure_future(stop.wait())
-        failing = asyncio.ensure_future(plane.failed())
-        await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if failing.done():
-            failing.result()
-        failing.cancel()
+        await first_of(stop.wait(), plane.failed())
     finally:
         await plane.stop()
 

@@ -1,7 +1,7 @@
 """A reserve file: disk space set aside at start, given back when the disk is full and something must be written.
 
-Called by the stores of the control plane and of the agent. Errors never escape: a reserve that cannot be made is one
-that is not there. Calls block.
+Called by the stores of the control plane and of the agent. Errors never escape: where a reserve cannot be made at all,
+there is none. Calls block.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ class Reserve:
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
         self._size = size
+        self._reported = False
 
     @property
     def is_allocated(self) -> bool:
@@ -34,22 +35,22 @@ class Reserve:
         return found.st_blocks * 512 >= self._size
 
     def allocate(self) -> bool:
-        """Set the space aside. False when there is none left; then nothing is taken."""
+        """Set the space aside. False when the disk is full; then nothing is taken."""
         if self.is_allocated:
             return True
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        except OSError as error:
-            self._report(error)
-            return False
-        try:
-            os.posix_fallocate(descriptor, 0, self._size)
+            try:
+                os.posix_fallocate(descriptor, 0, self._size)
+            finally:
+                os.close(descriptor)
         except OSError as error:
             self.release()
-            self._report(error)
-            return False
-        finally:
-            os.close(descriptor)
+            if error.errno in _FULL:
+                return False
+            if not self._reported:
+                self._reported = True
+                log.warning("the reserve file %s cannot be made: %s", self._path, error)
         return True
 
     def release(self) -> bool:
@@ -59,7 +60,3 @@ class Reserve:
             self._path.unlink(missing_ok=True)
             return there
         return False
-
-    def _report(self, error: OSError) -> None:
-        if error.errno not in _FULL:
-            log.warning("the reserve file %s cannot be made: %s", self._path, error)

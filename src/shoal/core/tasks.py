@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class TaskScope:
@@ -39,6 +41,11 @@ class TaskScope:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether nothing can be started any more."""
+        return self._closing
 
     async def failed(self) -> None:
         """Wait until a task fails and raise its error. Returns normally when the scope is closed."""
@@ -98,6 +105,32 @@ class Signal:
             return False
         self._event.clear()
         return True
+
+
+@contextlib.asynccontextmanager
+async def running(work: Coroutine[Any, Any, T], *, name: str) -> AsyncIterator[asyncio.Task[T]]:
+    """Run `work` beside a block. What is unfinished at the end of the block is cancelled and waited for.
+
+    What it raised is for the block to read from the task.
+    """
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them ends, cancel the others, and raise what the first one raised."""
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = [await stack.enter_async_context(running(work, name="first_of")) for work in works]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task in done:
+                task.result()
 
 
 @contextlib.asynccontextmanager

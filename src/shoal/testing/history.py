@@ -28,6 +28,7 @@ from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import LEASE_MARGIN, NodeState
 from shoal.testing.control import AGENTS_ADDRESS, ControlKit
 from shoal.testing.hollow import ALL_FEATURES
+from shoal.testing.stores import Fault
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Method
@@ -177,11 +178,14 @@ class History:
     async def _restart(self) -> None:
         await self._kit.stop_control()
         await self._kit.clock.sleep(self._random.choice((0.0, 5.0, 60.0)))
-        self._kit.store.away = False
+        self._kit.store.heal()
         await self._kit.start_control()
 
     async def _store_away(self) -> None:
-        self._kit.store.away = not self._kit.store.away
+        if self._kit.store.is_failing:
+            self._kit.store.heal()
+        else:
+            self._kit.store.fail(self._random.choice(list(Fault)))
 
     async def _drain(self) -> None:
         node_id = self._pick()
@@ -264,7 +268,7 @@ class History:
 
     async def _check_doubts(self) -> None:
         """A workload may have moved away and back since: then its events say so."""
-        if self._kit.store.away:
+        if self._kit.store.is_failing:
             return
         for node_id, name, generation in self._doubtful:
             query = EventQuery(limit=1000, subject_kind="workload", subject_id=name, newest=True)
@@ -276,7 +280,7 @@ class History:
 
     async def _heal(self) -> None:
         kit = self._kit
-        kit.store.away = False
+        kit.store.heal()
         await self._speak()
         await kit.clock.sleep(120.0)
         self._check()

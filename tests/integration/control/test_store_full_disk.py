@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from shoal.control.store.base import Batch
+from shoal.control.store.errors import StoreError
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.errors import ExhaustedError
 from shoal.testing.suites.store_records import decode_spec, event, workload
 
 pytestmark = pytest.mark.integration
@@ -45,9 +45,9 @@ async def test_a_full_disk_and_room_again(small_disk):
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(4096))
-    with pytest.raises(ExhaustedError, match="the disk is full"):
+    with pytest.raises(StoreError, match="the disk is full"):
         await commit_many(1000)
-    with pytest.raises(ExhaustedError):
+    with pytest.raises(StoreError):
         await store.ping()
     assert {each.workload_id for each in (await store.load()).workloads} == acknowledged
     filler.unlink()

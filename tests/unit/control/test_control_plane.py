@@ -18,6 +18,7 @@ from shoal.core.errors import (
 )
 from shoal.testing.control import ControlKit
 from shoal.testing.hollow import HollowRun
+from shoal.testing.stores import Fault
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from tests.unit.control.operating import wait_event
@@ -620,7 +621,7 @@ class TestOrders:
 
     async def test_a_commit_whose_outcome_is_unknown_is_looked_up(self, kit):
         await ready(kit, "n1")
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await kit.apply("web", revision="v1")
         answer = await kit.apply("web", revision="v1")

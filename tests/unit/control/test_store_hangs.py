@@ -9,6 +9,7 @@ from shoal.client import ControlPlane
 from shoal.control.server import STORE_ANSWERS_WITHIN, STORE_CHECK_SECONDS
 from shoal.control.store import lane
 from shoal.core.errors import NotLeaderError, UnavailableError
+from shoal.testing.stores import Fault
 from shoal.wire.methods import LIVE_HEADER, AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import DEFAULT_TIMEOUT
@@ -49,7 +50,7 @@ async def test_readiness_ends_soon_after_the_store_hangs_and_comes_back_with_it(
 
 
 async def test_an_answer_that_was_lost_says_how_to_look(kit):
-    kit.store.lose_next_answer = True
+    kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
     with pytest.raises(UnavailableError) as lost:
         await kit.apply("web")
     assert "shoal workload get web" in lost.value.hint
@@ -68,7 +69,7 @@ async def test_what_comes_after_it_does_not_wait_for_ever_for_what_is_stored(kit
         await answers.wait()
         return await load(**settings)
 
-    kit.store.lose_next_answer = True
+    kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
     with pytest.raises(UnavailableError):
         await kit.apply("web")
     monkeypatch.setattr(kit.store, "load", slow_load)

@@ -16,11 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Leader, Store
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
+from shoal.core.tasks import running
 from shoal.model.nodes import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
@@ -40,7 +43,7 @@ class Election:
         holder: str,
         address: Callable[[], str],
         clock: Clock,
-        on_change: Callable[[Leader, bool], Awaitable[None]],
+        on_change: Callable[[Leader, bool], Coroutine[Any, Any, None]],
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self._store = store
@@ -74,12 +77,11 @@ class Election:
 
     async def run(self) -> None:
         """Campaign for ever. A store that is away changes nothing about who leads: nobody can write meanwhile."""
+        rounds = Rounds("election")
         while True:
             await self._clock.sleep(self._renew_seconds)
-            try:
+            with rounds.attempt():
                 await self.once()
-            except ShoalError as error:
-                log.debug("campaign: %s", error)
 
     async def _ask(self) -> Leader:
         asked_at = self._clock.monotonic()
@@ -96,23 +98,18 @@ class Election:
         leads = leader.holder == self._holder
         if leads:
             self.leader = Leader(leader.term, "", "", 0.0)  # nobody leads until it has begun
-        changing = asyncio.ensure_future(self._on_change(leader, leads))
-        try:
+        async with running(self._on_change(leader, leads), name="change of leader") as changing:
             while not (await asyncio.wait({changing}, timeout=self._renew_seconds))[0]:
                 if leads and not await self._keeps(leader):
                     return False
             changing.result()
-        finally:
-            if not changing.done():
-                changing.cancel()
-                await asyncio.wait({changing})
         return True
 
     async def _keeps(self, leader: Leader) -> bool:
         try:
             return _is_same(await self._ask(), leader)
-        except ShoalError as error:  # whoever begins hears of it, too
-            log.debug("campaign: %s", error)
+        except ShoalError as error:
+            log.info("the leadership was not renewed and is tried again: %s", error)
             return True
 
     async def resign(self) -> None:
@@ -122,7 +119,7 @@ class Election:
         try:
             await self._store.resign(self._holder)
         except ShoalError as error:
-            log.debug("resigning: %s", error)
+            log.warning("the leadership could not be given up; it ends by itself: %s", error)
 
 
 def _is_same(one: Leader, other: Leader) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from shoal.control.store.base import INSTANCE_FILE
 from shoal.core.entropy import Entropy
 from shoal.core.files import write_atomic
 from shoal.core.host import boot_id
@@ -27,7 +28,20 @@ class HeldName:
             what=f"data directory {data_dir}",
             hint="one data directory serves one control plane, also on PostgreSQL; use another --data-dir",
         )
-        self.text = f"{_remembered(data_dir / 'name', entropy)}-{_place_of(data_dir)}"
+        make_data_directory(data_dir)
+        self._path = data_dir / INSTANCE_FILE
+        try:
+            name = self._path.read_text().strip()
+        except OSError:
+            name = ""
+        self._unsaved = "" if name else entropy.token()
+        self.text = f"{name or self._unsaved}-{_place_of(data_dir)}"
+
+    def save(self) -> None:
+        """Keep it for the next life. Called once the store is open: a name says that there was one."""
+        if self._unsaved:
+            write_atomic(str(self._path), self._unsaved.encode())
+            self._unsaved = ""
 
     def hold(self) -> None:
         """Keep every other process from using it. Raises `PreconditionError` when one does."""
@@ -36,18 +50,6 @@ class HeldName:
     def release(self) -> None:
         """Let another process use it. Safe to call twice."""
         self._lock.release()
-
-
-def _remembered(path: Path, entropy: Entropy) -> str:
-    try:
-        name = path.read_text().strip()
-    except OSError:
-        name = ""
-    if not name:
-        name = entropy.token()
-        make_data_directory(path.parent)
-        write_atomic(str(path), name.encode())
-    return name
 
 
 def _place_of(data_dir: Path) -> str:

@@ -63,12 +63,15 @@ class Leadership:
         join: JoinDoor,
         term: int,
         is_confirmed: Callable[[], bool],
+        on_store_failure: Callable[[], None],
     ) -> None:
         self.term = term
         self._store = store
         self.scope = TaskScope("reign")
         self.fleet = Fleet()
-        self.ledger = Ledger(store, self.fleet, term=term, on_commit=metrics.stored)
+        self.ledger = Ledger(
+            store, self.fleet, term=term, scope=self.scope, on_commit=metrics.stored, on_failure=on_store_failure
+        )
         self.streams = Streams(self.fleet, scope=self.scope, observer=metrics)
         self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
@@ -93,6 +96,7 @@ class Leadership:
             self.contacts,
             states,
             clock=clock,
+            scope=self.scope,
             on_heartbeat=metrics.heartbeat,
             on_ignored=metrics.ignored,
         )
@@ -209,6 +213,5 @@ class Leadership:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
         self.dispatch.close()
-        self.heartbeats.close()
         await self.scope.close()
         await self.agents.close()

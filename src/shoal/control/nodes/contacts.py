@@ -71,6 +71,8 @@ class Contact:
     #: The task that processes heartbeats, and the newest heartbeat that it has not started with.
     intake: asyncio.Task[None] | None = None
     waiting: Heartbeat | None = None
+    #: Set when the newest heartbeat was processed, or could not be stored.
+    attempted: asyncio.Event = field(default_factory=asyncio.Event)
     #: Another agent held the id before this one; it may run at-most-one work until then, on the steady clock.
     predecessor_until: float = 0.0
     #: When the node became NotReady, on the steady clock.

@@ -17,12 +17,13 @@ from shoal.control.nodes.operations import NodeOperations
 from shoal.control.placement.placer import Placer, Unplaced, request_for
 from shoal.control.placement.scheduler import place
 from shoal.control.state.fleet import Ledger, holds_reservation, workload_event
+from shoal.control.state.loops import Rounds
 from shoal.control.state.moves import Leaver, next_moves
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch, describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import ConflictError, ShoalError, UnavailableError
+from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
@@ -77,15 +78,12 @@ class Drains:
 
     async def run(self) -> None:
         """Empty what is to be empty, for ever. Owned by the control plane's task scope."""
+        rounds = Rounds("drains")
         while True:
             draining = [node_id for node_id in self._fleet.nodes if self._is_draining(node_id)]
             for node_id in draining:
-                try:
+                with rounds.attempt(node_id):
                     await self._look_at(node_id)
-                except (UnavailableError, ConflictError) as error:
-                    log.debug("drain of node %s: %s", node_id, error)
-                except ShoalError as error:
-                    log.warning("drain of node %s: %s", node_id, error)
             if not draining:
                 self._tries.clear()
                 self.stuck.clear()
@@ -179,7 +177,11 @@ class Drains:
         if is_news and record is not None:
             cause = f"node {record.node_id} is drained, and no other takes it"
             event = workload_event(record, "MoveWaits", words, at=self._clock.wall(), source="drain", cause=cause)
-            await self._ledger.commit(Batch(events=(event,)))
+            try:
+                await self._ledger.commit(Batch(events=(event,)))
+            except ShoalError:
+                del self.stuck[workload_id]  # it is still news in the next round
+                raise
 
     async def _force(self, leaver: Leaver, node_id: NodeId) -> None:
         """Past the deadline: it goes, whether or not its replacement is ready or there is room for one."""

@@ -1,12 +1,14 @@
 """Receives heartbeats: renews the lease, stores changed statuses, and reports what a node no longer has.
 
-A heartbeat is acknowledged soon even when the store hangs; its statuses are then processed in the background. Called
-by `shoal.control.api.service`.
+A heartbeat is acknowledged soon even when the store hangs or is full. The newest heartbeat of each node then waits in
+memory, in place of the one before it, until its statuses can be stored. What an acknowledgement promises is the lease
+and nothing else (docs/high-availability.md). Called by `shoal.control.api.service`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterable
 
@@ -15,12 +17,15 @@ from shoal.control.nodes.contacts import Contact, Contacts, Heartbeat
 from shoal.control.nodes.leases import HeartbeatVerdict
 from shoal.control.nodes.node_states import NodeStates
 from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
+from shoal.control.store.errors import LeadershipLostError
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.reports import ReportVerdict
 from shoal.core.clock import Clock
-from shoal.core.errors import NotFoundError, SessionSupersededError, UnavailableError
+from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.tasks import TaskScope
 from shoal.model.nodes import ConditionType, HeartbeatMark, NodeState
 
 log = logging.getLogger(__name__)
@@ -41,6 +46,7 @@ class Heartbeats:
         states: NodeStates,
         *,
         clock: Clock,
+        scope: TaskScope,
         on_heartbeat: Callable[[], None] | None = None,
         on_ignored: Callable[[int], None] | None = None,
     ) -> None:
@@ -52,6 +58,8 @@ class Heartbeats:
         self._contacts = contacts
         self._states = states
         self._clock = clock
+        self._scope = scope
+        self._rounds = Rounds("heartbeats")
         self.reports_ignored = 0
 
     async def receive(self, heartbeat: Heartbeat) -> bool:
@@ -79,14 +87,16 @@ class Heartbeats:
         self._take_conditions(heartbeat, contact)
         contact.note_skew(heartbeat.node_id, heartbeat.sent_at, self._clock)
         contact.waiting = heartbeat
+        contact.attempted.clear()
         if contact.intake is None or contact.intake.done():
-            contact.intake = asyncio.ensure_future(self._process(contact))
-            contact.intake.add_done_callback(_log_failure)
+            if self._scope.is_closing:
+                raise LeadershipLostError("")
+            contact.intake = self._scope.start(self._process(contact), name=f"heartbeat/{heartbeat.node_id}")
         # A store that hangs must not end contact with a node: its agent would stop waiting before the store does.
-        patience = min(ACKNOWLEDGE_SECONDS, self._contacts.settings.lease_seconds / 10)
-        done, _ = await asyncio.wait({contact.intake}, timeout=patience)
-        for each in done:
-            each.result()
+        if not self._rounds.trouble:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._patience):
+                    await contact.attempted.wait()
         current = self._fleet.nodes.get(heartbeat.node_id)
         return current is not None and current.desired.state is not None
 
@@ -97,24 +107,38 @@ class Heartbeats:
         if self._fleet.note_disk_pressure(heartbeat.node_id, pressure):
             self._dispatch.capacity_changed()
 
+    @property
+    def _patience(self) -> float:
+        return min(ACKNOWLEDGE_SECONDS, self._contacts.settings.lease_seconds / 10)
+
     async def _process(self, contact: Contact) -> None:
-        """Process a heartbeat, then the newest that arrived meanwhile: each is a full snapshot."""
+        """Process a heartbeat, then the newest that arrived meanwhile: each is a full snapshot.
+
+        One that cannot be stored is tried again until a newer one takes its place.
+        """
         while (heartbeat := contact.waiting) is not None:
             contact.waiting = None
-            try:
-                node = self._fleet.nodes.get(heartbeat.node_id)
-                if node is not None and node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
-                    await self._states.returned(heartbeat.node_id)
-                await self._process_statuses(heartbeat, contact)
-            except UnavailableError as error:
-                # The store is away. Contact counts all the same, and the next heartbeat has the same statuses.
-                log.warning("heartbeat of %s was acknowledged and could not be stored: %s", heartbeat.node_id, error)
+            stored = False
+            with self._rounds.attempt(heartbeat.node_id):
+                try:
+                    await self._process_one(heartbeat, contact)
+                except ShoalError:
+                    raise
+                except Exception:
+                    log.exception("the heartbeat of node %s could not be processed", heartbeat.node_id)
+                stored = True
+            contact.attempted.set()
+            if not stored:
+                contact.waiting = contact.waiting or heartbeat
+                await self._clock.sleep(self._patience)
 
-    def close(self) -> None:
-        """Process nothing more."""
-        for contact in self._contacts.values():
-            if contact.intake is not None:
-                contact.intake.cancel()
+    async def _process_one(self, heartbeat: Heartbeat, contact: Contact) -> None:
+        node = self._fleet.nodes.get(heartbeat.node_id)
+        if node is None or self._contacts.get(heartbeat.node_id) is not contact:
+            return  # removed, or registered anew since then
+        if node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
+            await self._states.returned(heartbeat.node_id)
+        await self._process_statuses(heartbeat, contact)
 
     def ignored(self, count: int) -> None:
         """Count reports that were ignored: of a node that does not own the workload, or not readable."""
@@ -128,8 +152,8 @@ class Heartbeats:
         self.ignored(sum(1 for verdict in verdicts.values() if verdict in not_owned))
         if orphans != contact.orphans:
             fresh = set(orphans) - set(contact.orphans)
-            contact.orphans = orphans[:MAX_ORPHANS]
             await self._store_orphan_events(heartbeat.node_id, sorted(fresh))
+            contact.orphans = orphans[:MAX_ORPHANS]
         await self._store_condition_events(heartbeat, contact)
         node = self._fleet.nodes.get(heartbeat.node_id)
         if node is not None:
@@ -180,9 +204,3 @@ class Heartbeats:
             for orphan in orphans
         )
         await self._ledger.commit(Batch(events=events))
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    """Nobody may be waiting for the task any more."""
-    if not task.cancelled() and task.exception() is not None:
-        log.debug("a heartbeat could not be processed: %s", task.exception())

@@ -16,10 +16,10 @@ from shoal.control.nodes.contacts import Contact, Contacts
 from shoal.control.nodes.loss import LostNodes
 from shoal.control.nodes.node_states import NodeStates
 from shoal.control.state.fleet import Ledger
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.core.clock import Clock, epoch_ms
-from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId
 from shoal.model.nodes import NodeRecord, NodeState
 
@@ -76,7 +76,7 @@ class LeaseWatch:
     async def run(self) -> None:
         """Judge leases until cancelled."""
         last_look = self._clock.monotonic()
-        wait = self._tick
+        rounds, wait = Rounds("leases"), self._tick
         while True:
             if await self._contacts.changed.wait(timeout=wait):
                 # When a fleet returns, every registration wakes this loop; one round judges all of them.
@@ -86,12 +86,10 @@ class LeaseWatch:
                 log.warning("this process was away for %.1f s; every node gets a full lease", now - last_look)
                 self._contacts.renew_all()
             last_look = now
-            try:
+            with rounds.attempt():
                 self._contacts.sync()
                 wait = min(self._tick, await self._judge_all(now))
                 await self._store_heartbeat_times()
-            except UnavailableError as error:
-                log.debug("leases are judged again when the store is back: %s", error)
             last_look = self._clock.monotonic()
 
     async def stream_broke(self, node_id: NodeId) -> None:

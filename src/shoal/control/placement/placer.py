@@ -30,9 +30,10 @@ from shoal.control.state.fleet import (
 )
 from shoal.control.state.moves import begun_first
 from shoal.control.store.base import Batch
+from shoal.control.store.errors import StoreError
 from shoal.core import faults, tracing
 from shoal.core.clock import Clock
-from shoal.core.errors import ConflictError, ShoalError, UnavailableError
+from shoal.core.errors import ConflictError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.events import Event
@@ -176,16 +177,15 @@ class Placer:
     async def exclusive(self, *, within: float | None = None) -> AsyncIterator[None]:
         """Nothing else is placed for the length of the block: for changes that no placement under way may overlook.
 
-        `within`: UnavailableError when it cannot begin in so many seconds, because the store does not answer.
+        `within`: `StoreError` when it cannot begin in so many seconds, because the store does not answer.
         """
         try:
             async with asyncio.timeout(within):
                 await self._serial.acquire()
         except TimeoutError as error:
-            raise UnavailableError(
+            raise StoreError(
                 f"placements that were decided before are not stored after {within:g} s; nothing was changed",
                 hint="the store is slow or hangs; ask again later",
-                outcome="none",
             ) from error
         try:
             yield

@@ -18,8 +18,10 @@ from functools import partial
 from shoal.control.state.facts import NodeFacts
 from shoal.control.state.moves import is_held
 from shoal.control.store.base import Batch, Settled, Snapshot, Store
-from shoal.core.errors import ConflictError, NotFoundError, UnavailableError
+from shoal.control.store.errors import LeadershipLostError, StoreError, StoreOutcome
+from shoal.core.errors import ConflictError, NotFoundError, ShoalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.tasks import TaskScope
 from shoal.model.events import Event
 from shoal.model.nodes import DesiredNodeState, NodeRecord
 from shoal.model.resources import Resources
@@ -309,12 +311,21 @@ class Ledger:
     """Commits batches to the store and, once they are durable, to the working set."""
 
     def __init__(
-        self, store: Store, fleet: Fleet, *, term: int = 0, on_commit: Callable[[Batch], None] | None = None
+        self,
+        store: Store,
+        fleet: Fleet,
+        *,
+        term: int = 0,
+        scope: TaskScope | None = None,
+        on_commit: Callable[[Batch], None] | None = None,
+        on_failure: Callable[[], None] | None = None,
     ) -> None:
         self.store = store
         self.fleet = fleet
         self._term = term
         self._on_commit = on_commit or (lambda _batch: None)
+        self._on_failure = on_failure or (lambda: None)
+        self._scope = scope or TaskScope("ledger")
         self._listeners: list[EventListener] = []
         self._reload_listeners: list[Callable[[], None]] = []
         self._batch_listeners: list[Callable[[Batch], None]] = []
@@ -322,7 +333,7 @@ class Ledger:
         self.picture = 0
         #: Whether a commit may have happened that memory does not know of.
         self._doubtful = False
-        self._settling: asyncio.Task[None] | None = None
+        self._settling: asyncio.Future[None] | None = None
         #: Commits that are not answered yet.
         self._under_way: set[asyncio.Future[None]] = set()
 
@@ -364,7 +375,8 @@ class Ledger:
             await self.store.commit(batch, term=self._term, settled=settled)
         except Exception as error:
             _finish(answered)  # one that was refused at the door was never told of
-            if isinstance(error, UnavailableError):
+            if isinstance(error, StoreError):
+                self._on_failure()
                 error.hint = error.hint or (_way_to_look(batch) if _is_unknown(error) else _LATER)
             raise
 
@@ -397,13 +409,15 @@ class Ledger:
         while self._doubtful:  # also when a new doubt came up before this caller had its turn
             # One reading for all who wait for it, which goes on when they do not: a store that hangs is not asked again
             # by each of them.
+            if self._scope.is_closing:
+                raise LeadershipLostError("")
             if self._settling is None or self._settling.done():
-                self._settling = asyncio.ensure_future(self._settle())
-                self._settling.add_done_callback(_retrieve)
+                self._settling = asyncio.get_running_loop().create_future()
+                self._scope.start(self._settle(self._settling), name="settle")
             settling = self._settling
             await asyncio.wait({settling}, timeout=SETTLE_SECONDS)
             if not settling.done():
-                raise UnavailableError("the store does not answer; nothing was changed", hint=_LATER, outcome="none")
+                raise StoreError("the store does not answer; nothing was changed", hint=_LATER)
             settling.result()
 
     async def answered(self) -> None:
@@ -413,16 +427,24 @@ class Ledger:
             _, unanswered = await asyncio.wait(waiting, timeout=ANSWER_SECONDS)
             self._doubtful = self._doubtful or bool(unanswered)
 
-    async def _settle(self) -> None:
+    async def _settle(self, settled: asyncio.Future[None]) -> None:
         # Those that wait for their answer now may be stored after the reading began, and would be forgotten by it.
         # Others wait until this is done. The store answers all of them within its patience.
-        if self._under_way:
-            await asyncio.wait(set(self._under_way), timeout=ANSWER_SECONDS)
-            self._under_way.clear()
-        await self.load()
-        self._doubtful = False
-        for reloaded in self._reload_listeners:
-            reloaded()
+        try:
+            if self._under_way:
+                await asyncio.wait(set(self._under_way), timeout=ANSWER_SECONDS)
+                self._under_way.clear()
+            await self.load()
+            self._doubtful = False
+            for reloaded in self._reload_listeners:
+                reloaded()
+        except BaseException as error:
+            settled.set_exception(error if isinstance(error, ShoalError) else LeadershipLostError(""))
+            settled.exception()  # read here: those who waited for it may have gone
+            if not isinstance(error, ShoalError):
+                raise
+        else:
+            settled.set_result(None)
 
     def _settled(self, batch: Batch, answered: asyncio.Future[None], outcome: tuple[Event, ...] | Exception) -> None:
         """Memory follows the store, whether or not the caller still waits."""
@@ -449,7 +471,7 @@ def _finish(answered: asyncio.Future[None]) -> None:
 
 def _is_unknown(error: Exception) -> bool:
     """Whether what it is about may have been stored all the same."""
-    return isinstance(error, UnavailableError) and error.facts.get("outcome") == "unknown"
+    return isinstance(error, StoreError) and error.outcome is StoreOutcome.UNKNOWN
 
 
 _LATER = "the control plane cannot write now; what runs goes on, so ask again later"
@@ -466,12 +488,6 @@ def _way_to_look(batch: Batch) -> str:
     else:
         command = "shoal events"
     return f"it may have been stored: look with `{command}` before you ask again"
-
-
-def _retrieve(committing: asyncio.Future[None]) -> None:
-    """Its caller has gone away: nobody else asks what became of it."""
-    if not committing.cancelled():
-        committing.exception()
 
 
 def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:

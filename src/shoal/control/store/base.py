@@ -23,6 +23,9 @@ from shoal.model.nodes import NodeRecord
 from shoal.model.trust import JoinToken, SecretRecord
 from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
 
+INSTANCE_FILE = "name"
+"""The file in the data directory that holds the name of the control plane, made once its store has been opened."""
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -116,7 +119,7 @@ class Store(Protocol):
     """Where desired state lives."""
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date. Raises `UnavailableError` when it cannot be reached."""
+        """Connect and bring the schema up to date. Raises `StoreError`."""
         ...
 
     async def load(self, *, again: bool = False) -> Snapshot:
@@ -127,14 +130,12 @@ class Store(Protocol):
         """Apply a batch durably and return its events with their cursors.
 
         `term` is the one under which it was decided. Whoever loses and wins again has another: what was decided before
-        knows nothing of what somebody else has written meanwhile, and raises `NotLeaderError`. 0 is any.
+        knows nothing of what somebody else has written meanwhile, and raises `LeadershipLostError`. 0 is any.
 
         A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
         before the caller goes on and also when there is none any more. What was never begun is not settled.
 
-        Raises `ConflictError` when a version moved, `ExhaustedError` when there is no room on the disk or in the
-        queue, `UnavailableError` when the store cannot be reached; then nothing of the batch is stored, or (the fact
-        `outcome` is "unknown": it was lost during the commit itself) that is not known.
+        Raises `ConflictError` when a version moved, and `StoreError`, which says what became of the batch.
         """
         ...
 
@@ -154,7 +155,7 @@ class Store(Protocol):
         """Lead for so many seconds from now, if nobody else does; else say who does.
 
         From then on every commit checks that the term is still the one that was won here, and raises
-        `NotLeaderError` when it is not. Before the first campaign nothing is checked.
+        `LeadershipLostError` when it is not. Before the first campaign nothing is checked.
         """
         ...
 
@@ -167,7 +168,7 @@ class Store(Protocol):
         ...
 
     async def ping(self) -> None:
-        """Raise `UnavailableError` unless a write could be made now."""
+        """Raise `StoreError` unless a write could be made now."""
         ...
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ Called by `shoal.control.store.sqlite` and `shoal.control.store.postgres`, which
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
 import dataclasses
@@ -21,12 +22,13 @@ from sqlalchemy import Connection, Transaction, exc
 
 from shoal.control.store import sql
 from shoal.control.store.base import Batch, EventPage, EventQuery, Leader, Settled, Snapshot
+from shoal.control.store.errors import LeadershipLostError, StoreError, StoreOutcome
 from shoal.control.store.lane import PATIENCE, InlineLane, Lane, ThreadLane
 from shoal.control.store.leadership import Candidate, LeadershipTable
 from shoal.control.store.migrate import find_migrations, migrate
 from shoal.control.store.rows import Changes, Records, Row, SpecDecoder, prepare
 from shoal.core import tracing
-from shoal.core.errors import ExhaustedError, InternalError, NotLeaderError, ShoalError, UnavailableError
+from shoal.core.errors import InternalError, ShoalError
 from shoal.core.faults import reach
 from shoal.model.events import Event
 from shoal.model.trust import JoinToken, SecretRecord
@@ -70,6 +72,18 @@ class Database(Protocol):
 
     def connect(self, *, writing: bool) -> Connection:
         """A new connection, used by one thread."""
+        ...
+
+    def has_room(self) -> bool:
+        """Whether ordinary changes may be written. Not while the reserve is in use."""
+        ...
+
+    def is_full(self) -> bool:
+        """Whether the next change is likely to find no room."""
+        ...
+
+    def free_reserve(self) -> bool:
+        """Give disk space back that was set aside for what must be written on a full disk. False without any."""
         ...
 
     def lock_schema(self, connection: Connection) -> None:
@@ -223,7 +237,10 @@ class SqlStore:
         """Connect and bring the schema up to date."""
         if self._writing is not None:
             raise InternalError("the store is open already")
-        self._database.claim()
+        if self._database.inline:
+            self._database.claim()
+        else:
+            await asyncio.to_thread(self._database.claim)
         self._writing = self._lane("shoal-store-write", self._write_line)
         self._reading = self._writing
         if self._read_line is not self._write_line:
@@ -284,7 +301,7 @@ class SqlStore:
 
         if self._writing is None:
             raise _not_open()
-        return await self._writing.run(lambda: self._write_line.use(work))
+        return await self._writing.run(lambda: self._use_reserve(work))
 
     async def leader(self) -> Leader:
         """Who leads now."""
@@ -300,7 +317,7 @@ class SqlStore:
 
         if self._writing is None:
             raise _not_open()
-        await self._writing.run(lambda: self._write_line.use(work))
+        await self._writing.run(lambda: self._use_reserve(work))
 
     async def ping(self) -> None:
         """Raise unless a write could be made now. It waits its turn behind the writes that are under way."""
@@ -337,8 +354,18 @@ class SqlStore:
 
         return await self._reading.run(lambda: self._read_line.use(within_transaction), patience=patience)
 
+    def _use_reserve(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`; on a full disk once more with the space that was set aside for it."""
+        try:
+            return self._write_line.use(work)
+        except StoreError as error:
+            if error.outcome is not StoreOutcome.FULL or not self._database.free_reserve():
+                raise
+            log.warning("%s: the disk is full; the reserve is in use", self.where)
+            return self._write_line.use(work)
+
     def _set_up(self) -> None:
-        self._write_line.use(self._migrate)
+        self._use_reserve(self._migrate)
 
     def _migrate(self, connection: Connection) -> None:
         with _transaction(connection) as transaction:
@@ -352,6 +379,8 @@ class SqlStore:
             log.info("%s: applied migration %04d %s", self.where, migration.number, migration.name)
 
     def _probe(self, connection: Connection) -> None:
+        if self._database.is_full():
+            raise disk_full(self.where)
         with _transaction(connection) as transaction:
             self._check(connection)
             if self._was_full:
@@ -391,18 +420,22 @@ class SqlStore:
         ready: dict[int, Changes] = {}
         for index, (batch, term) in enumerate(orders):
             if term and self._held_term is not None and term != self._held_term[1]:
-                answers[index] = NotLeaderError("")
+                answers[index] = LeadershipLostError("")
                 continue
             try:
                 ready[index] = prepare(batch)
             except Exception as error:  # noqa: BLE001 a batch that cannot be written down fails alone
                 answers[index] = _unwritable(error)
-        if ready:
+        if ready and not self._database.has_room():
+            for index in ready:
+                answers[index] = disk_full(self.where)
+            self._was_full = True
+        elif ready:
             stored: Sequence[tuple[Event, ...] | Exception]
             try:
                 stored = self._write_line.use(lambda connection: self._transact(connection, tuple(ready.values())))
             except ShoalError as error:
-                self._was_full = isinstance(error, ExhaustedError)
+                self._was_full = isinstance(error, StoreError) and error.outcome is StoreOutcome.FULL
                 # One for each caller: an exception that is raised in several tasks collects the traceback of all.
                 stored = [error, *(_copied(error) for _ in range(len(ready) - 1))]
             for index, answer in zip(ready, stored, strict=True):
@@ -491,5 +524,14 @@ def _unwritable(error: Exception) -> ShoalError:
     return failure
 
 
-def _not_open() -> UnavailableError:
-    return UnavailableError("the store is not open")
+def disk_full(where: str) -> StoreError:
+    """The disk of a store is full."""
+    return StoreError(
+        f"{where}: the disk is full; nothing was stored",
+        outcome=StoreOutcome.FULL,
+        hint="make room; the store goes on by itself",
+    )
+
+
+def _not_open() -> StoreError:
+    return StoreError("the store is not open")

@@ -2,7 +2,7 @@
 
 A `ThreadLane` is one thread with a bounded queue. Orders (the batches of `commit`) that pile up while the thread is
 busy are handed to it together, so that they share one transaction; a job is any other call and runs alone. A lane
-watches itself: whoever has waited longer than its patience is answered with `UnavailableError`, and whatever the thread
+watches itself: whoever has waited longer than its patience is answered with `StoreError`, and whatever the thread
 hangs in is cut off. An `InlineLane` does the same work on the spot, for a database in memory, which never blocks: so
 tests on virtual time see no thread.
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from shoal.core.errors import ExhaustedError, UnavailableError
+from shoal.control.store.errors import StoreError, StoreOutcome
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class ThreadLane(Generic[Order, Answer]):
         if self._closing or loop is None:
             raise _closed()
         if len(self._queue) >= self._max_waiting:
-            raise ExhaustedError(
+            raise StoreError(
                 f"{len(self._queue):,} changes wait for the store already",
                 hint="the database cannot keep up; try again later",
                 waiting=len(self._queue),
@@ -331,11 +331,12 @@ async def _done_within(future: asyncio.Future[None], seconds: float) -> bool:
     return bool(done)
 
 
-def _closed() -> UnavailableError:
-    return UnavailableError("the store is closed")
+def _closed() -> StoreError:
+    return StoreError("the store is closed")
 
 
-def _late(*, known: bool) -> UnavailableError:
+def _late(*, known: bool) -> StoreError:
     if known:
-        return UnavailableError("the store does not answer; nothing was changed", outcome="none")
-    return UnavailableError("the store does not answer; whether the change was stored is not known", outcome="unknown")
+        return StoreError("the store does not answer; nothing was changed")
+    sentence = "the store does not answer; whether the change was stored is not known"
+    return StoreError(sentence, outcome=StoreOutcome.UNKNOWN)

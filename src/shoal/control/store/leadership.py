@@ -18,9 +18,9 @@ from sqlalchemy import Connection, bindparam, select, text, update
 from sqlalchemy.sql.elements import TextClause
 
 from shoal.control.store.base import Leader
+from shoal.control.store.errors import LeadershipLostError
 from shoal.control.store.sql import Statements
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.errors import NotLeaderError
 
 #: A holder renews many times within one lease.
 _SILENT_LEASES = 1.2
@@ -94,7 +94,10 @@ class LeadershipTable:
         if not (mine or candidate.certain or over):
             return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
         term = row.term if mine and row.term == candidate.term else max(row.term + 1, now // 1000)
-        self._put(connection, term, candidate.holder, candidate.address, now + round(seconds * 1000))
+        # The only user of a file has nothing to renew: it writes nothing that a full disk could refuse.
+        stored = (row.holder, row.term, row.address) == (candidate.holder, term, candidate.address)
+        if not (candidate.certain and stored):
+            self._put(connection, term, candidate.holder, candidate.address, now + round(seconds * 1000))
         return Leader(term, candidate.holder, candidate.address, math.inf if candidate.certain else seconds)
 
     def _is_silent(self, row: Any, seconds: float) -> bool:
@@ -114,7 +117,7 @@ class LeadershipTable:
         """Raise unless this term is still on. Run first in every transaction that writes."""
         row = connection.execute(self._share).one()
         if (row.holder, row.term) != (holder, term):
-            raise NotLeaderError(row.address if row.holder != holder else "")
+            raise LeadershipLostError(row.address if row.holder != holder else "")
 
     def _put(self, connection: Connection, term: int, holder: str, address: str, expires_at: int) -> None:
         connection.execute(

@@ -18,15 +18,14 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 from sqlalchemy.pool import NullPool
 
 from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
+from shoal.control.store.errors import StoreError, StoreOutcome
 from shoal.control.store.lane import PATIENCE
 from shoal.control.store.leadership import LOCK_SECONDS
 from shoal.control.store.rows import SpecDecoder
 from shoal.core.errors import (
-    ExhaustedError,
     InternalError,
     InvalidError,
     ShoalError,
-    UnavailableError,
     UnsupportedError,
     problem,
 )
@@ -132,6 +131,18 @@ class _PostgresDatabase:
             return connection
         return connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
 
+    def has_room(self) -> bool:
+        """The server knows, and says so when something is written."""
+        return True
+
+    def is_full(self) -> bool:
+        """As above."""
+        return False
+
+    def free_reserve(self) -> bool:
+        """There is none: the disk is the server's."""
+        return False
+
     def lock_schema(self, connection: Connection) -> None:
         """Make the schema if there is none, and work in it until the transaction ends."""
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _SCHEMA_LOCK})
@@ -167,19 +178,20 @@ class _PostgresDatabase:
         state: str | None = getattr(cause, "sqlstate", None)
         sentence = self._clean(str(cause))
         if state in _FULL:
-            return ExhaustedError(
+            return StoreError(
                 f"{self.where} has no room; nothing was stored: {sentence}",
+                outcome=StoreOutcome.FULL,
                 hint="make room; the store goes on by itself",
                 sqlstate=state,
             )
         if not isinstance(error, exc.DBAPIError) and not _is_of_driver(cause):
             return InternalError(f"{self.where}: {type(error).__name__}: {sentence}")
         if committing and _lost(error, state):
-            return UnavailableError(
+            return StoreError(
                 f"{self.where}: the connection broke during the commit; whether it was stored is not known: {sentence}",
-                outcome="unknown",
+                outcome=StoreOutcome.UNKNOWN,
             )
-        return UnavailableError(
+        return StoreError(
             f"{self.where}: {sentence}",
             hint="check that PostgreSQL runs there, and the URL given as --database or SHOAL_DATABASE",
             sqlstate=state or "",

@@ -10,6 +10,7 @@ Called by `shoal.control.store.select`.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import sqlite3
@@ -20,18 +21,15 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import NullPool
 
-from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard
+from shoal.control.store.base import INSTANCE_FILE
+from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard, disk_full
+from shoal.control.store.errors import DamagedStoreError, StoreError, StoreOutcome
 from shoal.control.store.lane import PATIENCE
 from shoal.control.store.rows import SpecDecoder
-from shoal.core.errors import (
-    DamagedError,
-    ExhaustedError,
-    InternalError,
-    ShoalError,
-    UnavailableError,
-)
+from shoal.core.errors import InternalError, ShoalError
 from shoal.core.locks import FileLock
 from shoal.core.private_files import make_data_directory
+from shoal.core.reserve import Reserve
 
 MEMORY = ":memory:"
 
@@ -48,7 +46,11 @@ _PRAGMAS = (
     f"PRAGMA journal_size_limit = {16 << 20}",
 )
 
+RESERVE_BYTES = 1 << 20
+"""Enough for SQLite to open its log and for a control plane to write down that it leads."""
+
 _LITTLE_ROOM = 1 << 20
+_NO_ROOM = 1 << 16
 _WRITES = "shoal_writes"
 
 
@@ -79,6 +81,8 @@ class _SqliteDatabase:
         self.where = "memory" if self.inline else str(path)
         self._path = Path(path)
         self._engine = _engine(self._path, memory=self.inline)
+        self._existed = False
+        self._reserve = Reserve(self._path.with_name(f"{self._path.name}.reserve"), RESERVE_BYTES)
         self._lock = FileLock(
             self._path.with_name(f"{self._path.name}.lock"),
             what=str(self._path),
@@ -93,10 +97,12 @@ class _SqliteDatabase:
             make_data_directory(self._path.parent)
             self._lock.acquire()
             # Specs hold what people put into environments: nobody else need read them.
+            self._existed = self._path.exists()
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._reserve.allocate()
         except OSError as error:
             self.release()
-            raise UnavailableError(
+            raise StoreError(
                 f"{self.where} cannot be opened: {error.strerror}",
                 hint="the control plane must be able to read and write its data directory",
             ) from error
@@ -106,11 +112,49 @@ class _SqliteDatabase:
         self._lock.release()
 
     def connect(self, *, writing: bool) -> Connection:
-        """A new connection."""
-        return self._engine.connect().execution_options(**{_WRITES: writing})
+        """A new connection. It needs files beside the database, which a full disk has room for in the reserve only."""
+        try:
+            return self._connect(writing=writing)
+        except exc.DBAPIError as error:
+            explained = self.explain(error, committing=False)
+            full = isinstance(explained, StoreError) and explained.outcome is StoreOutcome.FULL
+            if not full or not self.free_reserve():
+                raise
+            return self._connect(writing=writing)
+
+    def _connect(self, *, writing: bool) -> Connection:
+        connection = self._engine.connect().execution_options(**{_WRITES: writing})
+        try:
+            with connection.begin():  # SQLite opens its log with the first transaction
+                connection.exec_driver_sql("SELECT count(*) FROM sqlite_master")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def has_room(self) -> bool:
+        """Whether the reserve is in place: what was freed for a start is not for ordinary changes."""
+        return self.inline or self._reserve.allocate()
+
+    def is_full(self) -> bool:
+        """Whether the next change may find no room."""
+        return not self.has_room() or self._free() < _NO_ROOM
+
+    def free_reserve(self) -> bool:
+        """Give back what was set aside."""
+        return not self.inline and self._reserve.release()
 
     def lock_schema(self, connection: Connection) -> None:
-        """Nothing to do: a transaction that writes is alone."""
+        """A transaction that writes is alone. Refuse a file that has lost its content instead of beginning anew."""
+        if not self._existed or not self._path.with_name(INSTANCE_FILE).exists():
+            return
+        if not connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
+            raise DamagedStoreError(
+                f"{self.where} is empty, but a control plane has used this directory before",
+                hint="restore it from a backup, as docs/backup-and-restore.md says; to begin anew, move it away: what "
+                "runs goes on as orphans then",
+                path=self.where,
+            )
 
     def disconnect(self, connection: Connection, *, writing: bool) -> None:
         """Close; the writer copies the log into the file first."""
@@ -139,35 +183,35 @@ class _SqliteDatabase:
         # A full disk ends the transaction, and undoing a savepoint that is gone then raises another error on top.
         codes = {cause.sqlite_errorcode & 0xFF for cause in causes if hasattr(cause, "sqlite_errorcode")}
         sentence = str(causes[0]) if causes else f"{type(error).__name__}: {error}"
-        if sqlite3.SQLITE_FULL in codes or (sqlite3.SQLITE_IOERR in codes and self._has_little_room()):
-            return ExhaustedError(
-                f"{self.where}: the disk is full; nothing was stored", hint="make room; the store goes on by itself"
-            )
+        # Files cannot be made or grown. A commit that fails so may have happened all the same.
+        starved = bool(codes & {sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}) and not committing
+        if sqlite3.SQLITE_FULL in codes or (starved and self._free() < _LITTLE_ROOM):
+            return disk_full(self.where)
         if codes & {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT} and not committing:
-            return DamagedError(
+            return DamagedStoreError(
                 f"{self.where} is damaged: {sentence}",
                 hint="restore it from a backup, as docs/backup-and-restore.md says; without one, move it away: "
                 "what runs goes on as orphans then",
                 path=self.where,
             )
         if codes & {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
-            return UnavailableError(
+            return StoreError(
                 f"{self.where} is locked by another program; nothing was stored",
                 hint="close whatever else has the file open",
             )
         if not causes:
             return InternalError(f"{self.where}: {sentence}")
         if committing:
-            return UnavailableError(
+            return StoreError(
                 f"{self.where}: the commit failed, and whether it was stored is not known: {sentence}",
-                outcome="unknown",
+                outcome=StoreOutcome.UNKNOWN,
             )
-        return UnavailableError(f"{self.where}: {sentence}")
+        return StoreError(f"{self.where}: {sentence}")
 
-    def _has_little_room(self) -> bool:
+    def _free(self) -> float:
         with contextlib.suppress(OSError):
-            return not self.inline and shutil.disk_usage(self._path.parent).free < _LITTLE_ROOM
-        return False
+            return math.inf if self.inline else shutil.disk_usage(self._path.parent).free
+        return math.inf
 
 
 def _engine(path: Path, *, memory: bool) -> Engine:

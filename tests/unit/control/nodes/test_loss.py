@@ -5,6 +5,7 @@ import time
 import pytest
 
 from shoal.core.errors import NotFoundError, PreconditionError, UnavailableError
+from shoal.testing.stores import Fault
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from tests.unit.control.operating import copies, declare_dead, drain, ready, running_on
@@ -298,7 +299,7 @@ class TestStoreAway:
         await kit.apply("other", revision="v1")
         await kit.wait_status("other", "Running")
         told = {name: list(node.history) for name, node in kit.agents.nodes.items()}
-        kit.store.away = True
+        kit.store.fail(Fault.NOT_APPLIED)
         heartbeat = pb.HeartbeatRequest(node_id=here.node_id, session=here.session, sequence=here.sequence + 1000)
         answer = await kit.channel.call(AgentControl.HEARTBEAT, heartbeat)
         here.sequence += 1001
@@ -307,7 +308,7 @@ class TestStoreAway:
         assert {name: list(node.history) for name, node in kit.agents.nodes.items()} == told
         assert (await kit.workload("web")).status == "Running"
         assert not any(node.draining for node in kit.agents.nodes.values())
-        kit.store.away = False
+        kit.store.heal()
         await kit.clock.sleep(60)
         assert {name: list(node.history) for name, node in kit.agents.nodes.items()} == told
         assert {node.state.value for node in kit.plane.leadership.fleet.nodes.values()} == {"Ready"}
@@ -319,7 +320,7 @@ class TestStoreAway:
         await ready(kit, "n1")
         await running_on(kit, "web", revision="v1")
         await kit.apply("huge", cpu=1_000_000)  # it waits, so there is something to retry
-        kit.store.away = True
+        kit.store.fail(Fault.NOT_APPLIED)
         calls = {
             AgentControl.DELETE_WORKLOAD: pb.DeleteWorkloadRequest(workload_id="web"),
             AgentControl.RETRY_WORKLOAD: pb.RetryWorkloadRequest(workload_id="huge"),
@@ -337,7 +338,7 @@ class TestStoreAway:
             await kit.apply("new")
         with pytest.raises(UnavailableError):
             await kit.apply_group("gang", {"a": {}})
-        kit.store.away = False
+        kit.store.heal()
         await kit.clock.sleep(30)
         view = await kit.workload("web")
         assert (view.status, view.desired_state, view.revision_id) == ("Running", "Running", "v1")
@@ -347,11 +348,11 @@ class TestStoreAway:
     async def test_a_node_lost_meanwhile_is_given_up_when_it_is_back(self, kit):
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "web")
-        kit.store.away = True
+        kit.store.fail(Fault.NOT_APPLIED)
         here.silent = True
         await kit.clock.sleep(300)
         assert other.runs == {}
-        kit.store.away = False
+        kit.store.heal()
         await kit.wait(lambda: "web" in other.runs, seconds=10)
 
     async def test_a_drain_waits_for_it(self, kit):
@@ -360,10 +361,10 @@ class TestStoreAway:
         other.never_ready = True
         await drain(kit, here.node_id)
         await kit.wait(lambda: "web" in other.runs)
-        kit.store.away = True
+        kit.store.fail(Fault.NOT_APPLIED)
         other.start_again("web")
         await kit.clock.sleep(120)
         assert copies(kit, "web") == ["n1", "n2"]
-        kit.store.away = False
+        kit.store.heal()
         await kit.wait_node(here.node_id, "Drained", seconds=60)
         assert copies(kit, "web") == [other.node_id]

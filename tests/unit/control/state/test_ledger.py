@@ -12,7 +12,7 @@ from shoal.control.workloads.status_reports import StatusReports
 from shoal.core.errors import ConflictError, UnavailableError
 from shoal.model.workloads import Observation, RunState, RunStatus
 from shoal.testing.clock import LoopClock
-from shoal.testing.stores import KeptStore
+from shoal.testing.stores import Fault, KeptStore
 from shoal.testing.suites.store_records import MOMENT, decode_spec, node, workload
 
 pytestmark = pytest.mark.looptime
@@ -31,13 +31,13 @@ async def test_a_commit_that_is_under_way_when_memory_is_read_anew_is_not_forgot
     store = SlowStore(SqliteStore(":memory:", decode_spec=decode_spec))
     await store.open()
     ledger = Ledger(store, Fleet())
-    store.answers.clear()
+    store.fail(Fault.HANGS, "commit")
     committing = asyncio.ensure_future(ledger.commit(Batch(nodes=(node("n1"),))))
     await asyncio.sleep(0.1)
     ledger.doubt()
     reading = asyncio.ensure_future(ledger.settle())
     await asyncio.sleep(0.5)
-    store.answers.set()
+    store.heal()
     await asyncio.gather(committing, reading)
     assert set(ledger.fleet.nodes) == {"n1"}
     await store.dispose()
@@ -47,12 +47,11 @@ async def test_a_commit_whose_caller_goes_away_holds_up_nobody_for_ever():
     store = KeptStore(SqliteStore(":memory:", decode_spec=decode_spec))
     await store.open()
     ledger = Ledger(store, Fleet())
-    store.answers.clear()
+    store.fail(Fault.HANGS, "commit", times=1)
     committing = asyncio.ensure_future(ledger.commit(Batch(nodes=(node("n1"),))))
     await asyncio.sleep(0.1)
     committing.cancel()
     ledger.doubt()
-    store.answers.set()
     with pytest.raises(UnavailableError):
         await ledger.commit(Batch(nodes=(node("n2"),)))
     await asyncio.sleep(ANSWER_SECONDS)
@@ -107,7 +106,7 @@ async def test_a_report_is_judged_by_what_is_stored():
         ledger, clock=LoopClock(MOMENT), on_news=lambda _news: None, on_superseded=lambda *copy: superseded.append(copy)
     )
     moved = dataclasses.replace(here, node_id="n2", generation=2, placed_generation=2, version=1)
-    store.lose_next_answer = True
+    store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
     with pytest.raises(UnavailableError):
         await ledger.commit(Batch(workloads=(moved,)))
     await reports.take_in("n1", [report("web", 1)])

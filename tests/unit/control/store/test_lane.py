@@ -6,8 +6,9 @@ import threading
 import pytest
 
 from shoal.control.store import lane
+from shoal.control.store.errors import StoreError
 from shoal.control.store.lane import ThreadLane
-from shoal.core.errors import ConflictError, ExhaustedError, InternalError, UnavailableError
+from shoal.core.errors import ConflictError, InternalError, UnavailableError
 
 
 class Desk:
@@ -109,9 +110,9 @@ async def test_the_queue_has_a_bound(desk, make):
     first = await shut(desk, new)
     others = [asyncio.ensure_future(new.submit(order)) for order in "abc"]
     await asyncio.sleep(0)
-    with pytest.raises(ExhaustedError, match="3 changes wait"):
+    with pytest.raises(StoreError, match="3 changes wait"):
         await new.submit("d")
-    with pytest.raises(ExhaustedError):
+    with pytest.raises(StoreError):
         await new.run(lambda: None)
     desk.open.set()
     assert await asyncio.gather(first, *others) == ["first done", "a done", "b done", "c done"]
@@ -166,7 +167,7 @@ async def test_what_came_too_late_is_settled_once(desk, make):
     with pytest.raises(UnavailableError):
         await new.submit("first", settled=told.append)
     assert await new.run(lambda: "goes on", patience=60) == "goes on"
-    assert [type(each) for each in told] == [UnavailableError]
+    assert [type(each) for each in told] == [StoreError]
 
 
 async def test_stopping_finishes_the_queue(desk, make):
@@ -210,7 +211,7 @@ class TestHanging:
         job = asyncio.ensure_future(new.run(lambda: desk.seen.append("job")))
         outcomes = await asyncio.gather(first, second, job, return_exceptions=True)
         assert looptime == 15
-        assert [type(each) for each in outcomes] == [UnavailableError] * 3
+        assert [type(each) for each in outcomes] == [StoreError] * 3
         assert [each.facts["outcome"] for each in outcomes] == ["unknown", "none", "none"]
         desk.open.set()
         await new.stop()

@@ -7,10 +7,11 @@ import pytest
 from sqlalchemy import exc
 
 from shoal.control.store import postgres
+from shoal.control.store.errors import StoreError
 from shoal.control.store.postgres import PostgresStore
 from shoal.control.store.select import open_store
 from shoal.control.store.sqlite import SqliteStore
-from shoal.core.errors import ExhaustedError, InternalError, InvalidError, UnavailableError, UnsupportedError
+from shoal.core.errors import InternalError, InvalidError, UnsupportedError
 from shoal.testing.suites.store_records import decode_spec
 
 URL = "postgresql://me:p%40ss%2Fword@db.example:5433/fleet?sslmode=require"
@@ -66,12 +67,12 @@ def wrapped(error):
 @pytest.mark.parametrize(
     ("error", "committing", "kind", "outcome"),
     [
-        (psycopg.errors.DiskFull("could not extend file"), True, ExhaustedError, None),
-        (psycopg.errors.AdminShutdown("terminating connection"), False, UnavailableError, None),
-        (psycopg.errors.AdminShutdown("terminating connection"), True, UnavailableError, "unknown"),
-        (psycopg.OperationalError("server closed the connection"), False, UnavailableError, None),
-        (psycopg.OperationalError("server closed the connection"), True, UnavailableError, "unknown"),
-        (psycopg.errors.ReadOnlySqlTransaction("cannot execute UPDATE"), True, UnavailableError, None),
+        (psycopg.errors.DiskFull("could not extend file"), True, StoreError, "full"),
+        (psycopg.errors.AdminShutdown("terminating connection"), False, StoreError, "none"),
+        (psycopg.errors.AdminShutdown("terminating connection"), True, StoreError, "unknown"),
+        (psycopg.OperationalError("server closed the connection"), False, StoreError, "none"),
+        (psycopg.OperationalError("server closed the connection"), True, StoreError, "unknown"),
+        (psycopg.errors.ReadOnlySqlTransaction("cannot execute UPDATE"), True, StoreError, "none"),
     ],
 )
 @pytest.mark.parametrize("wrap", [wrapped, lambda error: error])

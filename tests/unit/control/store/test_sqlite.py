@@ -9,9 +9,10 @@ import pytest
 
 from shoal.control.store import sqlite
 from shoal.control.store.base import Batch, EventQuery
+from shoal.control.store.errors import StoreError, StoreOutcome
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core import faults
-from shoal.core.errors import DamagedError, ExhaustedError, InvalidError, PreconditionError, UnavailableError
+from shoal.core.errors import DamagedError, InvalidError, PreconditionError, UnavailableError
 from shoal.testing.suites.store import StoreSuite
 from shoal.testing.suites.store_records import decode_spec, event, workload
 
@@ -83,7 +84,8 @@ async def test_every_commit_reaches_the_disk(path):
 async def test_nobody_else_reads_the_files(store, path):
     await store.commit(Batch(workloads=(workload("a"),)))
     files = sorted(path.parent.iterdir())
-    assert [file.name for file in files] == ["control.db", "control.db-shm", "control.db-wal", "control.db.lock"]
+    beside = ["-shm", "-wal", ".lock", ".reserve"]
+    assert [file.name for file in files] == ["control.db", *(f"control.db{each}" for each in beside)]
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
 
 
@@ -187,7 +189,7 @@ async def test_a_full_disk_and_room_again(path):
     outcomes = await asyncio.gather(
         store.commit(many), store.commit(Batch(workloads=(workload("b"),))), return_exceptions=True
     )
-    assert isinstance(outcomes[0], ExhaustedError)
+    assert outcomes[0].outcome is StoreOutcome.FULL
     assert "the disk is full" in outcomes[0].message
     stored = {each.workload_id for each in (await store.load()).workloads}
     assert stored == {"a"} | ({"b"} if outcomes[1] == () else set())
@@ -210,10 +212,10 @@ async def test_ping_tries_a_write_after_the_disk_was_full(path):
     await store.open()
 
     def raise_full(_name):
-        raise ExhaustedError("the disk is full")
+        raise StoreError("the disk is full", outcome=StoreOutcome.FULL)
 
     faults.arm("store.commit.before", raise_full)
-    with pytest.raises(ExhaustedError):
+    with pytest.raises(StoreError):
         await store.commit(Batch(workloads=(workload("a"),)))
     faults.disarm_all()
     full = True
@@ -258,7 +260,11 @@ async def test_the_file_does_not_grow_for_ever(path):
     assert sizes[2][0] <= sizes[0][0] * 1.5
     assert sizes[2][1] <= 16 << 20
     await store.close()
-    assert sorted(file.name for file in path.parent.iterdir()) == ["control.db", "control.db.lock"]
+    assert sorted(file.name for file in path.parent.iterdir()) == [
+        "control.db",
+        "control.db.lock",
+        "control.db.reserve",
+    ]
 
 
 def test_what_errors_mean(tmp_path):
@@ -272,5 +278,5 @@ def test_what_errors_mean(tmp_path):
     unknown = explain(sqlite3.SQLITE_IOERR_FSYNC, committing=True)
     assert isinstance(unknown, UnavailableError)
     assert unknown.facts["outcome"] == "unknown"
-    assert isinstance(explain(sqlite3.SQLITE_FULL, committing=True), ExhaustedError)
-    assert "outcome" not in explain(sqlite3.SQLITE_IOERR_READ, committing=False).facts
+    assert explain(sqlite3.SQLITE_FULL, committing=True).outcome is StoreOutcome.FULL
+    assert explain(sqlite3.SQLITE_IOERR_READ, committing=False).outcome is StoreOutcome.NOT_APPLIED

@@ -11,6 +11,7 @@ from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import NO_PLACEMENTS_WITHIN
 from shoal.core.errors import NotFoundError, UnavailableError
 from shoal.model.nodes import DesiredNodeState, NodeState
+from shoal.testing.stores import Fault
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from tests.unit.control.operating import cordon, declare_dead, drain, ready, running_on, uncordon
@@ -95,7 +96,7 @@ class TestPlacements:
 
         async def lose():
             await kit.clock.sleep(0.5)
-            kit.store.lose_next_answer = True
+            kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
 
         door.once(places, lose)
         await kit.apply("one", cpu=1000)
@@ -172,7 +173,7 @@ class TestDrain:
     async def test_one_whose_answer_was_lost_begins(self, kit):
         await ready(kit, "n1", "n2")
         here, _ = await running_on(kit, "web")
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await drain(kit, here.node_id)
         await kit.wait_node(here.node_id, "Drained", seconds=30)
@@ -212,7 +213,7 @@ class TestDrain:
         here, (other,) = await running_on(kit, "web")
 
         async def lose():
-            kit.store.lose_next_answer = True
+            kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
 
         def tells_that_it_left(batch):
             return any(each.node_id == other.node_id and not each.left_on for each in batch.workloads)
@@ -230,7 +231,7 @@ class TestDrain:
 
 class TestNodes:
     async def test_one_whose_registration_was_answered_to_nobody_has_a_lease(self, kit):
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await kit.channel.call(AgentControl.REGISTER_NODE, registration("ghost"))
         await kit.wait_node("ghost", "Ready")
@@ -242,7 +243,7 @@ class TestNodes:
         await ready(kit, "n1")
         leadership = kit.plane.leadership
         spec = dataclasses.replace(leadership.fleet.nodes["n1"].spec, node_id="n2")
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await leadership.registration.register(spec, sent_at=None, instance="one")
         assert (await leadership.registration.register(spec, sent_at=None, instance="other")).accepted
@@ -280,7 +281,7 @@ class TestNodes:
         await kit.delete("web")
         fleet = kit.plane.leadership.fleet
         await kit.wait(lambda: fleet.workloads["web"].node_id is None)
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await kit.channel.call(AgentControl.REMOVE_NODE, pb.RemoveNodeRequest(node_id=here.node_id))
         await kit.wait_gone("web", seconds=10)
@@ -327,10 +328,10 @@ class TestNodes:
         await ready(kit, "n1")
         contacts = kit.plane.leadership.contacts
         stored = contacts.get("n1").heartbeat_stored
-        kit.store.away = True
+        kit.store.fail(Fault.NOT_APPLIED)
         await kit.clock.sleep(90)
         assert contacts.get("n1").heartbeat_stored == stored
-        kit.store.away = False
+        kit.store.heal()
         await kit.wait(lambda: contacts.get("n1").heartbeat_stored > stored, seconds=5)
 
 
@@ -348,7 +349,7 @@ class TestGroups:
 
     async def test_one_whose_making_was_answered_to_nobody_can_be_deleted_at_once(self, kit):
         await ready(kit, "n1")
-        kit.store.lose_next_answer = True
+        kit.store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
         with pytest.raises(UnavailableError):
             await kit.apply_group("g", {"a": {}})
         assert await kit.plane.leadership.groups.delete("g", cause="test") == 2
