@@ -44,6 +44,14 @@ class Stage:
         self.plane = ControlPlane(self.settings, transport=self._transport)
         await self.plane.start(http=False)
 
+    async def restart_plane(self) -> None:
+        """End the control plane and start it again, with its data and at its address."""
+        port = int(self.plane.address.rpartition(":")[2])
+        await self.plane.stop()
+        self.settings = replace(self.settings, grpc_port=port)
+        self.plane = ControlPlane(self.settings, transport=self._transport)
+        await self.plane.start(http=False)
+
     async def agent(self, node_id: str, **fields) -> ForeignAgent:
         credentials = {name: fields.pop(name) for name in ("client", "server") if name in fields}
         made = ForeignAgent(node_id, self.plane.address, **credentials)

@@ -1,13 +1,15 @@
 """Scripted programs of the published contract: they send and expect what Persys' own are known to send and expect.
 
-`ForeignAgent` registers, beats and serves; `ForeignClient` and `ForeignScheduler` call. All of them speak plain gRPC
-with the messages of `contract.py`: no headers, no trailers and no fields of Shoal's own.
+`ForeignAgent` registers, sends heartbeats and serves; `ForeignClient` and `ForeignScheduler` call. All of them speak
+plain gRPC with the messages of `contract.py`: no headers, no trailers and no fields of Shoal's own. What real agents
+were seen to do differently from each other is a `Behavior`; `BEHAVIORS` names those that the matrices run through.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,41 @@ class Caller:
         await self._channel.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Behavior:
+    """How a foreign agent carries out commands."""
+
+    #: Seconds until a task has been done.
+    takes: float = 0.2
+    #: Tasks done at once, and tasks that may wait. A task beyond that is done inside the call and listed nowhere.
+    workers: int = 10
+    depth: int = 20
+    #: Whether a deleted workload is written back by a status poll that overlapped the delete.
+    ghosts: bool = False
+    #: How many of the first deletes of each workload fail in the engine.
+    failing_deletes: int = 0
+    #: The failure code and message of everything that it should run, if it cannot.
+    failure: tuple[str, str] | None = None
+    #: Specs are called invalid in the answer to an apply.
+    calls_invalid: bool = False
+    #: Types of workload that it registers with and has no runtime for.
+    without_runtime: frozenset[int] = frozenset()
+    #: Whether its heartbeats say why a workload failed.
+    reasons: bool = True
+
+
+#: Behaviors that a control plane has to cope with, by name.
+BEHAVIORS = {
+    "queued": Behavior(),
+    "queue full": Behavior(workers=1, depth=1),
+    "no queue": Behavior(depth=0, workers=0),
+    "ghosts": Behavior(ghosts=True),
+    "ghosts without a queue": Behavior(ghosts=True, depth=0, workers=0),
+    "deletes fail at first": Behavior(failing_deletes=2),
+    "slow": Behavior(takes=1.5),
+}
+
+
 @dataclass(slots=True)
 class ForeignRun:
     """What a foreign agent knows of a workload."""
@@ -76,9 +113,10 @@ class ForeignRun:
     request: Any
     state: int = agent.ACTUAL_STATE_PENDING
     message: str = ""
+    failure: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ForeignTask:
     """An entry of a foreign agent's list of actions: in memory, for ever."""
 
@@ -105,21 +143,22 @@ class ForeignAgent:
         self._client_credentials = client
         self._server_credentials = server
         self.types = ["container", "compose", "vm"]
-        #: Seconds until a task in its queue has been done.
-        self.takes = 0.2
-        #: Whether a deleted workload is written back by a status poll that overlapped the delete.
-        self.ghosts = False
-        #: Refuse to start anything: its machine is above 80 % CPU.
-        self.overloaded = False
-        #: Neither beat nor answer: cut off from the control plane, while everything on it goes on.
+        self.behavior = Behavior()
+        #: Seconds between heartbeats; None for what the control plane asks for.
+        self.interval: float | None = None
+        #: Neither heartbeats nor answers: cut off from the control plane, while everything on it goes on.
         self.cut_off = False
         self.runs: dict[str, ForeignRun] = {}
+        #: Deleted workloads that it goes on to report.
+        self.ghosts: set[str] = set()
         self.tasks: list[ForeignTask] = []
         self.registrations: list[Any] = []
         self.heartbeats: list[Any] = []
         #: Every call that came in, as (name, request).
         self.calls: list[tuple[str, Any]] = []
         self._work: set[asyncio.Task[None]] = set()
+        self._queued: set[ForeignTask] = set()
+        self._deletes: dict[str, int] = {}
         self._server: grpc.aio.Server | None = None
         self._caller: Caller | None = None
         self.endpoint = ""
@@ -146,6 +185,15 @@ class ForeignAgent:
         if self._server is not None:
             await self._server.stop(0)
 
+    async def restart(self) -> None:
+        """End and start again: what was queued is lost, and so is the list of actions; what it runs goes on."""
+        for task in list(self._work):
+            task.cancel()
+        await asyncio.gather(*self._work, return_exceptions=True)
+        self.tasks.clear()
+        self._queued.clear()
+        self._spawn(self._live())
+
     def state_of(self, workload_id: str) -> int:
         run = self.runs.get(workload_id)
         return run.state if run is not None else agent.ACTUAL_STATE_UNSPECIFIED
@@ -164,7 +212,7 @@ class ForeignAgent:
                 while True:
                     if not self.cut_off:
                         await self._heartbeat()
-                    await asyncio.sleep(interval)
+                    await asyncio.sleep(self.interval or interval)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.NOT_FOUND:
                     await asyncio.sleep(0.5)
@@ -196,6 +244,9 @@ class ForeignAgent:
                 state=_STATES.get(run.state, "Pending"),
                 message=run.message,
                 failure_reason=control.RUNTIME_ERROR if run.state == agent.ACTUAL_STATE_FAILED else 0,
+                reason=control.ReasonDetail(code=run.failure, message=run.message)
+                if run.failure and self.behavior.reasons
+                else None,
             )
             for workload_id, run in self.runs.items()
         ]
@@ -221,26 +272,41 @@ class ForeignAgent:
 
         return grpc.unary_unary_rpc_method_handler(serve, request.FromString, response.SerializeToString)
 
-    async def _ApplyWorkload(self, request: Any, _context: Any) -> Any:
+    async def _ApplyWorkload(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        if self.behavior.calls_invalid:
+            return agent.ApplyWorkloadResponse(message="invalid request: spec must contain a pool")
         known = self.runs.get(request.id)
         if known is not None and self._is_as_asked(known, request):
-            return agent.ApplyWorkloadResponse(skipped=True, status=self._status(known))
-        run = self.runs[request.id] = ForeignRun(request)
-        task = self._queue(request.id, "apply_workload")
-        self._spawn(self._apply(run, task))
-        status = self._status(run)
+            return agent.ApplyWorkloadResponse(applied=True, skipped=True, status=self._status(known))
+        task = ForeignTask(len(self.tasks) + 1, request.id, "apply_workload")
+        if not self._queue(task, lambda: self._apply(request)):
+            error = await self._in_the_call(task, lambda: self._apply(request), context)
+            if error:
+                return agent.ApplyWorkloadResponse(message=f"failed to apply workload: {error}")
+            return agent.ApplyWorkloadResponse(
+                applied=True, message="workload applied successfully", status=self._status(self.runs[request.id])
+            )
+        status = self._status(ForeignRun(request))
         status.metadata.update({"task_id": f"task-{task.number}", "task_status": "pending"})
-        return agent.ApplyWorkloadResponse(applied=True, message="queued", status=status)
+        return agent.ApplyWorkloadResponse(applied=True, message="workload apply submitted", status=status)
 
-    async def _DeleteWorkload(self, request: Any, _context: Any) -> Any:
-        self._spawn(self._delete(request.id, self._queue(request.id, "delete_workload")))
-        return agent.DeleteWorkloadResponse(success=True, message="queued")
+    async def _DeleteWorkload(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
+        task = ForeignTask(len(self.tasks) + 1, request.id, "delete_workload")
+        if self._queue(task, lambda: self._delete(request.id)):
+            return agent.DeleteWorkloadResponse(success=True, message="workload deletion submitted for processing")
+        error = await self._in_the_call(task, lambda: self._delete(request.id), context)
+        if error:
+            return agent.DeleteWorkloadResponse(message=error)
+        return agent.DeleteWorkloadResponse(success=True, message="workload deleted successfully")
 
     async def _GetWorkloadStatus(self, request: Any, context: grpc.aio.ServicerContext) -> Any:
         run = self.runs.get(request.id)
         if run is None:
             await context.abort(grpc.StatusCode.UNKNOWN, "status not found")
-        return agent.GetWorkloadStatusResponse(status=self._status(run))
+        status = self._status(run)
+        if any(task.workload_id == request.id for task in self._queued):
+            status.actual_state = agent.ACTUAL_STATE_PENDING
+        return agent.GetWorkloadStatusResponse(status=status)
 
     async def _ListWorkloads(self, _request: Any, _context: Any) -> Any:
         return agent.ListWorkloadsResponse(workloads=[self._status(run) for run in self.runs.values()])
@@ -279,35 +345,68 @@ class ForeignAgent:
         same = known.request.revision_id == request.revision_id and known.request.desired_state == request.desired_state
         return same and known.state not in (agent.ACTUAL_STATE_FAILED, agent.ACTUAL_STATE_STOPPED)
 
-    def _queue(self, workload_id: str, kind: str) -> ForeignTask:
-        task = ForeignTask(len(self.tasks) + 1, workload_id, kind)
+    def _queue(self, task: ForeignTask, work: Callable[[], Awaitable[str]]) -> bool:
+        """Have a worker do a task. False when the queue is full."""
+        if len(self._queued) >= self.behavior.workers + self.behavior.depth:
+            return False
         self.tasks.append(task)
-        return task
+        self._queued.add(task)
+        self._spawn(self._do_queued(task, work))
+        return True
 
-    async def _apply(self, run: ForeignRun, task: ForeignTask) -> None:
+    async def _do_queued(self, task: ForeignTask, work: Callable[[], Awaitable[str]]) -> None:
+        while sum(each.status == "running" for each in self._queued) >= self.behavior.workers:
+            await asyncio.sleep(0.01)
+        await self._do(task, work)
+        self._queued.discard(task)
+
+    async def _in_the_call(
+        self, task: ForeignTask, work: Callable[[], Awaitable[str]], context: grpc.aio.ServicerContext
+    ) -> str:
+        """Do a task that no queue has room for. A restart meanwhile breaks the call off."""
+        doing = self._spawn(self._do(task, work))
+        await asyncio.wait({doing})
+        if doing.cancelled():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the agent is stopping")
+        return task.error
+
+    async def _do(self, task: ForeignTask, work: Callable[[], Awaitable[str]]) -> None:
         task.status = "running"
-        await asyncio.sleep(self.takes)
-        if self.overloaded:
-            run.state, run.message = agent.ACTUAL_STATE_FAILED, "insufficient resources: cpu utilization 91.0% > 80.0%"
-            task.status, task.error = "failed", run.message
-            return
-        stopped = run.request.desired_state == agent.DESIRED_STATE_STOPPED
+        task.error = await work()
+        task.status = "failed" if task.error else "completed"
+
+    async def _apply(self, request: Any) -> str:
+        """Start or stop a workload. Returns why it could not be."""
+        behavior = self.behavior
+        self.ghosts.discard(request.id)
+        run = self.runs[request.id] = ForeignRun(request)
+        await asyncio.sleep(behavior.takes)
+        failure = behavior.failure
+        if request.type in behavior.without_runtime:
+            failure = ("RUNTIME_UNHEALTHY", f"runtime not available for type {request.type}")
+        if failure is not None:
+            run.state, (run.failure, run.message) = agent.ACTUAL_STATE_FAILED, failure
+            return run.message
+        stopped = request.desired_state == agent.DESIRED_STATE_STOPPED
         run.state = agent.ACTUAL_STATE_STOPPED if stopped else agent.ACTUAL_STATE_RUNNING
         run.message = "exited" if stopped else "running"
-        task.status = "completed"
+        return ""
 
-    async def _delete(self, workload_id: str, task: ForeignTask) -> None:
-        task.status = "running"
-        await asyncio.sleep(self.takes)
-        run = self.runs.get(workload_id)
-        if run is None or run.message == "exited":
-            task.status, task.error = "failed", "workload not found"
-            return
-        if self.ghosts:
+    async def _delete(self, workload_id: str) -> str:
+        """Remove a workload. Returns why it could not be."""
+        await asyncio.sleep(self.behavior.takes)
+        if workload_id not in self.runs or workload_id in self.ghosts:
+            return "workload not found"
+        self._deletes[workload_id] = self._deletes.get(workload_id, 0) + 1
+        if self._deletes[workload_id] <= self.behavior.failing_deletes:
+            return "failed to remove container: device or resource busy"
+        if self.behavior.ghosts:
+            run = self.runs[workload_id]
             run.state, run.message = agent.ACTUAL_STATE_STOPPED, "exited"
+            self.ghosts.add(workload_id)
         else:
             del self.runs[workload_id]
-        task.status = "completed"
+        return ""
 
     def _status(self, run: ForeignRun) -> Any:
         request = run.request
@@ -318,12 +417,14 @@ class ForeignAgent:
             desired_state=request.desired_state,
             actual_state=run.state,
             message=run.message,
+            metadata={"failure_reason": run.failure} if run.failure else None,
         )
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+        return task
 
 
 class ForeignClient(Caller):

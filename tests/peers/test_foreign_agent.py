@@ -10,7 +10,7 @@ from shoal.wire.channel import GrpcTransport
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from tests.peers.contract import agent, control
-from tests.peers.foreign import ForeignRun, container, until
+from tests.peers.foreign import Behavior, ForeignRun, container, until
 
 pytestmark = pytest.mark.integration
 
@@ -72,7 +72,7 @@ async def test_stopping_and_starting(stage):
 
 @pytest.mark.parametrize("ghosts", [False, True], ids=["gone", "ghost"])
 async def test_a_delete_is_believed_when_its_action_is_completed(stage, ghosts):
-    foreign = await stage.agent("n1", ghosts=ghosts)
+    foreign = await stage.agent("n1", behavior=Behavior(ghosts=ghosts))
     await stage.client.apply("web", container())
     await stage.client.wait_status("web", "Running")
     assert (await stage.client.delete("web")).success
@@ -89,7 +89,7 @@ async def test_a_delete_is_believed_when_its_action_is_completed(stage, ghosts):
 
 
 async def test_a_name_can_be_used_again_while_a_ghost_of_it_is_reported(stage):
-    foreign = await stage.agent("n1", ghosts=True)
+    foreign = await stage.agent("n1", behavior=Behavior(ghosts=True))
     await stage.client.apply("web", container(), revision="r1")
     await stage.client.wait_status("web", "Running")
     await stage.client.delete("web")
@@ -101,7 +101,10 @@ async def test_a_name_can_be_used_again_while_a_ghost_of_it_is_reported(stage):
 
 
 async def test_an_agent_that_fails_what_it_accepted_is_shown_as_failed(stage):
-    await stage.agent("n1", overloaded=True)
+    await stage.agent(
+        "n1",
+        behavior=Behavior(failure=("INSUFFICIENT_RESOURCES", "insufficient resources: cpu utilization 91.0% > 80.0%")),
+    )
     await stage.client.apply("web", container())
 
     async def told():
@@ -167,7 +170,7 @@ async def test_what_nobody_here_knows_is_left_alone(stage):
 
 
 async def test_many_workloads_of_one_agent_are_deleted_together(stage):
-    foreign = await stage.agent("n1", ghosts=True, takes=0.5)
+    foreign = await stage.agent("n1", behavior=Behavior(ghosts=True, takes=0.5))
     names = [f"w{number}" for number in range(8)]
     await asyncio.gather(*(stage.client.apply(name, container()) for name in names))
     await asyncio.gather(*(stage.client.wait_status(name, "Running") for name in names))
@@ -180,7 +183,7 @@ async def test_many_workloads_of_one_agent_are_deleted_together(stage):
 
 
 async def test_draining_it_ends_although_it_reports_ghosts(stage):
-    first = await stage.agent("n1", ghosts=True)
+    first = await stage.agent("n1", behavior=Behavior(ghosts=True))
     await stage.client.apply("web", container())
     await stage.client.wait_status("web", "Running")
     second = await stage.agent("n2")

@@ -10,7 +10,7 @@ from shoal.wire.channel import GrpcTransport
 from shoal.wire.security import MutualTls
 from tests.peers.conftest import staged
 from tests.peers.contract import agent, control
-from tests.peers.foreign import ForeignClient, container
+from tests.peers.foreign import Behavior, ForeignClient, container
 
 pytestmark = pytest.mark.integration
 
@@ -42,7 +42,7 @@ async def secure(tmp_path, certificates):
 
 async def test_a_foreign_agent_and_client_live_with_certificates_of_ours(secure, certificates):
     files = certificates.agent("n1")
-    foreign = await secure.agent("n1", client=as_client(files), server=as_server(files), ghosts=True)
+    foreign = await secure.agent("n1", client=as_client(files), server=as_server(files), behavior=Behavior(ghosts=True))
     assert (await secure.client.apply("web", container(), revision="r1")).success
     view = await secure.client.wait_status("web", "Running")
     assert view.assigned_node_id == "n1"

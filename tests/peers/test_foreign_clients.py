@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from tests.peers.contract import CONTROL_RPCS, agent, control
-from tests.peers.foreign import compose, container, until, vm
+from tests.peers.foreign import Behavior, compose, container, until, vm
 
 pytestmark = pytest.mark.integration
 
@@ -203,7 +203,7 @@ async def test_an_end_to_end_run(stage, spec):
         return any(words in message for words in RETRY_WORDS)
 
     await until(explained, "the reason in words that the runner knows")
-    foreign = await stage.agent("n1", ghosts=True)
+    foreign = await stage.agent("n1", behavior=Behavior(ghosts=True))
     view = await stage.client.wait_status(name, "Running")
     assert view.assigned_node_id == "n1"
     (command,) = foreign.calls_of("ApplyWorkload", name)

@@ -170,6 +170,8 @@ class NodeRecord:
     declared_lost: bool = stored_as("given_up", default=False)
     #: An operator knows that it is gone for good, and nothing runs there any more.
     dead: bool = False
+    #: Types of workload that its agent registered with and then refused as unsupported. A registration clears them.
+    unsupported_types: tuple[str, ...] = ()
     #: Compare-and-set: 0 before it was first stored.
     version: int = 0
 

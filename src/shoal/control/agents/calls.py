@@ -8,13 +8,24 @@ own share and nobody else's. Called by `shoal.control.workloads.dispatch` (order
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from shoal.control.agents.streams import Streams
+from shoal.control.state.facts import Removal
 from shoal.core import tracing
-from shoal.core.errors import NotLeaderError, PreconditionError, ShoalError, UnavailableError
+from shoal.core.errors import (
+    InvalidError,
+    NotFoundError,
+    NotLeaderError,
+    PreconditionError,
+    ShoalError,
+    UnavailableError,
+    UnsupportedError,
+    problem,
+)
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.identity import Peer, Role
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord
@@ -27,6 +38,11 @@ from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Channel, Method, Request, Response, Transport
 
 CALLS_PER_NODE = 16
+#: So many of the newest actions about a workload are looked at.
+RECENT_ACTIONS = 20
+#: How foreign agents say that a command waits, and that a spec is wrong.
+_QUEUED = re.compile(r"submitted|queued|pending|accepted", re.IGNORECASE)
+_INVALID = re.compile(r"\binvalid (request|spec|specification|configuration)\b", re.IGNORECASE)
 COMMAND_TIMEOUT = 5.0
 FOREIGN_COMMAND_TIMEOUT = 45.0
 
@@ -96,19 +112,22 @@ class Agents:
                 AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
         if not answer.applied and not answer.skipped:
-            raise PreconditionError(answer.message or "the agent refused it without a reason", node_id=node.node_id)
+            raise _refusal(node, answer.message or "the agent refused it without a reason")
         return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
 
     async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> HeartbeatMark | None:
         """Tell an agent to remove its copy, if it is of this generation or an older one.
 
-        Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing.
+        Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing. Raises
+        NotFoundError when a foreign agent does not have the workload, or has removed it inside the call.
         """
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
         async with self._command("order.delete", node, workload_id) as channel:
             answer = await channel.call(
                 AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
             )
+        if is_foreign(node) and _says_gone(answer):
+            raise NotFoundError("workload", workload_id)
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
         return HeartbeatMark(answer.session, answer.next_beat) if answer.session else None
@@ -130,22 +149,26 @@ class Agents:
                 AgentService.GET_WORKLOAD_SPEC, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
             )
 
-    async def deletion_is_done(self, node: NodeRecord, workload_id: WorkloadId) -> bool:
-        """Whether an agent that answers before it acts has finished removing a workload.
+    async def removal(self, node: NodeRecord, workload_id: WorkloadId) -> Removal:
+        """What became of a delete that a foreign agent accepted, by its list of actions.
 
-        Its status is no proof, for a poll that overlaps a removal may bring the record back; its list of actions is.
+        Its status is no proof: a status poll that overlaps a removal may bring the record back.
         """
-        request = pb.ListActionsRequest(
-            workload_id=workload_id, action_type="delete_workload", limit=1, newest_first=True
-        )
-        async with self._share(node) as channel:
-            answer = await channel.call(
-                AgentService.LIST_ACTIONS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
-            )
-        if not answer.actions:
-            return False
-        newest = answer.actions[0]
-        return newest.status == "completed" or (newest.status == "failed" and "not found" in newest.error)
+        request = pb.ListActionsRequest(workload_id=workload_id, limit=RECENT_ACTIONS, newest_first=True)
+        try:
+            async with self._share(node) as channel:
+                answer = await channel.call(
+                    AgentService.LIST_ACTIONS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
+                )
+        except UnsupportedError:
+            return Removal.UNLISTED
+        if any(action.status in ("pending", "running") for action in answer.actions):
+            return Removal.BUSY
+        newest = next((each for each in answer.actions if each.action_type == "delete_workload"), None)
+        if newest is None:
+            return Removal.UNLISTED
+        done = newest.status == "completed" or "not found" in newest.error
+        return Removal.DONE if done else Removal.FAILED
 
     async def read_logs(self, node: NodeRecord, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogChunk]:
         """The output of a workload. Not counted against the node's concurrency limit: followers stay long."""
@@ -218,3 +241,27 @@ def _peer(node: NodeRecord) -> Peer | None:
 def _patience(node: NodeRecord) -> float:
     """Our agents answer once an order is on disk; a foreign one may work first when its queue is full."""
     return COMMAND_TIMEOUT if node.spec.features else FOREIGN_COMMAND_TIMEOUT
+
+
+def is_foreign(node: NodeRecord) -> bool:
+    """Whether its agent knows only the published contract."""
+    return not node.spec.features
+
+
+def is_unsupported(text: str) -> bool:
+    """Whether an agent's words say that it has no runtime for the type of a workload."""
+    return "runtime not available" in text
+
+
+def _says_gone(answer: pb.DeleteWorkloadResponse) -> bool:
+    """Whether the answer to a delete says that nothing is left. One that was only queued says so in other words."""
+    if not answer.success:
+        return "not found" in answer.message
+    return "deleted" in answer.message and not _QUEUED.search(answer.message)
+
+
+def _refusal(node: NodeRecord, message: str) -> ShoalError:
+    """The error that an answer stands for in which a workload was not applied."""
+    if is_foreign(node) and _INVALID.search(message):
+        return InvalidError([problem("spec", None, f"is refused by node {node.node_id}: {message}")])
+    return PreconditionError(message, node_id=node.node_id)

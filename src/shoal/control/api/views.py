@@ -192,7 +192,9 @@ class Views:
             grpc_endpoint=record.spec.endpoint,
             total=record.spec.capacity,
             available=facts.free,
-            supported_workload_types=record.spec.workload_types,
+            supported_workload_types=tuple(
+                each for each in record.spec.workload_types if each not in record.unsupported_types
+            ),
             storage_drivers=record.spec.storage_drivers,
             labels=record.spec.labels,
             host_id=record.spec.host_id,

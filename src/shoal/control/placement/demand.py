@@ -52,6 +52,7 @@ class Demand:
     """What must be true of a node, and what would be good."""
 
     type: str
+    needs_git: bool
     needs_generations: bool
     needs_stop_alone: bool
     needs_named_ports: bool
@@ -72,6 +73,7 @@ class Demand:
         affinities = spec.placement.affinities
         return cls(
             type=spec.type.value,
+            needs_git=spec.compose is not None and spec.compose.source_type == "git",
             needs_generations=request.needs_generations or spec.at_most_one,
             needs_stop_alone=spec.failover.policy == "stop",
             needs_named_ports=spec.process is not None and bool(spec.process.ports),

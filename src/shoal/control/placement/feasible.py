@@ -32,6 +32,7 @@ class RejectionCode(enum.StrEnum):
     CORDONED = "cordoned"  # an operator wants no new work there
     DRAINING = "draining"  # an operator wants it empty
     DISK_PRESSURE = "disk_pressure"  # its disk is nearly full
+    GIT = "git"  # its agent cannot fetch a compose project from git
     TYPE = "type"  # its agent has no runtime for this kind
     GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
@@ -78,10 +79,19 @@ def gone(node: NodeFacts, demand: Demand) -> Rejection | None:
 def workload_type(node: NodeFacts, demand: Demand) -> Rejection | None:
     """The agent has a runtime for it. One that names no types runs all but virtual machines."""
     types = node.spec.workload_types
+    if demand.type in node.unsupported_types:
+        return _reject(node, RejectionCode.TYPE, f"cannot run {demand.type}: the agent refused it as unsupported")
     if demand.type in types or (not types and demand.type != WorkloadType.VM.value):
         return None
     known = f"runs only {', '.join(sorted(types))}" if types else "names no types, which means all but vm"
     return _reject(node, RejectionCode.TYPE, f"cannot run {demand.type}: the agent {known}")
+
+
+def git_source(node: NodeFacts, demand: Demand) -> Rejection | None:
+    """A foreign agent takes the text of a compose project, not the repository that holds it."""
+    if not demand.needs_git or node.spec.features:
+        return None
+    return _reject(node, RejectionCode.GIT, "the agent cannot fetch a compose project from git")
 
 
 def generations(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -180,6 +190,7 @@ def slot_memory(node: NodeFacts, demand: Demand) -> Rejection | None:
 FILTERS: tuple[Filter, ...] = (
     not_ready,
     workload_type,
+    git_source,
     generations,
     stop_alone,
     named_ports,
@@ -196,6 +207,8 @@ FILTERS: tuple[Filter, ...] = (
 def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
     """The filters that this demand can fail at all, in order; `staying` for a workload on the node it lives on."""
     idle: set[Filter] = set()
+    if not demand.needs_git:
+        idle.add(git_source)
     if not demand.needs_generations:
         idle.add(generations)
     if not demand.needs_stop_alone:

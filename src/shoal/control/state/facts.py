@@ -12,6 +12,15 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import Rejection, WorkloadSpec
 
 
+class Removal(enum.Enum):
+    """What a foreign agent's list of actions says about the removal of a workload."""
+
+    DONE = "done"
+    BUSY = "busy"  # an action about the workload waits or is under way
+    FAILED = "failed"
+    UNLISTED = "unlisted"  # it was done inside the call, or lost when the agent restarted
+
+
 class Strategy(enum.Enum):
     """How nodes are ranked."""
 
@@ -33,6 +42,8 @@ class NodeFacts:
     cordoned: bool = False
     #: Why its disk is nearly full, in the node's own words; empty when it is not.
     disk_pressure: str = ""
+    #: Types of workload that its agent has refused as unsupported since it registered.
+    unsupported_types: tuple[str, ...] = ()
 
     @property
     def node_id(self) -> NodeId:
@@ -61,6 +72,7 @@ class NodeFacts:
             tenants={**self.tenants, workload_id: labels},
             cordoned=self.cordoned,
             disk_pressure=self.disk_pressure,
+            unsupported_types=self.unsupported_types,
         )
 
     def without_tenant(
@@ -77,6 +89,7 @@ class NodeFacts:
             tenants={tenant: labels for tenant, labels in self.tenants.items() if tenant != workload_id},
             cordoned=self.cordoned,
             disk_pressure=self.disk_pressure,
+            unsupported_types=self.unsupported_types,
         )
 
 

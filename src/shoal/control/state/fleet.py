@@ -215,6 +215,7 @@ class Fleet:
             tenants={each.workload_id: each.spec.labels for each in tenants},
             cordoned=node.desired is DesiredNodeState.CORDONED,
             disk_pressure=self._disk_pressure.get(node_id, ""),
+            unsupported_types=node.unsupported_types,
         )
 
     def _put_workload(self, record: WorkloadRecord) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from shoal.control.state import moves
-from shoal.control.state.fleet import Fleet, group_event, workload_event
+from shoal.control.state.fleet import Fleet, group_event, node_event, workload_event
 from shoal.control.store.base import Batch
 from shoal.control.workloads import retries
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.nodes import NodeRecord
 from shoal.model.workloads import DesiredState, FailureReason, RetryState, WorkloadRecord
 
 # ---------------------------------------------------------------------------------------------------------
@@ -64,6 +65,32 @@ def node_left(record: WorkloadRecord, *, at: datetime) -> Batch | None:
     else:
         return None
     return Batch(workloads=(gone,), forgotten_observations=(record.workload_id,))
+
+
+def type_unsupported(node: NodeRecord | None, kind: str, *, at: datetime) -> Batch | None:
+    """An agent refused a type of workload that it registered with."""
+    if node is None or kind in node.unsupported_types:
+        return None
+    changed = dataclasses.replace(node, unsupported_types=tuple(sorted({*node.unsupported_types, kind})))
+    message = f"its agent has no runtime for {kind}; it gets no more of it until it registers again"
+    cause = f"it refused a {kind} as unsupported"
+    event = node_event(node.node_id, "NodeTypeUnsupported", message, at=at, source="agent", cause=cause)
+    return Batch(nodes=(changed,), events=(event,))
+
+
+def node_lost(record: WorkloadRecord, *, at: datetime) -> Batch | None:
+    """The node of a deleted workload is lost: nothing is left but a copy, which is removed when the node returns."""
+    if record.desired is not DesiredState.DELETED or record.node_id is None:
+        return None
+    unbounded = () if record.placed_at_most_one else (record.node_id,)
+    buried = dataclasses.replace(
+        record,
+        node_id=None,
+        updated_at=at,
+        left_on=tuple(sorted({*record.left_on, record.node_id})),
+        left_without_deadline=tuple(sorted({*record.left_without_deadline, *unbounded})),
+    )
+    return Batch(workloads=(buried,), forgotten_observations=(record.workload_id,))
 
 
 def copies_gone(fleet: Fleet, node_id: NodeId, workload_ids: Iterable[WorkloadId]) -> Batch | None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Iterable
 
-from shoal.control.workloads.reconciler import Command, CommandKind
+from shoal.control.state.facts import Removal
+from shoal.control.workloads.reconciler import Command, CommandKind, after_removal
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
-from shoal.model.workloads import WorkloadRecord
+from shoal.model.workloads import RunState, RunStatus, WorkloadRecord
 
 COMMAND_BACKOFF = Backoff(first=0.2, cap=5.0)
 #: The same order is not repeated sooner than this.
@@ -65,6 +67,38 @@ class CommandBook:
         failures = command.failures + 1
         not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
         self._commands[workload_id] = dataclasses.replace(command, failures=failures, not_before=not_before)
+
+    def listed(self, workload_ids: Iterable[WorkloadId]) -> None:
+        """A foreign agent's heartbeat lists these: a delete that it accepted is not done."""
+        for workload_id in workload_ids:
+            command = self._commands.get(workload_id)
+            if command is not None and command.kind is CommandKind.DELETE and command.accepted:
+                self._commands[workload_id] = dataclasses.replace(
+                    command, absent_heartbeats=0, present_heartbeats=command.present_heartbeats + 1
+                )
+
+    def removed(self, workload_id: WorkloadId, command: Command, removal: Removal) -> bool:
+        """A foreign agent's list of actions was read. True when something follows from it for the last delete."""
+        current = self._commands.get(workload_id)
+        if current is None or (current.kind, current.generation) != (command.kind, command.generation):
+            return True
+        after = after_removal(current, removal)
+        self._commands[workload_id] = after
+        if current.accepted and not after.accepted:
+            self.failed(workload_id, after)
+        return after is not current
+
+    def asked(self, workload_id: WorkloadId, status: RunStatus) -> None:
+        """A foreign agent has answered with a status; of one that failed, the answer says why."""
+        command = self._commands.get(workload_id)
+        if command is not None and status.state is RunState.FAILED:
+            self._commands[workload_id] = dataclasses.replace(command, asked=True)
+
+    def repeat(self, workload_id: WorkloadId) -> None:
+        """A foreign agent registered: it may have lost what it accepted before, so it is told again."""
+        command = self._commands.get(workload_id)
+        if command is not None and command.accepted and not command.gone:
+            self._commands[workload_id] = dataclasses.replace(command, accepted=False, not_before=0.0)
 
     def hurry(self, workload_id: WorkloadId) -> None:
         """What stood in the way of an order is gone: no waiting."""

@@ -10,12 +10,13 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from shoal.control.agents.calls import Agents
+from shoal.control.agents.calls import Agents, is_foreign
+from shoal.control.state.facts import Removal
 from shoal.control.state.fleet import Fleet, Ledger
 from shoal.control.store.base import Batch
 from shoal.control.workloads import changes
 from shoal.control.workloads.reports import is_superseded
-from shoal.core.errors import ShoalError
+from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import HeartbeatMark
 from shoal.model.workloads import DesiredState
@@ -108,11 +109,18 @@ class Copies:
             return
         if not is_superseded(record, node_id, generation):
             return
-        # A foreign agent answers before it acts, and may go on reporting what it has removed. To tell it again would
-        # only add to the list that proves the removal, so that is looked at first.
-        told = node_id in self._fenced.get(workload_id, {})
-        if told and not node.spec.features and await self._agents.deletion_is_done(node, workload_id):
+        # A foreign agent answers before it acts, and may go on reporting what it has removed. So its list of actions
+        # is read before it is told again.
+        if node_id in self._fenced.get(workload_id, {}) and is_foreign(node):
+            removal = await self._agents.removal(node, workload_id)
+            if removal is Removal.DONE:
+                await self.gone(node_id, [workload_id])
+            if removal in (Removal.DONE, Removal.BUSY):
+                return
+        try:
+            fence = await self._agents.delete(node, workload_id, generation)
+        except NotFoundError:
             await self.gone(node_id, [workload_id])
             return
-        self._fenced[workload_id][node_id] = await self._agents.delete(node, workload_id, generation)
+        self._fenced[workload_id][node_id] = fence
         log.info("removed the copy of %s with generation %d on node %s", workload_id, generation, node_id)

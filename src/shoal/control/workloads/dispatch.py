@@ -13,9 +13,10 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import datetime
 from typing import Protocol
 
-from shoal.control.agents.calls import Agents
+from shoal.control.agents.calls import Agents, is_foreign, is_unsupported
 from shoal.control.agents.concurrency import FEW, MANY, Turns
 from shoal.control.placement.placer import Placer, Unplaced
 from shoal.control.state import moves
@@ -53,14 +54,16 @@ from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import NotFoundError, NotLeaderError, ShoalError, StaleGenerationError
+from shoal.core.errors import InvalidError, NotFoundError, NotLeaderError, ShoalError, StaleGenerationError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.model.nodes import HeartbeatMark, NodeRecord, NodeState
 from shoal.model.workloads import (
     DesiredState,
+    FailureReason,
     Rejection,
     RunState,
+    RunStatus,
     WorkloadRecord,
 )
 
@@ -188,10 +191,15 @@ class Dispatch:
                 )
                 self._commands.put(workload_id, seen)
             self.enqueue(workload_id)
+        if is_foreign(node):
+            self._commands.listed(self._fleet.owned_by(node.node_id) & present)
 
     def contact_renewed(self, node_id: NodeId) -> None:
-        """A node registered anew or came back: what it was told before may be lost, so it is told again at once."""
+        """A node registered or came back: what it was told before may be lost, so it is told again at once."""
+        node = self._fleet.nodes.get(node_id)
         for workload_id in self._fleet.owned_by(node_id):
+            if node is not None and is_foreign(node):
+                self._commands.repeat(workload_id)
             self._commands.hurry(workload_id)
             self.enqueue(workload_id)
         self.capacity_changed()
@@ -284,7 +292,7 @@ class Dispatch:
             case ConfirmWithForeignAgent():
                 return await self._confirm(record)
             case LeaveNode():
-                return await self._leave_node(record)
+                return await self._leave_node(record, copy_left=step.copy_left)
             case FinishMove() | TakeMoveBack() | NoteFailure() | Retry() | RefillBudget():
                 return await self._note(record, step)
             case Forget():
@@ -471,6 +479,12 @@ class Dispatch:
         """An agent will not take it: try the others, and without one of them let it wait or undo its group's change."""
         workload_id = record.workload_id
         self.trouble[workload_id] = f"node {node.node_id}: {error.message}"
+        if is_foreign(node) and isinstance(error, InvalidError):
+            self._commands.applied(workload_id, command)
+            await self.observe(node.node_id, [_invalid(workload_id, error, at=self._clock.wall())])
+            return True
+        if is_unsupported(error.message):
+            await self._type_unsupported(node.node_id, record)
         if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record) or _is_behind(node, error):
             self._retry_later(command, workload_id, error)
             return True
@@ -490,6 +504,11 @@ class Dispatch:
         await self._note_unplaced(record, unplaced)
         return False
 
+    async def _type_unsupported(self, node_id: NodeId, record: WorkloadRecord) -> None:
+        """An agent has no runtime for a type that it registered with."""
+        at, kind = self._clock.wall(), record.spec.type.value
+        await self._ledger.change(lambda: changes.type_unsupported(self._fleet.nodes.get(node_id), kind, at=at))
+
     def _older_copy_lives(self, record: WorkloadRecord) -> bool:
         """Whether an earlier generation still runs there: it is not given up for an update that was refused."""
         observation = self._fleet.observations.get(record.workload_id)
@@ -508,20 +527,22 @@ class Dispatch:
         command = self._commands.get(workload_id)
         try:
             if command is not None and command.kind is CommandKind.DELETE:
-                if await self._agents.deletion_is_done(node, workload_id):
-                    self._commands.put(workload_id, dataclasses.replace(command, gone=True))
+                if self._commands.removed(workload_id, command, await self._agents.removal(node, workload_id)):
                     return True
-            else:
-                await self.observe(node.node_id, [await self._agents.status(node, workload_id)])
+                self._queue.look_again_in(workload_id, FOREIGN_POLL_SECONDS)
+                return False
+            status = await self._agents.status(node, workload_id)
+            self._commands.asked(workload_id, status)
+            await self.observe(node.node_id, [status])
         except ShoalError as error:
             log.debug("workload %s on foreign node %s: %s", workload_id, node.node_id, error)
         self._queue.look_again_in(workload_id, FOREIGN_POLL_SECONDS)
         return False
 
-    async def _leave_node(self, record: WorkloadRecord) -> bool:
+    async def _leave_node(self, record: WorkloadRecord, *, copy_left: bool) -> bool:
         faults.reach("control.delete.before_forget")
-
-        await self._change(record.workload_id, lambda it: changes.node_left(it, at=self._clock.wall()), only=record)
+        leave = changes.node_lost if copy_left else changes.node_left
+        await self._change(record.workload_id, lambda it: leave(it, at=self._clock.wall()), only=record)
         self.capacity_changed()
         return True
 
@@ -598,7 +619,10 @@ class Dispatch:
                 case _:
                     return changes.budget_refilled(current)
 
+        observation = self._fleet.observations.get(record.workload_id)
         await self._change(record.workload_id, change, only=record)
+        if isinstance(step, NoteFailure) and observation is not None and is_unsupported(observation.status.message):
+            await self._type_unsupported(observation.node_id, record)
         if isinstance(step, Retry):
             self._on_step("Retry", True)
         if isinstance(step, NoteFailure) and not retries.is_charged(step.failure) and record.node_id is not None:
@@ -643,6 +667,17 @@ class Dispatch:
         self._queue.close()
         if self._capacity_timer is not None:
             self._capacity_timer.cancel()
+
+
+def _invalid(workload_id: WorkloadId, error: InvalidError, *, at: datetime) -> RunStatus:
+    """The status of a workload whose spec a foreign agent calls invalid: another try cannot help."""
+    return RunStatus(
+        workload_id,
+        RunState.FAILED,
+        failure=FailureReason.INVALID_SPEC,
+        message=error.message,
+        last_transition=at,
+    )
 
 
 def _is_behind(node: NodeRecord, error: ShoalError) -> bool:

@@ -7,7 +7,7 @@ a timer). A step is carried out there, and its outcome becomes part of the facts
     wish      owner         report                              step
     Deleted   none          no older copies / some elsewhere    Forget / Settled: a tombstone until those are gone
     Deleted   removed                                           Forget
-    Deleted   lost                                              Settled: a tombstone until it returns
+    Deleted   lost                                              LeaveNode: a tombstone until it returns
     Deleted   alive         not asked / asked / confirmed gone  SendDelete / Wait / Forget
     Running   any           completed, or failed for good       Settled
     Running   none, or the newest generation is not placed      Place
@@ -23,11 +23,13 @@ a timer). A step is carried out there, and its outcome becomes part of the facts
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from dataclasses import dataclass
 from datetime import datetime
 
 from shoal.control.state import moves
+from shoal.control.state.facts import Removal
 from shoal.control.workloads import retries
 from shoal.control.workloads.failover import seconds_until_move
 from shoal.core.ids import NodeId
@@ -60,8 +62,12 @@ class Command:
     not_before: float = 0.0
     #: Heartbeats of the owner since it was accepted that did not list the workload.
     absent_heartbeats: int = 0
+    #: Heartbeats of a foreign owner since a delete was accepted that list the workload all the same.
+    present_heartbeats: int = 0
     #: The agent confirmed that the workload is gone.
     gone: bool = False
+    #: A foreign agent was asked why the workload failed.
+    asked: bool = False
     #: The first heartbeat that was made after the answer; None when the agent did not say.
     first_heartbeat: HeartbeatMark | None = None
 
@@ -139,7 +145,9 @@ class ConfirmWithForeignAgent(Step):
 
 @dataclass(frozen=True, slots=True)
 class LeaveNode(Step):
-    """Note that its owner has it no more: it was deleted, or it moves."""
+    """Note that its node owns it no longer: it is deleted, or it moves. `copy_left`: its copy may still be there."""
+
+    copy_left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +224,7 @@ def _towards_gone(facts: Facts) -> Step:
     if command is not None and command.gone:
         return LeaveNode(f"node {record.node_id} confirmed its removal")
     if owner.lost:
-        return Settled(f"node {record.node_id} is lost; its copy is removed when it returns")
+        return LeaveNode(f"node {record.node_id} is lost; its copy is removed when it returns", copy_left=True)
     if command is None:
         return SendDelete("it is to be deleted")
     if not command.accepted:
@@ -224,6 +232,20 @@ def _towards_gone(facts: Facts) -> Step:
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent answers before it has acted")
     return Settled("its agent is removing it")
+
+
+def after_removal(command: Command, removal: Removal) -> Command:
+    """What a foreign agent's list of actions makes of a delete that it accepted.
+
+    A delete that is neither listed nor under way was done inside the call, or was lost when the agent restarted. Two
+    heartbeats without the workload prove the first, one heartbeat with it the second: then it is sent again.
+    """
+    unlisted = removal is Removal.UNLISTED
+    if removal is Removal.DONE or (unlisted and command.absent_heartbeats >= ABSENT_HEARTBEATS):
+        return dataclasses.replace(command, gone=True)
+    if removal is Removal.FAILED or (unlisted and command.present_heartbeats):
+        return dataclasses.replace(command, accepted=False)
+    return command
 
 
 def _towards_stopped(facts: Facts) -> Step:
@@ -250,7 +272,7 @@ def _towards_running(facts: Facts) -> Step:
         return _place_when_due(facts, Place("its newest generation has no place yet"))
     failed = _failure(facts)
     if failed is not None:
-        return _after_failure(facts, failed)
+        return _after_failure(facts, owner, failed)
     step = _tell(facts, owner, RunState.RUNNING)
     if record.spec.at_most_one and isinstance(step, SendApply):
         return _wait_for_the_only_copy(facts, owner) or step
@@ -337,8 +359,11 @@ def _towards_leaving(facts: Facts, owner: Owner) -> Step:
     return Settled("its agent is removing it")
 
 
-def _after_failure(facts: Facts, failure: FailureReason) -> Step:
-    retry = facts.record.retry
+def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> Step:
+    retry, command = facts.record.retry, facts.command
+    vague = failure is FailureReason.RUNTIME_ERROR and owner.foreign
+    if vague and command is not None and not command.asked:
+        return ConfirmWithForeignAgent("its heartbeats do not say why it failed")
     if retry.failed_generation != facts.record.generation or retry.next_at is None:
         return NoteFailure("its agent gave up", failure=failure)
     left = (retry.next_at - facts.wall).total_seconds()

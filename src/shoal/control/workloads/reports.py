@@ -11,7 +11,7 @@ import enum
 
 from shoal.control.state.moves import is_held
 from shoal.core.ids import NodeId
-from shoal.model.workloads import DesiredState, Observation, RunStatus, WorkloadRecord
+from shoal.model.workloads import DesiredState, FailureReason, Observation, RunStatus, WorkloadRecord
 
 
 class ReportVerdict(enum.Enum):
@@ -58,6 +58,24 @@ def _same(one: RunStatus, other: RunStatus) -> bool:
     """
     if one is other or one == other:
         return True
+    if not other.generation:
+        return _foreign_same(one, other)
     if one.usage is None and other.usage is None:
         return False
     return dataclasses.replace(one, usage=None) == dataclasses.replace(other, usage=None)
+
+
+def _foreign_same(known: RunStatus, status: RunStatus) -> bool:
+    """Whether a foreign agent says no more than is known.
+
+    Its heartbeats have no revision and call every failure the same, and its times change whenever it looks.
+    """
+    vague = status.failure is FailureReason.RUNTIME_ERROR and known.failure is not FailureReason.NONE
+    filled = dataclasses.replace(
+        status,
+        failure=known.failure if vague else status.failure,
+        revision_id=status.revision_id or known.revision_id,
+        last_transition=known.last_transition,
+        usage=known.usage,
+    )
+    return filled == known

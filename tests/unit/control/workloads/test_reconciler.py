@@ -298,7 +298,7 @@ ROWS = [
         ),
         ConfirmWithForeignAgent,
     ),
-    ("to go, lost", facts(record=record(desired=DELETED), owner=owner(NodeState.NOT_READY)), Settled),
+    ("to go, lost", facts(record=record(desired=DELETED), owner=owner(NodeState.NOT_READY)), LeaveNode),
 ]
 
 
