@@ -53,6 +53,8 @@ class RunRules:
     ready_within: float | None = None
     #: What readiness waits for, in words.
     probe: str = ""
+    #: What shows that it is alive, in words; empty without a liveness probe.
+    liveness: str = ""
     at_most_one: bool = False
     #: Seconds without contact after which it is stopped, or a lease if that is longer; 0: contact does not matter.
     stop_after: float = 0.0
@@ -126,7 +128,7 @@ MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.WAITING: frozenset({Stage.STARTING, Stage.HELD, Stage.RESTING, Stage.FORGETTING}),
     Stage.STARTING: frozenset({Stage.PROBING, Stage.READY, Stage.RESTING}),
     Stage.PROBING: frozenset({Stage.READY, Stage.STOPPING, Stage.RESTING}),
-    Stage.READY: frozenset({Stage.STOPPING, Stage.RESTING}),
+    Stage.READY: frozenset({Stage.PROBING, Stage.STOPPING, Stage.RESTING}),
     Stage.STOPPING: frozenset({Stage.RESTING}),
     Stage.FORGETTING: frozenset({Stage.FORGOTTEN}),
     Stage.FORGOTTEN: frozenset({Stage.RESTING}),
@@ -153,6 +155,8 @@ class WorkloadState:
     waits: int = 0
     #: Set while a run is stopped because it failed: why.
     failing: str = ""
+    #: Set while a run is stopped because it hangs: why. Its restart policy decides what follows.
+    hanging: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +248,20 @@ class ReadinessTimedOut:
 
 
 @dataclass(frozen=True, slots=True)
+class BecameUnready:
+    """The readiness probe of a run that was ready has failed several times in a row."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class LivenessFailed:
+    """The liveness probe has failed several times in a row: the run hangs."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunEnded:
     """The run is over without having been told to stop by this agent."""
 
@@ -304,6 +322,8 @@ Event = (
     | RunTroubled
     | BecameReady
     | ReadinessTimedOut
+    | BecameUnready
+    | LivenessFailed
     | RunEnded
     | RunStopped
     | TimerFired
@@ -334,10 +354,24 @@ class StopRun:
 
 @dataclass(frozen=True, slots=True)
 class ProbeReadiness:
-    """Probe until ready; answer with BecameReady, or with ReadinessTimedOut after so many seconds."""
+    """Probe until ready; answer with BecameReady, or with ReadinessTimedOut after so many seconds (None: never)."""
 
     run_id: str
-    within: float
+    within: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReadiness:
+    """Go on probing a run that is ready; answer with BecameUnready when it is not any longer."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLiveness:
+    """Probe until the run is over; answer with LivenessFailed when it hangs."""
+
+    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +401,17 @@ class ForgetWorkload:
     """Remove everything kept for it; answer with Forgotten."""
 
 
-Instruction = StartRun | StopRun | ProbeReadiness | Wait | ConfirmOwnership | ForgetRun | ForgetWorkload
+Instruction = (
+    StartRun
+    | StopRun
+    | ProbeReadiness
+    | WatchReadiness
+    | WatchLiveness
+    | Wait
+    | ConfirmOwnership
+    | ForgetRun
+    | ForgetWorkload
+)
 
 
 @dataclass(frozen=True, slots=True)

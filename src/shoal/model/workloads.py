@@ -21,6 +21,7 @@ from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB
 MAX_TEXT = 64 * 1024
 MAX_PAYLOAD = 1024 * 1024
 MAX_DURATION = timedelta(days=365)
+SHORTEST_PERIOD = timedelta(milliseconds=100)
 
 Text = Annotated[str, MaxLength(MAX_TEXT)]
 EnvName = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "must be an environment variable name")]
@@ -41,6 +42,10 @@ def _is_reasonable(value: timedelta) -> str | None:
     return None if timedelta(0) <= value <= MAX_DURATION else "must be between 0s and 8760h"
 
 
+def _is_a_period(value: timedelta) -> str | None:
+    return None if SHORTEST_PERIOD <= value <= MAX_DURATION else "must be between 100ms and 8760h"
+
+
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
@@ -53,6 +58,8 @@ def _is_port_or_name(text: str) -> str | None:
 
 AbsolutePath = Annotated[str, MaxLength(4096), Check(_is_absolute, "an absolute path")]
 Duration = Annotated[timedelta, Check(_is_reasonable)]
+ProbePeriod = Annotated[timedelta, Check(_is_a_period)]
+Threshold = Annotated[int, Range(1, 1000)]
 PortReference = Annotated[str, NumberToo(), Check(_is_port_or_name, "a port number or a port's name")]
 
 
@@ -139,15 +146,41 @@ class Readiness:
     tcp_port: PortReference | None = None
     http: HttpProbe | None = None
     command: CommandProbe | None = None
+    #: Between two tries until it is ready first.
     interval: Duration = timedelta(milliseconds=500)
     timeout: Duration = timedelta(seconds=1)
     deadline: Duration = timedelta(seconds=60)
+    #: Between two tries from then on.
+    period: ProbePeriod = timedelta(seconds=5)
+    #: After so many failures in a row it is NotReady, until one try succeeds.
+    failure_threshold: Threshold = 3
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
-        given = [name for name in ("tcp_port", "http", "command") if getattr(self, name) is not None]
-        if len(given) != 1:
-            yield problem(at, " and ".join(given) or None, "must have exactly one of tcp_port, http and command")
+        yield from _one_probe(self, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """When a process that was ready counts as hung and is restarted. Exactly one of the three probes is set."""
+
+    tcp_port: PortReference | None = None
+    http: HttpProbe | None = None
+    command: CommandProbe | None = None
+    interval: ProbePeriod = timedelta(seconds=10)
+    timeout: Duration = timedelta(seconds=1)
+    #: After so many failures in a row it is stopped and started again, as its restart policy says.
+    failure_threshold: Threshold = 3
+
+    def extra_problems(self, at: str) -> Iterator[Problem]:
+        """Rules across fields."""
+        yield from _one_probe(self, at)
+
+
+def _one_probe(probe: Readiness | Liveness, at: str) -> Iterator[Problem]:
+    given = [name for name in ("tcp_port", "http", "command") if getattr(probe, name) is not None]
+    if len(given) != 1:
+        yield problem(at, " and ".join(given) or None, "must have exactly one of tcp_port, http and command")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +219,7 @@ class ProcessSpec:
     env_from_secrets: Annotated[Mapping[EnvName, Identifier], MaxLength(64)] = field(default_factory=dict)
     #: Hand it a certificate of its own, of role workload, for its group. Members of groups only.
     identity: bool = False
+    liveness: Liveness | None = None
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
@@ -197,10 +231,10 @@ class ProcessSpec:
                 yield problem(f"{prefix}env_from_secrets.{name}", name, "must not be in env too: which value is meant?")
         yield from _duplicates(f"{prefix}ports", [port.name for port in self.ports], "port name")
         yield from _duplicates(f"{prefix}ports", [port.port or None for port in self.ports], "port")
-        if self.readiness is not None:
-            wanted = self.readiness.tcp_port or (self.readiness.http.port if self.readiness.http else None)
+        for name, probe in (("readiness", self.readiness), ("liveness", self.liveness)):
+            wanted = probe and (probe.tcp_port or (probe.http.port if probe.http else None))
             if wanted and not _is_number(wanted) and wanted not in {port.name for port in self.ports}:
-                yield problem(f"{prefix}readiness", wanted, "must name one of the workload's ports or be a number")
+                yield problem(f"{prefix}{name}", wanted, "must name one of the workload's ports or be a number")
 
 
 @dataclass(frozen=True, slots=True)

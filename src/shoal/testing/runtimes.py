@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -43,6 +44,9 @@ class FakeScript:
     #: Seconds after its start from which a command probe succeeds.
     ready_after: float = 0.0
     never_ready: bool = False
+    #: Seconds after its start from which, and up to which, it hangs: command probes fail.
+    hangs_from: float = math.inf
+    hangs_until: float = math.inf
     output: str = ""
 
     @staticmethod
@@ -364,4 +368,5 @@ class FakeRuntime:
         run = self._machine.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED or run.script.never_ready:
             return False
-        return self._machine.clock.monotonic() - run.started >= run.script.ready_after
+        age = self._machine.clock.monotonic() - run.started
+        return age >= run.script.ready_after and not run.script.hangs_from <= age < run.script.hangs_until

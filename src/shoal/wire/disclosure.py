@@ -119,10 +119,14 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.NetworkConfig": {_OWNERS: "bridge dhcp static_ip"},
     "persys.control.v1.CloudInitConfig": {_OWNERS: "user_data meta_data network_config vendor_data"},
     "shoal.v1.ProcessSpec": {
-        _OWNERS: "command env working_dir args user restart readiness stop ports clear_env env_from_secrets identity",
+        _OWNERS: "command env working_dir args user restart readiness stop ports clear_env env_from_secrets identity "
+        "liveness",
     },
     "shoal.v1.RestartPolicy": {_OWNERS: "policy max_retries delay_ms max_delay_ms healthy_after_ms"},
-    "shoal.v1.Readiness": {_OWNERS: "tcp_port http command interval_ms timeout_ms deadline_ms"},
+    "shoal.v1.Readiness": {
+        _OWNERS: "tcp_port http command interval_ms timeout_ms deadline_ms period_ms failure_threshold"
+    },
+    "shoal.v1.Liveness": {_OWNERS: "tcp_port http command interval_ms timeout_ms failure_threshold"},
     "shoal.v1.HttpProbe": {_OWNERS: "port path"},
     "shoal.v1.CommandProbe": {_OWNERS: "command"},
     "shoal.v1.StopPolicy": {_OWNERS: "signal grace_ms"},

@@ -70,13 +70,19 @@ def intent(
 
 
 def rules(
-    policy: str = "always", *, ready_within: float | None = None, at_most_one: bool = False, **restart
+    policy: str = "always",
+    *,
+    ready_within: float | None = None,
+    at_most_one: bool = False,
+    liveness: str = "",
+    **restart,
 ) -> RunRules:
     return RunRules(
         restart=RestartPolicy(policy=policy, **restart),
         ready_within=ready_within,
         probe="port http" if ready_within else "",
         at_most_one=at_most_one,
+        liveness=liveness,
     )
 
 

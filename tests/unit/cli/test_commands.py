@@ -505,9 +505,17 @@ def test_apply_waits_until_everything_runs(control, capsys, tmp_path):
     del control.workloads["web"]
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO)], capsys)
     assert outcome.code == 0
-    assert 1.5 <= outcome.seconds < 1.6
+    assert 3.5 <= outcome.seconds < 3.6  # it was ready after 1.5 s and stayed so for 2 s
     check_golden("apply", outcome.stdout)
     assert outcome.stderr.splitlines()[-1] == "worker: Running on node-1"
+
+
+@pytest.mark.parametrize(("settle", "code"), [("2s", 4), ("500ms", 0)])
+def test_apply_is_no_success_while_a_workload_dies_after_a_moment(control, capsys, tmp_path, settle, code):
+    crash = [Step(0.7, {"status": "Pending"}), Step(0.5, {"status": "Running"})]
+    control.scripts["worker"] = [Step(0.0, {"status": "Running", "assigned_node_id": "node-1"}), *crash * 20]
+    outcome = run_cli(control, ["apply", "-f", spec(tmp_path, TWO), "--settle", settle, "--timeout", "10s"], capsys)
+    assert outcome.code == code
 
 
 def test_apply_from_several_files_and_groups(control, capsys, tmp_path):

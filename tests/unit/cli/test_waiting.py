@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli.commands.waiting import Goal, Verdict, Waited, judge, why
+from shoal.cli.commands.waiting import Goal, Settling, Verdict, Waited, judge, why
 from shoal.model.views import Reason
 from shoal.model.workloads import Exit, RunState, RunStatus
 from tests.unit.cli.scripted import NO_ROOM, workload
@@ -47,6 +47,39 @@ DONE, WAITING, UNPLACED, FAILED = Verdict.DONE, Verdict.WAITING, Verdict.UNPLACE
 )
 def test_verdicts(goal, fields, verdict):
     assert judge(workload("web", **fields), goal).verdict is verdict
+
+
+def ready_view(*, restarts=0, **fields):
+    return workload("web", run=RunStatus("web", RunState.RUNNING, restarts=restarts, ready=True), **fields)
+
+
+def settled_at(*looks, settle=2.0):
+    """The verdicts on a workload that looks so at these times."""
+    settling = Settling({"web": settle})
+    return [settling.judge("web", view, judge(view, Goal.SETTLED), now=now).verdict for now, view in looks]
+
+
+def test_one_that_is_ready_counts_once_it_has_stayed_so():
+    view = ready_view()
+    assert settled_at((0, view), (1.9, view), (2.0, view)) == [WAITING, WAITING, DONE]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [ready_view(restarts=1), ready_view(restarts=1, status="Pending")],
+    ids=["it was restarted unseen", "it is seen to be down"],
+)
+def test_one_that_dies_young_is_no_success(between):
+    again = ready_view(restarts=1)
+    verdicts = settled_at((0, ready_view()), (0.7, between), (2.0, again), (2.6, again), (4.1, again))
+    assert verdicts == [WAITING, WAITING, WAITING, WAITING, DONE]
+
+
+@pytest.mark.parametrize("status", ["Completed", "Failed"])
+def test_only_what_runs_has_to_settle(status):
+    assert settled_at((0, workload("web", status=status))) == [
+        judge(workload("web", status=status), Goal.SETTLED).verdict
+    ]
 
 
 def test_what_is_not_there():

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
 from shoal.agent.facts import (
     BecameReady,
+    BecameUnready,
     ConfirmOwnership,
     Event,
     ForgetRun,
@@ -29,6 +31,7 @@ from shoal.agent.facts import (
     Forgotten,
     Instruction,
     IntentChanged,
+    LivenessFailed,
     Moment,
     Outcome,
     OwnershipConfirmed,
@@ -47,6 +50,8 @@ from shoal.agent.facts import (
     StopRun,
     TimerFired,
     Wait,
+    WatchLiveness,
+    WatchReadiness,
     WorkloadState,
     new_run_id,
 )
@@ -68,7 +73,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
-from shoal.model.workloads import Exit, FailureReason, RunStatus, WorkloadType
+from shoal.model.workloads import Exit, FailureReason, Liveness, ProcessSpec, Readiness, RunStatus, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
 
 log = logging.getLogger(__name__)
@@ -116,6 +121,7 @@ class WorkloadActor:
         self._strays: list[RunInfo] = []
         self._draining = False
         self._watcher: asyncio.Task[Any] | None = None
+        self._liveness: asyncio.Task[Any] | None = None
         self._trouble = ""
         self._warning = ""
 
@@ -185,6 +191,9 @@ class WorkloadActor:
                     self._around.changed()
                 if self.state.stage is not last.stage:
                     self._stop_watching()
+                if self.state.stage not in (Stage.READY, Stage.PROBING) and self._liveness is not None:
+                    self._liveness.cancel()
+                    self._liveness = None
                 await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))
                 self._count_failure(last)
                 for instruction in step.instructions:
@@ -290,6 +299,12 @@ class WorkloadActor:
                 self._around.scope.start(self._forget_run(run_id), name=f"forget run {run_id}")
             case ProbeReadiness(run_id, within):
                 self._watch(self._probe(run_id, within), "probe")
+            case WatchReadiness(run_id):
+                self._watch(self._watch_readiness(run_id), "watch")
+            case WatchLiveness(run_id):
+                self._liveness = self._around.scope.start(
+                    self._watch_liveness(run_id), name=f"liveness {self.workload_id}"
+                )
             case Wait(seconds, serial):
                 self._watch(self._wait(seconds, serial), "wait")
             case ConfirmOwnership(generation):
@@ -426,16 +441,23 @@ class WorkloadActor:
                 self.post(RunTroubled(run_id, f"the runtime does not answer: {error}"))
                 await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
 
-    async def _probe(self, run_id: str, within: float) -> None:
-        spec, clock = self.state.spec, self._around.clock
-        probe = spec.process.readiness if spec is not None and spec.process is not None else None
+    @property
+    def _process(self) -> ProcessSpec | None:
+        return self.state.spec.process if self.state.spec is not None else None
+
+    async def _try(self, probe: Readiness | Liveness, run_id: str) -> bool:
+        ports = self.state.progress.ports
+        return await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports)
+
+    async def _probe(self, run_id: str, within: float | None) -> None:
+        clock = self._around.clock
+        probe = self._process.readiness if self._process is not None else None
         if probe is None:
             self.post(BecameReady(run_id))
             return
-        ends_at = clock.monotonic() + within
+        ends_at = math.inf if within is None else clock.monotonic() + within
         while True:
-            ports = self.state.progress.ports
-            if await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports):
+            if await self._try(probe, run_id):
                 self.post(BecameReady(run_id))
                 return
             left = ends_at - clock.monotonic()
@@ -443,6 +465,25 @@ class WorkloadActor:
                 self.post(ReadinessTimedOut(run_id))
                 return
             await clock.sleep(min(probe.interval.total_seconds(), left))
+
+    async def _watch_readiness(self, run_id: str) -> None:
+        probe = self._process.readiness if self._process is not None else None
+        if probe is not None:
+            await self._until_it_fails(probe, run_id, every=probe.period)
+            self.post(BecameUnready(run_id))
+
+    async def _watch_liveness(self, run_id: str) -> None:
+        probe = self._process.liveness if self._process is not None else None
+        if probe is not None:
+            await self._until_it_fails(probe, run_id, every=probe.interval)
+            self.post(LivenessFailed(run_id))
+
+    async def _until_it_fails(self, probe: Readiness | Liveness, run_id: str, *, every: timedelta) -> None:
+        """Return when a probe has failed as many times in a row as its threshold says."""
+        failures = 0
+        while failures < probe.failure_threshold:
+            await self._around.clock.sleep(every.total_seconds())
+            failures = 0 if await self._try(probe, run_id) else failures + 1
 
     async def _wait(self, seconds: float, serial: int) -> None:
         await self._around.clock.sleep(seconds)

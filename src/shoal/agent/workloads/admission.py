@@ -21,7 +21,7 @@ from shoal.agent.facts import Intent, Outcome, RunRules, Stage, WorkloadState
 from shoal.agent.workloads.slots import Claim
 from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError, problem
 from shoal.core.ids import WorkloadId
-from shoal.model.workloads import AgentSpec, DesiredState, Readiness, WorkloadType
+from shoal.model.workloads import AgentSpec, DesiredState, Liveness, Readiness, WorkloadType
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,7 @@ def rules_of(spec: AgentSpec) -> RunRules:
         restart=spec.process.restart,
         ready_within=readiness.deadline.total_seconds() if readiness is not None else None,
         probe=probe_words(readiness) if readiness is not None else "",
+        liveness=probe_words(spec.process.liveness) if spec.process.liveness is not None else "",
         at_most_one=spec.at_most_one,
         stop_after=stop_after,
     )
@@ -176,12 +177,12 @@ def claim_of(spec: AgentSpec) -> Claim:
     return Claim(request=spec.request, ports=frozenset((port.port, "tcp") for port in ports if port.port))
 
 
-def probe_words(readiness: Readiness) -> str:
-    """What readiness waits for, for people."""
-    if readiness.tcp_port is not None:
-        return f"port {readiness.tcp_port}"
-    if readiness.http is not None:
-        return f"GET {readiness.http.path} on port {readiness.http.port}"
-    if readiness.command is not None:
-        return f"command {readiness.command.command[0]!r}"
+def probe_words(probe: Readiness | Liveness) -> str:
+    """What a probe looks at, for people."""
+    if probe.tcp_port is not None:
+        return f"port {probe.tcp_port}"
+    if probe.http is not None:
+        return f"GET {probe.http.path} on port {probe.http.port}"
+    if probe.command is not None:
+        return f"command {probe.command.command[0]!r}"
     return "nothing"

@@ -1,6 +1,6 @@
-"""Readiness probes: one try each. Nothing here blocks, and no try lasts longer than it may.
+"""Readiness and liveness probes: one try each. Nothing here blocks, and no try lasts longer than its timeout.
 
-Called by `shoal.agent.workloads.actor` while a run is not ready yet.
+Called by `shoal.agent.workloads.actor` as long as a run goes on.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 from shoal.core.errors import ShoalError
-from shoal.model.workloads import HttpProbe, Readiness
+from shoal.model.workloads import HttpProbe, Liveness, Readiness
 from shoal.runtimes.base import Runtime, SupportsProbes
 
 _LOOPBACK = ("127.0.0.1", "::1")
 _LONGEST_STATUS_LINE = 1024
 
 
-async def try_once(readiness: Readiness, *, runtime: Runtime, run_id: str, ports: Mapping[str, int]) -> bool:
-    """Whether the run is ready now."""
-    timeout = readiness.timeout.total_seconds()
+async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: str, ports: Mapping[str, int]) -> bool:
+    """Whether the probe succeeds now."""
+    timeout = probe.timeout.total_seconds()
     try:
         async with asyncio.timeout(timeout):
-            if readiness.tcp_port is not None:
-                return await _accepts(_number(readiness.tcp_port, ports))
-            if readiness.http is not None:
-                return await _answers(readiness.http, _number(readiness.http.port, ports))
-            if readiness.command is not None and isinstance(runtime, SupportsProbes):
-                return await runtime.run_probe(run_id, readiness.command.command, timeout=timeout)
+            if probe.tcp_port is not None:
+                return await _accepts(_number(probe.tcp_port, ports))
+            if probe.http is not None:
+                return await _answers(probe.http, _number(probe.http.port, ports))
+            if probe.command is not None and isinstance(runtime, SupportsProbes):
+                return await runtime.run_probe(run_id, probe.command.command, timeout=timeout)
     except (OSError, TimeoutError, ValueError, ShoalError):  # ValueError: an answer longer than any status line
         return False
     return False

@@ -10,8 +10,8 @@ the state together again from the intent, the progress and what the runtime says
     HELD         waits for the control plane's word                     OwnershipConfirmed, IntentChanged
     WAITING      a start is due later                                   TimerFired, IntentChanged
     STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
-    PROBING      it runs and is not ready yet                           BecameReady, ReadinessTimedOut, RunEnded, …
-    READY        it runs and is ready                                   RunEnded, IntentChanged, ContactLost
+    PROBING      it runs and is not ready, yet or any longer            BecameReady, ReadinessTimedOut, RunEnded, …
+    READY        it runs and is ready                                   BecameUnready, RunEnded, IntentChanged, …
     STOPPING     the runtime was told to stop; no answer yet            RunStopped
     FORGETTING   no run; what is kept for it is being removed           Forgotten
     FORGOTTEN    nothing is left                                        IntentChanged (a new life)
@@ -29,6 +29,7 @@ from typing import Any
 from shoal.agent.facts import (
     MOVES,
     BecameReady,
+    BecameUnready,
     ConfirmOwnership,
     ContactLost,
     Event,
@@ -38,6 +39,7 @@ from shoal.agent.facts import (
     FoundRun,
     Intent,
     IntentChanged,
+    LivenessFailed,
     Moment,
     Outcome,
     OwnershipConfirmed,
@@ -58,6 +60,8 @@ from shoal.agent.facts import (
     StopRun,
     TimerFired,
     Wait,
+    WatchLiveness,
+    WatchReadiness,
     WorkloadState,
     describe_exit,
 )
@@ -96,14 +100,14 @@ def reopen(
         return _reopen_without_run(state, moment)
     if progress.ended:
         return _reopen_without_run(state, moment).then(ForgetRun(found.run_id))
-    stage = Stage.READY if progress.ready or rules.ready_within is None else Stage.PROBING
-    ready = stage is Stage.READY
+    ready = progress.ready or rules.ready_within is None
+    stage = Stage.READY if ready else Stage.PROBING
     progress = replace(progress, started_at=found.started_at, ports=dict(found.ports), ready=ready, held=False)
     note = "" if ready else f"waiting for {rules.probe}"
     state = replace(state, stage=stage, progress=progress, pid=found.pid, note=note)
     if found.exit is not None:
         return handle(state, RunEnded(found.run_id, found.exit, found.last_output, found.ended_by), moment)
-    step = _converge(Step(state), moment)
+    step = _watched(_converge(Step(state), moment), alive=True)
     if step.state.stage is Stage.PROBING:
         alive = max(0.0, (moment.now - found.started_at).total_seconds())
         # A run that was adopted late is still given one try.
@@ -142,8 +146,8 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
     if event.intent.generation < before.generation:
         return Step(state)
     changed = event.intent.spec_sha256 != before.spec_sha256 or event.intent.wanted != before.wanted
-    failing = "" if changed else state.failing
-    state = replace(state, intent=event.intent, rules=event.rules, spec=event.spec, failing=failing)
+    failing, hanging = ("", "") if changed else (state.failing, state.hanging)
+    state = replace(state, intent=event.intent, rules=event.rules, spec=event.spec, failing=failing, hanging=hanging)
     if state.stage in _ALIVE or state.stage is Stage.STARTING:
         # Whoever asked for another attempt meant a run that is over; one that is alive goes on.
         state = replace(state, progress=replace(state.progress, attempt=event.intent.attempt))
@@ -164,7 +168,7 @@ def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Step
     )
     step = Step(replace(state, progress=progress, pid=event.pid))
     if ready:
-        return _converge(_move(step, Stage.READY, moment), moment)
+        return _watched(_converge(_move(step, Stage.READY, moment), moment), alive=True)
     step = _converge(_move(step, Stage.PROBING, moment, note=f"waiting for {state.rules.probe}"), moment)
     if step.state.stage is Stage.PROBING:
         step = step.then(ProbeReadiness(event.run_id, within=state.rules.ready_within or 0.0))
@@ -204,7 +208,28 @@ def _on_start_refused(state: WorkloadState, event: StartRefused, moment: Moment)
 def _on_ready(state: WorkloadState, event: BecameReady, moment: Moment) -> Step:
     del event
     step = Step(replace(state, progress=replace(state.progress, ready=True)))
-    return _converge(_move(step, Stage.READY, moment), moment)
+    return _watched(_converge(_move(step, Stage.READY, moment), moment), alive=not state.progress.ready)
+
+
+def _watched(step: Step, *, alive: bool) -> Step:
+    """Watch a run that is ready: whether it stays so and, from the first time on, whether it hangs."""
+    state, run_id = step.state, step.state.progress.run_id
+    if state.stage is not Stage.READY:
+        return step
+    if state.rules.ready_within is not None:
+        step = step.then(WatchReadiness(run_id))
+    return step.then(WatchLiveness(run_id)) if alive and state.rules.liveness else step
+
+
+def _on_unready(state: WorkloadState, event: BecameUnready, moment: Moment) -> Step:
+    step = _move(Step(state), Stage.PROBING, moment, note=f"not ready any longer: waiting for {state.rules.probe}")
+    return step.then(ProbeReadiness(event.run_id, within=None))
+
+
+def _on_liveness_failed(state: WorkloadState, event: LivenessFailed, moment: Moment) -> Step:
+    why = f"its liveness probe failed ({state.rules.liveness})"
+    step = _move(Step(replace(state, hanging=why)), Stage.STOPPING, moment, note=f"restarting: {why}")
+    return step.then(StopRun(event.run_id))
 
 
 def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Step:
@@ -230,6 +255,8 @@ def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step
         return _converge(_complete(step, event.exit), moment)
     if state.failing and _still_asked_for(step.state):
         return _fail(step, FailureReason.RUNTIME_ERROR, state.failing)
+    if state.hanging and _still_asked_for(step.state):
+        return _after_failed_run(step, event.exit, state.hanging, moment)
     return _converge(step, moment)
 
 
@@ -279,6 +306,8 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
     RunTroubled: (frozenset({Stage.STARTING, Stage.STOPPING, Stage.FORGETTING}), _on_trouble),
     BecameReady: (frozenset({Stage.PROBING}), _on_ready),
     ReadinessTimedOut: (frozenset({Stage.PROBING}), _on_readiness_timeout),
+    BecameUnready: (frozenset({Stage.READY}), _on_unready),
+    LivenessFailed: (_ALIVE, _on_liveness_failed),
     RunEnded: (_ALIVE | {Stage.STARTING}, _on_ended),
     RunStopped: (frozenset({Stage.STOPPING}), _on_stopped),
     TimerFired: (frozenset({Stage.WAITING}), _on_timer),
@@ -387,7 +416,7 @@ def _start(step: Step, moment: Moment) -> Step:
         restarts=before.restarts + again,
         next_start_at=None,
     )
-    step = replace(step, state=replace(step.state, progress=progress, pid=0, failing=""))
+    step = replace(step, state=replace(step.state, progress=progress, pid=0, failing="", hanging=""))
     return _move(step, Stage.STARTING, moment, note="starting").then(StartRun(moment.run_id))
 
 
@@ -415,10 +444,16 @@ def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> St
         return _begin(step, moment)
     if _completes(state, exit_):
         return _complete(step, exit_)
+    return _after_failed_run(step, exit_, describe_exit(exit_), moment)
+
+
+def _after_failed_run(step: Step, exit_: Exit | None, message: str, moment: Moment) -> Step:
+    """What follows a run that is still wanted and has failed."""
+    state = step.state
     restart, progress = state.rules.restart, state.progress
-    healthy = _lifetime(progress.started_at, exit_.ended_at or moment.now) >= restart.healthy_after
+    ended_at = (exit_.ended_at if exit_ is not None else None) or moment.now
+    healthy = _lifetime(progress.started_at, ended_at) >= restart.healthy_after
     failures = 1 if healthy else progress.failures + 1
-    message = describe_exit(exit_)
     step = replace(step, state=replace(state, progress=replace(progress, failures=failures)))
     if restart.policy == "no":
         return _fail(step, FailureReason.RUNTIME_ERROR, message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +15,7 @@ from shoal.cli.commands import waiting
 from shoal.cli.commands.specs import LocatedDocument, read_specs
 from shoal.cli.commands.waiting import Goal, Waited
 from shoal.cli.connection import session
-from shoal.cli.connection.options import START, Json, OptionalTimeout, client_command
+from shoal.cli.connection.options import START, Json, OptionalTimeout, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import NotFoundError, ShoalError
@@ -79,14 +80,21 @@ async def apply(
         typer.Option("--wait/--detach", metavar="", help="Wait until everything runs, or return once it is stored"),
     ] = True,
     timeout: OptionalTimeout = None,
+    settle: Annotated[
+        timedelta,
+        typer.Option(
+            "--settle", parser=duration, metavar="DURATION", help="How long each has to stay ready in one run"
+        ),
+    ] = timedelta(seconds=waiting.SETTLE),
     as_json: Json = False,
 ) -> int:
     """Create or update the workloads and groups of spec files.
 
-    Waits until each is Running or Completed. One for which no node has room is reported after a moment, with every
-    node's reason; it stays Pending. With --timeout the wait for room lasts that long.
+    Waits until each has stayed ready for the time of --settle, or is Completed. One for which no node has room is
+    reported after a moment, with every node's reason; it stays Pending. With --timeout the wait for room lasts that
+    long.
 
-    Exit codes: 0 all is as wished, 1 one failed, 2 a file is wrong, 3 no node has room for one, 4 timed out.
+    Exit codes: 0 all is as requested, 1 one failed, 2 a file is wrong, 3 no node has room for one, 4 timed out.
     """
     documents = read_specs(files)
     if dry_run:
@@ -110,6 +118,7 @@ async def apply(
             clock=session.clock(),
             timeout=timeout.total_seconds() if timeout is not None else waiting.DEFAULT_TIMEOUT,
             grace=waiting.GRACE if timeout is None else None,
+            settle={each.workload_id: settle.total_seconds() for each in applied if each.outcome != UNCHANGED},
         )
     except asyncio.CancelledError:
         output.words("not waiting any longer; what was applied stays applied")

@@ -28,6 +28,10 @@ GRACE = 2.0
 """Seconds that a workload may be without a place before it counts as one for which there is no room."""
 
 
+SETTLE = 2.0
+"""Seconds that a workload has to stay ready, in the same run, before `shoal apply` calls it a success."""
+
+
 class Goal(enum.Enum):
     """What is waited for."""
 
@@ -154,10 +158,12 @@ async def wait_all(
     clock: Clock,
     timeout: float = DEFAULT_TIMEOUT,
     grace: float | None = GRACE,
+    settle: Mapping[str, float] | None = None,
 ) -> Waited:
     """Wait until every workload is at its goal, failed, or without a place for longer than `grace`.
 
-    Without a grace the wait for a place lasts as long as the timeout, and counts as one that ran out of time.
+    Without a grace the wait for a place lasts as long as the timeout, and counts as one that ran out of time. `settle`
+    says for how many seconds a workload has to stay ready in one run.
     """
     latest: dict[str, WorkloadView | None] = {}
     errors: list[Exception] = []
@@ -175,6 +181,7 @@ async def wait_all(
 
     deadline = clock.monotonic() + timeout
     unplaced_since: dict[str, float] = {}
+    settling = Settling(settle or {})
     with output.progress() as display:
         async with task_scope("wait") as scope:
             scope.start(look(), name="look")
@@ -182,7 +189,11 @@ async def wait_all(
                 if errors:
                     raise errors[0]
                 now = clock.monotonic()
-                judgements = {name: judge(latest[name], goal) for name, goal in goals.items() if name in latest}
+                judgements = {
+                    name: settling.judge(name, latest[name], judge(latest[name], goal), now=now)
+                    for name, goal in goals.items()
+                    if name in latest
+                }
                 display.show([_row(name, judgement) for name, judgement in judgements.items()])
                 unplaced_since = {
                     name: unplaced_since.get(name, now)
@@ -190,6 +201,7 @@ async def wait_all(
                     if judgement.verdict is Verdict.UNPLACED
                 }
                 ends = [since + grace for since in unplaced_since.values()] if grace is not None else []
+                ends.extend(settling.ends)
                 undecided = (
                     len(goals)
                     - len(judgements)
@@ -205,6 +217,34 @@ async def wait_all(
                 if not undecided or now >= deadline:
                     return _waited(goals, judgements, latest, timeout, patient=grace is None)
                 await wake.wait(max(0.001, min([deadline, *(end for end in ends if end > now)]) - now))
+
+
+class Settling:
+    """Which workloads are ready, since when, and in which run."""
+
+    def __init__(self, settle: Mapping[str, float]) -> None:
+        self._settle = settle
+        self._since: dict[str, tuple[object, float]] = {}
+
+    def judge(self, name: str, view: WorkloadView | None, judgement: Judgement, *, now: float) -> Judgement:
+        """The same judgement; but a workload that is ready only counts once it has stayed so in one run."""
+        settle = self._settle.get(name, 0.0)
+        if view is None or judgement.verdict is not Verdict.DONE or judgement.state != "Running":
+            self._since.pop(name, None)
+            return judgement
+        run = (view.run.generation, view.run.restarts, view.run.started_at) if view.run is not None else None
+        before, since = self._since.get(name, (run, now))
+        if before != run:
+            since = now
+        self._since[name] = run, since
+        if now >= since + settle:
+            return judgement
+        return Judgement(Verdict.WAITING, judgement.state, f"ready; has to stay so for {format_duration(settle)}")
+
+    @property
+    def ends(self) -> list[float]:
+        """When those that are ready have stayed so for long enough."""
+        return [since + self._settle.get(name, 0.0) for name, (_, since) in self._since.items()]
 
 
 def _waited(

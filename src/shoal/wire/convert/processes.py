@@ -6,6 +6,7 @@ from shoal.core.errors import Problem
 from shoal.model.workloads import (
     CommandProbe,
     HttpProbe,
+    Liveness,
     NamedPort,
     ProcessSpec,
     Readiness,
@@ -17,6 +18,7 @@ from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
 _RESTART = RestartPolicy()
 _READINESS = Readiness()
+_LIVENESS = Liveness()
 _STOP = StopPolicy()
 
 
@@ -37,6 +39,7 @@ def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) ->
         clear_env=pb.clear_env,
         env_from_secrets=dict(pb.env_from_secrets),
         identity=pb.identity,
+        liveness=_liveness_from_proto(pb.liveness, path(at, "liveness"), problems) if pb.HasField("liveness") else None,
     )
 
 
@@ -61,6 +64,7 @@ def process_to_proto(spec: ProcessSpec) -> run.ProcessSpec:
         clear_env=spec.clear_env,
         env_from_secrets=spec.env_from_secrets,
         identity=spec.identity,
+        liveness=_liveness_to_proto(spec.liveness) if spec.liveness is not None else None,
     )
 
 
@@ -84,26 +88,75 @@ def _stop_from_proto(pb: run.StopPolicy, at: str, problems: list[Problem]) -> St
 
 
 def _readiness_from_proto(pb: run.Readiness, at: str, problems: list[Problem]) -> Readiness:
-    probe = pb.WhichOneof("probe")
     return Readiness(
-        tcp_port=pb.tcp_port if probe == "tcp_port" else None,
-        http=HttpProbe(pb.http.port, pb.http.path or "/") if probe == "http" else None,
-        command=CommandProbe(tuple(pb.command.command)) if probe == "command" else None,
+        tcp_port=_tcp_port(pb),
+        http=_http(pb),
+        command=_command(pb),
         interval=read_duration(pb.interval_ms, _READINESS.interval, path(at, "interval_ms"), problems),
         timeout=read_duration(pb.timeout_ms, _READINESS.timeout, path(at, "timeout_ms"), problems),
         deadline=read_duration(pb.deadline_ms, _READINESS.deadline, path(at, "deadline_ms"), problems),
+        period=read_duration(pb.period_ms, _READINESS.period, path(at, "period_ms"), problems),
+        failure_threshold=pb.failure_threshold or _READINESS.failure_threshold,
     )
 
 
+def _liveness_from_proto(pb: run.Liveness, at: str, problems: list[Problem]) -> Liveness:
+    return Liveness(
+        tcp_port=_tcp_port(pb),
+        http=_http(pb),
+        command=_command(pb),
+        interval=read_duration(pb.interval_ms, _LIVENESS.interval, path(at, "interval_ms"), problems),
+        timeout=read_duration(pb.timeout_ms, _LIVENESS.timeout, path(at, "timeout_ms"), problems),
+        failure_threshold=pb.failure_threshold or _LIVENESS.failure_threshold,
+    )
+
+
+def _tcp_port(pb: run.Readiness | run.Liveness) -> str | None:
+    return pb.tcp_port if pb.WhichOneof("probe") == "tcp_port" else None
+
+
+def _http(pb: run.Readiness | run.Liveness) -> HttpProbe | None:
+    return HttpProbe(pb.http.port, pb.http.path or "/") if pb.WhichOneof("probe") == "http" else None
+
+
+def _command(pb: run.Readiness | run.Liveness) -> CommandProbe | None:
+    return CommandProbe(tuple(pb.command.command)) if pb.WhichOneof("probe") == "command" else None
+
+
 def _readiness_to_proto(readiness: Readiness) -> run.Readiness:
-    http, command = readiness.http, readiness.command
     pb = run.Readiness(
-        http=run.HttpProbe(port=http.port, path=http.path) if http is not None else None,
-        command=run.CommandProbe(command=command.command) if command is not None else None,
+        http=_http_to_proto(readiness),
+        command=_command_to_proto(readiness),
         interval_ms=duration_to_millis(readiness.interval),
         timeout_ms=duration_to_millis(readiness.timeout),
         deadline_ms=duration_to_millis(readiness.deadline),
     )
+    # Written only when it says something: the same spec has the same bytes as in versions that did not know these.
+    if readiness.period != _READINESS.period:
+        pb.period_ms = duration_to_millis(readiness.period)
+    if readiness.failure_threshold != _READINESS.failure_threshold:
+        pb.failure_threshold = readiness.failure_threshold
     if readiness.tcp_port is not None:
         pb.tcp_port = readiness.tcp_port
     return pb
+
+
+def _liveness_to_proto(liveness: Liveness) -> run.Liveness:
+    pb = run.Liveness(
+        http=_http_to_proto(liveness),
+        command=_command_to_proto(liveness),
+        interval_ms=duration_to_millis(liveness.interval),
+        timeout_ms=duration_to_millis(liveness.timeout),
+        failure_threshold=liveness.failure_threshold,
+    )
+    if liveness.tcp_port is not None:
+        pb.tcp_port = liveness.tcp_port
+    return pb
+
+
+def _http_to_proto(probe: Readiness | Liveness) -> run.HttpProbe | None:
+    return run.HttpProbe(port=probe.http.port, path=probe.http.path) if probe.http is not None else None
+
+
+def _command_to_proto(probe: Readiness | Liveness) -> run.CommandProbe | None:
+    return run.CommandProbe(command=probe.command.command) if probe.command is not None else None

@@ -15,7 +15,15 @@ from shoal.core.errors import (
 )
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
-from shoal.model.workloads import DesiredState, FailureReason, NamedPort, RestartPolicy, RunState
+from shoal.model.workloads import (
+    CommandProbe,
+    DesiredState,
+    FailureReason,
+    Liveness,
+    NamedPort,
+    RestartPolicy,
+    RunState,
+)
 from shoal.runtimes.base import RunRequest
 from shoal.testing.runtimes import FakeScript
 from tests.unit.agent.kit import Kit, opened
@@ -321,6 +329,45 @@ async def test_readiness_decides_when_it_is_running(tmp_path):
         assert (kit.status().state, (await actions(kit))[0].status) == (RunState.PENDING, ActionStatus.RUNNING)
         await kit.settle(2)
         assert (kit.status().state, (await actions(kit))[0].status) == (RunState.RUNNING, ActionStatus.COMPLETED)
+
+
+async def test_a_service_that_hangs_is_not_ready_and_returns(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(hangs_from=10, hangs_until=60)
+        await kit.apply(spec=probed())
+        await kit.settle(9)
+        assert (kit.status().state, kit.status().ready) == (RunState.RUNNING, True)
+        await kit.settle(25)  # three tries, five seconds apart
+        assert (kit.status().state, kit.status().ready) == (RunState.PENDING, False)
+        assert "not ready any longer" in kit.status().message
+        await kit.settle(30)
+        assert (kit.status().state, kit.status().ready, kit.status().restarts) == (RunState.RUNNING, True, 0)
+
+
+async def test_a_single_try_that_fails_changes_nothing(tmp_path):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(hangs_from=9, hangs_until=12)
+        await kit.apply(spec=probed())
+        for _ in range(30):
+            await kit.settle(1)
+            assert kit.status().state is RunState.RUNNING
+
+
+@pytest.mark.parametrize("agent_restarts", [False, True], ids=["the same agent", "an agent that was restarted"])
+async def test_a_service_that_hangs_for_good_is_restarted_by_its_liveness_probe(tmp_path, agent_restarts):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = FakeScript(hangs_from=10)
+        alive = Liveness(command=CommandProbe(("check",)), interval=timedelta(seconds=2), failure_threshold=2)
+        await kit.apply(spec=probed(liveness=alive))
+        await kit.settle(5)
+        first = kit.status()
+        assert first.state is RunState.RUNNING
+        if agent_restarts:
+            await kit.restart()
+        await kit.settle(12)
+        again = kit.status()
+        assert (again.state, again.restarts) == (RunState.RUNNING, 1)
+        assert again.started_at > first.started_at
 
 
 async def test_one_that_is_never_ready_has_failed_and_is_tried_again_on_request(tmp_path):

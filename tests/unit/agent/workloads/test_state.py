@@ -10,6 +10,7 @@ import pytest
 from shoal.agent.facts import (
     MOVES,
     BecameReady,
+    BecameUnready,
     ConfirmOwnership,
     ContactLost,
     ForgetRun,
@@ -17,6 +18,7 @@ from shoal.agent.facts import (
     Forgotten,
     FoundRun,
     IntentChanged,
+    LivenessFailed,
     Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
@@ -33,6 +35,8 @@ from shoal.agent.facts import (
     StopRun,
     TimerFired,
     Wait,
+    WatchLiveness,
+    WatchReadiness,
     describe_exit,
 )
 from shoal.agent.workloads.state import begin_life, handle, reopen
@@ -89,6 +93,63 @@ def test_one_that_is_never_ready_is_stopped_and_has_failed():
     assert "not ready within 5s" in status.message
     assert status.last_output == "last words"
     assert verdict_of(step.state).error == status.message
+
+
+def test_one_that_stops_answering_is_not_ready_until_it_answers_again():
+    step = handle(started(rules(ready_within=5.0)).state, BecameReady("w.1"), at(1))
+    assert step.instructions == (WatchReadiness("w.1"),)
+    step = handle(step.state, BecameUnready("w.1"), at(100))
+    assert step.instructions == (ProbeReadiness("w.1", within=None),)
+    status = status_of(step.state)
+    assert (status.state, status.ready, status.pid) == (RunState.PENDING, False, 7)
+    assert status.message == "not ready any longer: waiting for port http"
+    step = handle(step.state, BecameReady("w.1"), at(200))
+    assert status_of(step.state).ready
+    assert step.instructions == (WatchReadiness("w.1"),)
+
+
+def test_liveness_is_watched_from_the_first_readiness_on_and_only_once():
+    how = rules(ready_within=5.0, liveness="port http")
+    step = started(how)
+    assert not only(step, WatchLiveness)
+    step = handle(step.state, BecameReady("w.1"), at(1))
+    assert only(step, WatchLiveness) == [WatchLiveness("w.1")]
+    step = handle(step.state, BecameUnready("w.1"), at(2))
+    step = handle(step.state, BecameReady("w.1"), at(3))
+    assert not only(step, WatchLiveness)
+    assert only(started(rules(liveness="port http")), WatchLiveness) == [WatchLiveness("w.1")]
+
+
+@pytest.mark.parametrize("exit_", [Exit(0), Exit(signal=9)], ids=["it obeys", "it is killed"])
+@pytest.mark.parametrize("policy", ["always", "on-failure"])
+def test_one_that_hangs_is_restarted_as_a_failure(policy, exit_):
+    how = rules(policy, liveness="port http")
+    step = handle(started(how).state, LivenessFailed("w.1"), at(5))
+    assert step.instructions == (StopRun("w.1"),)
+    step = handle(step.state, RunStopped("w.1", exit_), at(6, run="w.2"))
+    assert only(step, Wait)
+    assert status_of(step.state).message.startswith("its liveness probe failed (port http)")
+    step = handle(step.state, TimerFired(step.state.waits), at(7, run="w.2"))
+    assert only(step, StartRun) == [StartRun("w.2")]
+    assert (step.state.progress.failures, status_of(step.state).restarts, step.state.hanging) == (1, 1, "")
+
+
+def test_one_that_hangs_and_is_never_restarted_has_failed():
+    step = handle(started(rules("no", liveness="port http")).state, LivenessFailed("w.1"), at(5))
+    step = handle(step.state, RunStopped("w.1", Exit(signal=9)), at(6))
+    assert (status_of(step.state).state, status_of(step.state).failure) == (
+        RunState.FAILED,
+        FailureReason.RUNTIME_ERROR,
+    )
+
+
+def test_one_that_hangs_while_it_is_to_be_stopped_is_only_stopped():
+    how = rules(liveness="port http")
+    step = handle(started(how).state, LivenessFailed("w.1"), at(5))
+    step = handle(step.state, IntentChanged(intent(generation=2, desired=DesiredState.STOPPED), how), at(6))
+    step = handle(step.state, RunStopped("w.1", Exit(signal=9)), at(7))
+    assert status_of(step.state).state is RunState.STOPPED
+    assert not only(step, Wait)
 
 
 def test_a_late_ready_or_timeout_of_an_earlier_run_means_nothing():

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from shoal.agent.facts import (
     BecameReady,
+    BecameUnready,
     ConfirmOwnership,
     ContactLost,
     ForgetRun,
@@ -17,6 +18,7 @@ from shoal.agent.facts import (
     Forgotten,
     FoundRun,
     IntentChanged,
+    LivenessFailed,
     Moment,
     Outcome,
     OwnershipConfirmed,
@@ -181,6 +183,11 @@ class OneWorkload(RuleBasedStateMachine):
     def probe(self, ready):
         run_id = self.state.progress.run_id
         self.post(BecameReady(run_id) if ready else ReadinessTimedOut(run_id))
+
+    @rule(hangs=st.booleans())
+    def it_stops_answering(self, hangs):
+        run_id = self.state.progress.run_id
+        self.post(LivenessFailed(run_id) if hangs else BecameUnready(run_id))
 
     @rule()
     def time_passes(self):

@@ -79,6 +79,7 @@ class ProcessSpec(_message.Message):
     CLEAR_ENV_FIELD_NUMBER: _builtins.int
     ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
+    LIVENESS_FIELD_NUMBER: _builtins.int
     working_dir: _builtins.str
     """Absolute; the workload's own directory when empty."""
     user: _builtins.str
@@ -111,6 +112,10 @@ class ProcessSpec(_message.Message):
     def env_from_secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Further variables, by the names of the secrets that hold their values."""
 
+    @_builtins.property
+    def liveness(self) -> Global___Liveness:
+        """When a run counts as hung and is restarted. Without one, only its end is noticed."""
+
     def __init__(
         self,
         *,
@@ -126,10 +131,11 @@ class ProcessSpec(_message.Message):
         clear_env: _builtins.bool = ...,
         env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         identity: _builtins.bool = ...,
+        liveness: Global___Liveness | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["liveness", b"liveness", "readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "identity", b"identity", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "identity", b"identity", "liveness", b"liveness", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -184,12 +190,19 @@ class Readiness(_message.Message):
     INTERVAL_MS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    PERIOD_MS_FIELD_NUMBER: _builtins.int
+    FAILURE_THRESHOLD_FIELD_NUMBER: _builtins.int
     tcp_port: _builtins.str
     """The name of one of the workload's ports, or a number."""
     interval_ms: _builtins.int
     """Defaults: every 500 ms, each try at most 1000 ms, ready within 60000 ms or Failed."""
     timeout_ms: _builtins.int
     deadline_ms: _builtins.int
+    period_ms: _builtins.int
+    """Once it has been ready: how long between two tries (default 5000), and after how many failures in a row it is not
+    ready any longer (default 3). One success makes it ready again.
+    """
+    failure_threshold: _builtins.int
     @_builtins.property
     def http(self) -> Global___HttpProbe: ...
     @_builtins.property
@@ -203,16 +216,60 @@ class Readiness(_message.Message):
         interval_ms: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
         deadline_ms: _builtins.int = ...,
+        period_ms: _builtins.int = ...,
+        failure_threshold: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "http", b"http", "probe", b"probe", "tcp_port", b"tcp_port"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deadline_ms", b"deadline_ms", "http", b"http", "interval_ms", b"interval_ms", "probe", b"probe", "tcp_port", b"tcp_port", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "deadline_ms", b"deadline_ms", "failure_threshold", b"failure_threshold", "http", b"http", "interval_ms", b"interval_ms", "period_ms", b"period_ms", "probe", b"probe", "tcp_port", b"tcp_port", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["tcp_port", "http", "command"]  # noqa: Y015
     _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
 
 Global___Readiness: _TypeAlias = Readiness  # noqa: Y015
+
+@_typing.final
+class Liveness(_message.Message):
+    """When a run counts as hung. It is probed from the moment it was ready first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TCP_PORT_FIELD_NUMBER: _builtins.int
+    HTTP_FIELD_NUMBER: _builtins.int
+    COMMAND_FIELD_NUMBER: _builtins.int
+    INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    FAILURE_THRESHOLD_FIELD_NUMBER: _builtins.int
+    tcp_port: _builtins.str
+    """The name of one of the workload's ports, or a number."""
+    interval_ms: _builtins.int
+    """Defaults: every 10000 ms, each try at most 1000 ms, restarted after 3 failures in a row."""
+    timeout_ms: _builtins.int
+    failure_threshold: _builtins.int
+    @_builtins.property
+    def http(self) -> Global___HttpProbe: ...
+    @_builtins.property
+    def command(self) -> Global___CommandProbe: ...
+    def __init__(
+        self,
+        *,
+        tcp_port: _builtins.str = ...,
+        http: Global___HttpProbe | None = ...,
+        command: Global___CommandProbe | None = ...,
+        interval_ms: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+        failure_threshold: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "http", b"http", "probe", b"probe", "tcp_port", b"tcp_port"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "failure_threshold", b"failure_threshold", "http", b"http", "interval_ms", b"interval_ms", "probe", b"probe", "tcp_port", b"tcp_port", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_probe: _TypeAlias = _typing.Literal["tcp_port", "http", "command"]  # noqa: Y015
+    _WhichOneofArgType_probe: _TypeAlias = _typing.Literal["probe", b"probe"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_probe) -> _WhichOneofReturnType_probe | None: ...
+
+Global___Liveness: _TypeAlias = Liveness  # noqa: Y015
 
 @_typing.final
 class HttpProbe(_message.Message):
