@@ -133,11 +133,17 @@ class ProcessRuntime:
 
     def conditions(self) -> Mapping[ConditionType, str]:
         """What was wrong with the keeper when `health` was last asked."""
-        if not self._late:
-            return {}
-        pid = self._link.hello.get("pid", "?")
-        why = "it was stopped, its disk is slow, or the machine is overloaded"
-        return {ConditionType.KEEPER_LATE: f"the keeper (pid {pid}) is {self._late:.0f} s late: {why}"}
+        conditions = {}
+        if self._late:
+            why = "it was stopped, its disk is slow, or the machine is overloaded"
+            words = f"the keeper (pid {self._link.hello.get('pid', '?')}) is {self._late:.0f} s late: {why}"
+            conditions[ConditionType.KEEPER_LATE] = words
+        found = sorted(run_id for run_id, run in self._link.runs.items() if run.found and run.exit is None)
+        if found:
+            conditions[ConditionType.ORPHANED_PROCESSES] = (
+                f"{len(found)} runs had no readable record and were found by their processes: {', '.join(found[:10])}"
+            )
+        return conditions
 
     # --- runs ---------------------------------------------------------------------------------------------
 

@@ -315,6 +315,28 @@ async def test_at_most_one_work_runs_once_while_agent_and_keeper_are_stopped(pla
         assert not ran_twice(name, tmp_path)
 
 
+async def test_a_run_whose_record_is_damaged_is_found_adopted_and_deleted(planes, control):
+    await planes.run_on(control, OTHER, process("web", failover={"policy": "keep"}))
+    (pid,) = processes_of(planes, "web")
+    after = await cursor_of(control)
+    (record,) = (planes.data_of(OTHER) / "keeper" / "runs").glob("web-*.json")
+    keeper = read_keeper_pid(planes.data_of(OTHER))
+    await planes.kill(OTHER)
+    os.kill(keeper, signal.SIGKILL)
+    record.write_bytes(b"\x00" * 100)
+    await planes.start_agent(OTHER)
+    await until(lambda: was_told(control, OTHER, "NodeConditionRaised", after), what="it is reported")
+    (found,) = (await control.get_node(OTHER)).conditions
+    assert found.type == "OrphanedProcesses"
+    assert record.stem in found.message
+    await until(lambda: is_on(control, "web", OTHER), what="it is adopted")
+    assert processes_of(planes, "web") == [pid]
+    await control.delete("web")
+    await until_gone(control, "web")
+    assert not is_alive(pid)
+    await until(lambda: was_told(control, OTHER, "NodeConditionCleared", after), what="it is over")
+
+
 async def test_nothing_moves_when_most_agents_vanish_at_once(planes, control):
     stopped = (DIALLED, JOINED, SILENT)
     homes = {f"on-{name}": name for name in stopped}

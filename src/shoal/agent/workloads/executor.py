@@ -359,6 +359,12 @@ class Executor:
         for runtime in self._runtimes.values():
             if isinstance(runtime, SupportsConditions):
                 found |= runtime.conditions()
+        orphans = sorted(self.roster.orphans)
+        if orphans:
+            words = f"{len(orphans)} runs belong to no workload known here: {', '.join(orphans[:10])}"
+            found[ConditionType.ORPHANED_PROCESSES] = "; ".join(
+                filter(None, (found.get(ConditionType.ORPHANED_PROCESSES), words))
+            )
         return found
 
     def lateness(self) -> float:

@@ -36,7 +36,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import RunState, RunStatus
-from shoal.runtimes.base import SupportsDeadlines
+from shoal.runtimes.base import RunInfo, SupportsDeadlines
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,23 @@ class Intake:
 
         await self._around.database.write(change)
         self._around.metrics.finished([action])
-        return Answer(None, "not found, nothing to delete", task_id=action.task_id, skipped=True)
+        orphans = self._roster.take_orphans(command.workload_id)
+        if not orphans:
+            return Answer(None, "not found, nothing to delete", task_id=action.task_id, skipped=True)
+        self._around.scope.start(self._end_orphans(orphans), name=f"end orphans of {command.workload_id}")
+        return Answer(None, f"{len(orphans)} runs that belonged to no workload are being ended", task_id=action.task_id)
+
+    async def _end_orphans(self, orphans: tuple[RunInfo, ...]) -> None:
+        """End runs of a workload that is not known here. What cannot be ended is an orphan again."""
+        for info in orphans:
+            for runtime in self._around.runtimes.values():
+                try:
+                    if await runtime.stop(info.run_id) is not None:
+                        await runtime.forget(info.run_id)
+                except (ShoalError, OSError) as error:
+                    log.error("run %s of workload %s cannot be ended: %s", info.run_id, info.workload_id, error)
+                    self._roster.orphans[info.run_id] = info
+        self._around.changed()
 
     # -----------------------------------------------------------------------------------------------------
     # Storing and handing on

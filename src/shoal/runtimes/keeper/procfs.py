@@ -17,6 +17,7 @@ _KERNEL = 2
 RUN_ID = "SHOAL_RUN_ID"
 WORKLOAD_ID = "SHOAL_WORKLOAD_ID"
 KEEPER_ID = "SHOAL_KEEPER"
+AT_MOST_ONE = "SHOAL_AT_MOST_ONE"
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class RunRecord:
     #: `stop`, `deadline`, or empty when it ended by itself.
     ended_by: str = ""
     last_output: str = ""
+    #: Its record was lost or damaged, and this one was made from its processes.
+    found: bool = False
     format: int = RECORD_FORMAT
 
 

@@ -19,6 +19,7 @@ from shoal.runtimes.keeper import procfs, watchdog
 from shoal.runtimes.keeper.children import ChildDefaults, read_report, refusal_of
 from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles
+from shoal.runtimes.keeper.finding import find_unexplained
 from shoal.runtimes.keeper.journal import say
 from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadline_at, next_step
 from shoal.runtimes.keeper.loop import Loop, Timer
@@ -444,7 +445,14 @@ class Runs:
         records, broken = load_records(self._files)
         for path in broken:
             say(f"{path} is not a run record and is left alone")
-        marked = self._take_census(not_before=self._loop.now()).runs
+        census = self._take_census(not_before=self._loop.now())
+        for record in find_unexplained(
+            census, self._groups.stray(records), records, boot_id=self._boot_id, clock=self._loop.clock
+        ):
+            say(f"run {record.run_id} has no readable record; its processes were found (pid {record.pid})")
+            records[record.run_id] = record
+            self._write_record(record)
+        marked = census.runs
         for stored in records.values():
             record = dataclasses.replace(stored, slot=NO_SLOT)  # it was one of another keeper's table
             if record.exit is None or record.run_id in marked or cgroups.members(record.cgroups):
@@ -456,6 +464,12 @@ class Runs:
                 self._remove_groups(record.cgroups)
         # Made by a keeper that died before it wrote the run down; the child that was to enter has died with it.
         self._remove_groups(self._groups.stray(self._runs))
+
+    def _write_record(self, record: RunRecord) -> None:
+        try:
+            write_record(self._files, record)
+        except OSError as error:
+            say(f"run {record.run_id}: its record cannot be written: {error}")
 
     def _take_up(self, record: RunRecord) -> None:
         here = record.boot_id == self._boot_id

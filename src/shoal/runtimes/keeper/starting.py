@@ -93,6 +93,7 @@ class Starter:
             procfs.RUN_ID: wish.run_id,
             procfs.WORKLOAD_ID: wish.workload_id,
             procfs.KEEPER_ID: self._keeper_id,
+            **({procfs.AT_MOST_ONE: "1"} if wish.deadline is not None else {}),
         }
         return Launch(
             argv=wish.argv,

@@ -14,6 +14,7 @@ from shoal.core.errors import (
     UnavailableError,
 )
 from shoal.core.ids import WorkloadId
+from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
     CommandProbe,
@@ -439,6 +440,20 @@ async def test_runs_that_belong_to_nobody_are_left_alone_until_somebody_asks_for
         assert kit.machine.most_at_once("w") == 1
         assert [info.run_id for info in kit.machine.alive("x")] == ["x.old"]
         assert set(kit.executor.roster.orphans) == {"x.old"}
+
+
+async def test_a_delete_ends_orphans_of_a_workload_that_is_not_known(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.kill()
+        kit.machine.begin(RunRequest("w.old", WorkloadId("w"), process()), FakeScript())
+        await kit.open()
+        assert "w.old" in kit.executor.conditions()[ConditionType.ORPHANED_PROCESSES]
+        answer = await kit.delete("w")
+        assert answer.message == "1 runs that belonged to no workload are being ended"
+        await kit.settle(1)
+        assert not kit.machine.alive("w")
+        assert not kit.executor.roster.orphans
+        assert not kit.executor.conditions()
 
 
 async def test_strays_of_a_known_workload_are_ended(tmp_path):
