@@ -60,7 +60,7 @@ from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, run_pb2, secrets_pb2
-from shoal.wire.transport import Channel, Method, Request, Response, Server, Service
+from shoal.wire.transport import Channel, CheckCaller, Method, Request, Response, Server, Service
 
 ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ROOT / "tests" / "golden" / "versions"
@@ -281,9 +281,11 @@ class RecordingTransport:
         """A channel that is listened to."""
         return _RecordingChannel(self._transport.connect(address, **options), self._messages)
 
-    async def serve(self, address: str, services: Sequence[Service]) -> Server:
+    async def serve(
+        self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None
+    ) -> Server:
         """A server as always."""
-        return await self._transport.serve(address, services)
+        return await self._transport.serve(address, services, check_caller=check_caller)
 
 
 # ---------------------------------------------------------------------------------------------------------

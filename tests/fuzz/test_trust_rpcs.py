@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
 from shoal.control.api.secret_service import SecretService
-from shoal.control.trust.enrollment import Enrolment, JoinDoor, RateLimit, Signer
+from shoal.control.trust import enrollment as issuing
+from shoal.control.trust.join_tokens import JoinTokens
+from shoal.control.trust.signing import Signer
 from shoal.core.entropy import SeededEntropy
 from shoal.model.identity import Identity, Role
 from shoal.testing.control import START, ControlKit
@@ -22,6 +24,7 @@ from shoal.wire.methods import Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.transport import Service
 from tests.fuzz.worlds import in_virtual_time
+from tests.unit.agent.making import Inline
 
 AGENT = Identity(Role.AGENT, "default", "n1")
 CSR = make_signing_request(AGENT).csr
@@ -54,17 +57,16 @@ async def world(folder):
         kit.node("n1")
         await kit.apply("web")
         leadership = kit.plane.leadership
-        enrolment = Enrolment(
-            leadership.ledger,
-            signer=Signer(folder / "certs" / CA_FILE, folder / "certs" / CA_KEY_FILE),
-            cluster_id="default",
-            clock=kit.clock,
-            entropy=SeededEntropy(1),
+        files = folder / "certs"
+        signer = Signer(files / CA_FILE, files / CA_KEY_FILE, cluster="default", threads=Inline())
+        tokens = JoinTokens(leadership.ledger, signer, clock=kit.clock, entropy=SeededEntropy(1))
+        issuer = issuing.Enrollment(
+            leadership.fleet, signer, tokens, leadership.revocations, cluster_id="default", clock=kit.clock
         )
-        door = JoinDoor(RateLimit(per_second=1e6, burst=1000, monotonic=kit.clock.monotonic))
+        listener = issuing.JoinListener(issuing.RateLimit(per_second=1e6, burst=1000, monotonic=kit.clock.monotonic))
         services = [
-            Service(methods_of(Enrollment), EnrollmentService(enrolment, door)),
-            Service(methods_of(Credentials), _AsAgent(CredentialService(enrolment, door))),
+            Service(methods_of(Enrollment), EnrollmentService(issuer, listener)),
+            Service(methods_of(Credentials), _AsAgent(CredentialService(issuer, tokens, listener))),
             Service(methods_of(Secrets), SecretService(leadership.dispatch.secrets)),
         ]
         server = await kit.network.transport("trust").serve(ADDRESS, services)

@@ -200,6 +200,7 @@ def _written(batch: Batch) -> dict[str, int]:
         "groups": len(batch.groups) + len(batch.removed_groups),
         "tokens": len(batch.tokens) + len(batch.removed_tokens),
         "secrets": len(batch.secrets) + len(batch.removed_secrets),
+        "revocations": len(batch.revocations) + len(batch.removed_revocations),
         "observations": len(batch.observations) + len(batch.forgotten_observations),
         "events": len(batch.events),
     }

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,13 +26,14 @@ from shoal.control.settings import ControlSettings
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Leader, Store
 from shoal.control.store.select import open_store
-from shoal.control.trust.enrollment import JoinDoor, RateLimit
+from shoal.control.trust.enrollment import JoinListener, RateLimit
+from shoal.control.trust.signing import Signer
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError
 from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope, first_of, running
-from shoal.model.identity import Identity, Role
+from shoal.model.identity import Caller, Identity, Role
 from shoal.wire import convert
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
@@ -67,6 +69,7 @@ class ControlPlane:
         clock: Clock | None = None,
         entropy: Entropy | None = None,
         metrics: ControlMetrics | None = None,
+        threads: Executor | None = None,
     ) -> None:
         check(settings)
         self.settings = _with_cluster(settings, transport.identity)
@@ -86,11 +89,17 @@ class ControlPlane:
         self._credential_gate = Gate(CredentialService, lambda leadership: leadership.credentials)
         self._secret_gate = Gate(SecretService, lambda leadership: leadership.secrets)
         self._join_gate = Gate(EnrollmentService, lambda leadership: leadership.enrollment)
-        self._join = JoinDoor(
+        self._join = JoinListener(
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
         )
         #: Set when a change could not be stored: the store is checked at once.
         self._store_failed = Signal()
+        self._signer = Signer(
+            Path(settings.ca),
+            Path(settings.ca_key) if settings.ca_key else None,
+            cluster=self.settings.cluster_id,
+            threads=threads,
+        )
         self.leadership = self._new_leadership(term=0)
         self._name = HeldName(Path(settings.data_dir), self._entropy)
         self._election = Election(
@@ -143,7 +152,9 @@ class ControlPlane:
             Service(methods_of(Credentials), self._credential_gate),
             Service(methods_of(Secrets), self._secret_gate),
         ]
-        self._server = await self._transport.serve(self.settings.grpc_address, services)
+        self._server = await self._transport.serve(
+            self.settings.grpc_address, services, check_caller=self._check_caller
+        )
         if self._join_transport is not None and self.settings.join_address is not None:
             joining = [Service(methods_of(Enrollment), self._join_gate)]
             self._join_server = await self._join_transport.serve(self.settings.join_address, joining)
@@ -201,10 +212,14 @@ class ControlPlane:
             entropy=self._entropy,
             metrics=self._metrics,
             join=self._join,
+            signer=self._signer,
             term=term,
             is_confirmed=lambda: self._election.is_confirmed,
             on_store_failure=self._store_failed.set,
         )
+
+    def _check_caller(self, caller: Caller) -> None:
+        self.leadership.revocations.check(caller)
 
     def _advertised(self) -> str:
         if self.settings.advertise or not self.settings.database:

@@ -15,7 +15,7 @@ import enum
 import hashlib
 import re
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
@@ -25,6 +25,9 @@ RULE = "must be shoal://<cluster>/<role>/<name>, or shoal://<cluster>/workload/<
 
 #: Names of hosts under this one are ours to give: they say whom a certificate is for.
 DOMAIN = "shoal"
+
+#: A certificate is valid from this long before it is issued: the clocks of a fleet do not agree to the minute.
+CLOCK_SKEW = timedelta(minutes=10)
 
 _HASHED = "x-"
 _PLAIN_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
@@ -89,6 +92,16 @@ class Caller:
     identity: Identity
     not_before: datetime
     not_after: datetime
+
+    @property
+    def issued_at(self) -> datetime:
+        """When the certificate was issued, in whole seconds."""
+        return self.not_before + CLOCK_SKEW
+
+    @property
+    def node(self) -> str:
+        """The node of an agent or a workload; empty for others."""
+        return self.identity.name if self.identity.role is Role.AGENT else self.identity.node
 
 
 def workload_identity(cluster: str, *, job: str, node: str) -> Identity:

@@ -1,11 +1,11 @@
-"""What the control plane keeps of trust: join tokens, by which an agent gets its first certificate, and sealed secrets.
+"""What the control plane stores about trust: join tokens, revoked certificates and sealed secrets.
 
 A join token is shown once, when it is made:
 
     shoal1.<id>.<secret>.<SHA-256 of the authority's certificate>
 
-Its last part lets an agent that has nothing yet recognise the control plane; only a hash of the secret is stored.
-Decided upon by `shoal.control.trust.enrollment` and `shoal.control.trust.secrets`; kept by `shoal.control.store`.
+Its last part lets an agent without any files recognize the control plane; only a hash of the secret is stored. Made by
+`shoal.control.trust`; stored by `shoal.control.store`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from shoal.core.errors import InvalidError, problem
+from shoal.core.ids import NodeId
 from shoal.model.identity import Role
 
 SHORTEST_TTL = timedelta(seconds=1)
 LONGEST_TTL = timedelta(days=7)
 TTL_RULE = "must be between 1s and 7d"
+
+#: How long a certificate is valid that an agent gets by joining or by renewal.
+JOINED_LIFETIME = timedelta(days=30)
 
 TOKEN_ID_LENGTH = 10
 SECRET_LENGTH = 40
@@ -89,6 +93,18 @@ class JoinToken:
     def is_for(self, given: TokenText) -> bool:
         """Whether the secret is the right one, found out in the same time for each wrong one."""
         return hmac.compare_digest(self.secret_sha256, given.secret_sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """The certificates of a node that were issued up to a moment, and are refused from then on."""
+
+    node_id: NodeId
+    revoked_at: datetime
+    #: When the last of these certificates expires; the record is dropped then.
+    ends_at: datetime
+    reason: str
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,16 +22,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from shoal.core.errors import InvalidError, PreconditionError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
-from shoal.model.identity import DOMAIN, SCHEME, Identity, Role, own_server_name, parse_identity
+from shoal.model.identity import CLOCK_SKEW, DOMAIN, SCHEME, Identity, Role, own_server_name, parse_identity
 from shoal.wire.certificates import authority_cluster, matches, read_alternatives, read_certificates, read_key
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LIFETIME = timedelta(days=365)
 WORKLOAD_LIFETIME = timedelta(hours=1)
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
-
-# A certificate is good a little before it was made: the clocks of a fleet do not agree to the minute.
-SKEW = timedelta(minutes=10)
 
 HOST_RULE = "must be a host name or an IP address, without a port or a wildcard"
 _MAX_HOSTS = 100
@@ -287,7 +284,7 @@ def _builder(
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(serial)
-        .not_valid_before((now - SKEW).astimezone(UTC))
+        .not_valid_before((now - CLOCK_SKEW).astimezone(UTC))
         .not_valid_after(until.astimezone(UTC))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     )

@@ -26,7 +26,7 @@ from shoal.wire.security import INSECURE, Protection, Security, protect
 from shoal.wire.server import GrpcServer, serve
 from shoal.wire.serving import RpcObserver, checked_metadata, close_stream, pack, unpack
 from shoal.wire.status import Code, Status, explain
-from shoal.wire.transport import DEFAULT_TIMEOUT, MAX_MESSAGE_BYTES, Method, Request, Response, Service
+from shoal.wire.transport import DEFAULT_TIMEOUT, MAX_MESSAGE_BYTES, CheckCaller, Method, Request, Response, Service
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -99,12 +99,21 @@ class GrpcTransport:
         """A channel to host:port. Does not connect yet. Raises `InvalidError` when that is no address."""
         return GrpcChannel(address, self._protection, peer)
 
-    async def serve(self, address: str, services: Sequence[Service]) -> GrpcServer:
+    async def serve(
+        self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None
+    ) -> GrpcServer:
         """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken."""
         identity = self._protection.identity
         # Without identities there is nobody to refuse: an insecure server lets everyone do everything.
         policy = Policy(identity.cluster, self._rules) if identity is not None else None
-        return await serve(address, services, protection=self._protection, policy=policy, observer=self._observer)
+        return await serve(
+            address,
+            services,
+            protection=self._protection,
+            policy=policy,
+            observer=self._observer,
+            check_caller=check_caller,
+        )
 
 
 @dataclass(slots=True, eq=False)

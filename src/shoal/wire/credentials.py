@@ -30,7 +30,14 @@ from shoal.core.errors import (
     UnauthenticatedError,
     problem,
 )
-from shoal.core.private_files import Owner, make_private_directory, move_private, read_private, write_private
+from shoal.core.private_files import (
+    Owner,
+    file_stamp,
+    make_private_directory,
+    move_private,
+    read_private,
+    write_private,
+)
 from shoal.model.identity import Identity
 from shoal.wire.certificates import identity_of, matches, read_certificates
 
@@ -238,17 +245,9 @@ class CredentialWatch:
 
     def _signature(self) -> tuple[object, ...]:
         paths = self._paths
-        return tuple(_stamp(path) for path in (paths.ca, paths.cert, paths.key, _next(paths.key)))
+        return tuple(file_stamp(path) for path in (paths.ca, paths.cert, paths.key, _next(paths.key)))
 
     def _warn_if_readable(self) -> None:
         mode = self._paths.key.stat().st_mode if self._paths.key.exists() else 0
         if mode & (stat.S_IRWXG | stat.S_IRWXO):
             log.warning("%s can be read by others: chmod 600 it", self._paths.key)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -20,12 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
+from shoal.core.errors import InternalError, InvalidError, ShoalError, UnauthenticatedError, UnavailableError
 from shoal.core.tasks import TaskScope, task_scope
-from shoal.model.identity import Identity, Peer
+from shoal.model.identity import CLOCK_SKEW, Caller, Identity, Peer
 from shoal.wire.addresses import parse_address
 from shoal.wire.authorization import RULES, Policy, Rule
 from shoal.wire.health import Health
@@ -39,13 +43,16 @@ from shoal.wire.serving import (
     converse,
     endpoints_of,
     pack,
+    refuse,
     unknown_method,
     unpack,
 )
 from shoal.wire.status import OK, Code, Status, explain
-from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Cardinality, Method, Request, Response, Service
+from shoal.wire.transport import DEFAULT_TIMEOUT, Call, Cardinality, CheckCaller, Method, Request, Response, Service
 
 _FIRST_PORT = 20_000
+_LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+_NEVER = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class LocalNetwork(ScriptedFaults):
@@ -62,10 +69,12 @@ class LocalNetwork(ScriptedFaults):
         *,
         observer: RpcObserver | None = None,
         identity: Identity | None = None,
+        issued_at: datetime = _LONG_AGO,
         rules: Mapping[str, Rule] = RULES,
     ) -> LocalTransport:
         """A transport of this network for the program of that name; an insecure one without an identity."""
-        return LocalTransport(self, name, observer, identity, rules)
+        caller = Caller(identity, issued_at - CLOCK_SKEW, _NEVER) if identity is not None else None
+        return LocalTransport(self, name, observer, caller, rules)
 
     def free_port(self) -> int:
         """A port that nobody has had."""
@@ -81,12 +90,13 @@ class LocalTransport:
         network: LocalNetwork,
         name: str,
         observer: RpcObserver | None,
-        identity: Identity | None,
+        caller: Caller | None,
         rules: Mapping[str, Rule],
     ) -> None:
         self.network = network
         self.name = name
-        self.identity = identity
+        self.identity = caller.identity if caller is not None else None
+        self._caller = caller
         self._observer = observer
         self._rules = rules
 
@@ -97,9 +107,11 @@ class LocalTransport:
     def connect(self, address: str, *, peer: Peer | None = None) -> LocalChannel:
         """A channel to host:port. Raises `InvalidError` when that is no address."""
         parse_address(address)
-        return LocalChannel(self.network, self.name, address, self.identity, peer)
+        return LocalChannel(self.network, self.name, address, self._caller, peer)
 
-    async def serve(self, address: str, services: Sequence[Service]) -> LocalServer:
+    async def serve(
+        self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None
+    ) -> LocalServer:
         """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the address is taken."""
         wanted = parse_address(address, listening=True).dialable()
         if wanted.port == 0:
@@ -115,6 +127,7 @@ class LocalTransport:
             observer=self._observer,
             identity=self.identity,
             rules=self._rules,
+            check_caller=check_caller,
         )
         self.network.servers[key] = server
         return server
@@ -133,9 +146,11 @@ class LocalServer:
         observer: RpcObserver | None,
         identity: Identity | None,
         rules: Mapping[str, Rule],
+        check_caller: CheckCaller | None,
     ) -> None:
         self.name = name
         self.identity = identity
+        self._check_caller = check_caller
         self._network = network
         self._address = address
         self._health = Health(method.service for service in services for method in service.methods)
@@ -167,10 +182,17 @@ class LocalServer:
             call.break_off("the server has stopped")
         await self._scope.close()
 
-    def accept(self, conversation: Conversation, call: Call) -> None:
+    def accept(self, conversation: Conversation, call: Call, caller: Caller | None) -> None:
         """Serve a call in the background."""
         self._calls.add(conversation)
+        if caller is not None:
+            call = replace(call, identity=caller.identity, standing=partial(self._seconds_left, caller))
         conversation.task = self._scope.start(self._serve(conversation, call), name=call.method)
+
+    def _seconds_left(self, caller: Caller) -> float:
+        if self._check_caller is not None:
+            self._check_caller(caller)
+        return math.inf
 
     async def _serve(self, conversation: Conversation, call: Call) -> None:
         try:
@@ -186,6 +208,11 @@ class LocalServer:
         endpoint: Endpoint | None = self._endpoints.get(call.method)
         if endpoint is None:
             return unknown_method(call.method)
+        try:
+            if call.standing is not None:
+                call.standing()
+        except UnauthenticatedError as error:
+            return refuse(endpoint, error, self._observer)
         requests = conversation.read_requests()
         if endpoint.method.cardinality is not Cardinality.UNARY:
             return await converse(endpoint, requests, conversation.replies.put, call, self._observer)
@@ -200,12 +227,13 @@ class LocalChannel:
     """A connection to one address of a `LocalNetwork`."""
 
     def __init__(
-        self, network: LocalNetwork, name: str, address: str, identity: Identity | None, peer: Peer | None
+        self, network: LocalNetwork, name: str, address: str, caller: Caller | None, peer: Peer | None
     ) -> None:
         self._network = network
         self._name = name
         self._address = address
-        self._identity = identity
+        self._caller = caller
+        self._identity = caller.identity if caller is not None else None
         self._peer = peer
         self._key = canonical(address)
         self._closed = False
@@ -335,7 +363,7 @@ class LocalChannel:
             raise self._unavailable("connection refused", method)
         self._shake_hands(server.identity, method)
         left = None if deadline is None else deadline - asyncio.get_running_loop().time()
-        server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left, self._identity))
+        server.accept(conversation, Call(method.path, f"local:{self._name}", headers, left), self._caller)
 
     def _shake_hands(self, server: Identity | None, method: Method[Any, Any]) -> None:
         """What TLS does: both sides have certificates or neither has, and the server is whom we mean."""

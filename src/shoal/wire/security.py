@@ -24,6 +24,7 @@ Called by `channel.py` and `server.py`; calls `credentials.py`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,6 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InternalError, UnauthenticatedError, UnavailableError
 from shoal.model.identity import Caller, Identity, Peer
 from shoal.wire.grpcio import aio, grpc
-from shoal.wire.transport import Standing
 
 if TYPE_CHECKING:
     from shoal.wire.credentials import Credentials
@@ -112,12 +112,12 @@ class Protection(Protocol):
         """Let `server` listen at `target`; returns the port. Raises RuntimeError when it cannot."""
         ...
 
-    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
-        """Who calls. Raises `UnauthenticatedError` when that cannot be told, or was true once."""
+    def caller(self, context: aio.ServicerContext[bytes, bytes]) -> Caller | None:
+        """The caller by its certificate; None without certificates. Raises `UnauthenticatedError`."""
         ...
 
-    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
-        """To ask again while a call lasts; None where nobody is known."""
+    def seconds_left(self, caller: Caller) -> float:
+        """How long the certificates at both ends are valid. Raises an error when one has expired."""
         ...
 
 
@@ -152,11 +152,11 @@ class _Unprotected:
     def add_port(self, server: aio.Server, target: str) -> int:
         return server.add_insecure_port(target)
 
-    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
+    def caller(self, context: aio.ServicerContext[bytes, bytes]) -> None:
         return None
 
-    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
-        return None
+    def seconds_left(self, caller: Caller) -> float:
+        return math.inf
 
 
 class _Protected:
@@ -213,22 +213,13 @@ class _Protected:
         credentials = make(_configuration(given), fetch, require_client_authentication=self._asks_callers)
         return server.add_secure_port(target, credentials)
 
-    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> Identity | None:
-        caller = self._caller(context)
-        self._time_left(caller)
-        return caller.identity
-
-    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
-        caller = self._caller(context)
-        return lambda: self._time_left(caller)
-
-    def _caller(self, context: aio.ServicerContext[bytes, bytes]) -> Caller:
+    def caller(self, context: aio.ServicerContext[bytes, bytes]) -> Caller | None:
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:
             raise UnauthenticatedError("the caller has shown no certificate")
         return self._read_caller(bytes(next(iter(shown))))
 
-    def _time_left(self, caller: Caller) -> float:
+    def seconds_left(self, caller: Caller) -> float:
         now = self._clock.wall()
         if now >= caller.not_after:
             raise UnauthenticatedError(
@@ -265,10 +256,7 @@ class _ServerOnly(_Protected):
     def open_channel(self, target: str, peer: Peer | None, options: Options) -> aio.Channel:
         raise InternalError("a server for callers without certificates does not call anyone")
 
-    def identify(self, context: aio.ServicerContext[bytes, bytes]) -> None:
-        return None
-
-    def standing(self, context: aio.ServicerContext[bytes, bytes]) -> Standing | None:
+    def caller(self, context: aio.ServicerContext[bytes, bytes]) -> None:
         return None
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from shoal.core.errors import UnauthenticatedError, UnavailableError
+from shoal.model.identity import Caller
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.authorization import Policy
 from shoal.wire.grpcio import aio, grpc
@@ -21,7 +23,7 @@ from shoal.wire.reflection import Reflection
 from shoal.wire.security import Protection
 from shoal.wire.serving import Endpoint, RpcObserver, answer, converse, endpoints_of, refuse
 from shoal.wire.status import OK, Status
-from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, Service
+from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, CheckCaller, Service, Standing
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -83,6 +85,7 @@ async def serve(
     protection: Protection,
     policy: Policy | None,
     observer: RpcObserver | None,
+    check_caller: CheckCaller | None = None,
 ) -> GrpcServer:
     """Serve at host:port. Raises `UnavailableError` when that address cannot be had."""
     wanted = parse_address(address, listening=True)
@@ -92,7 +95,7 @@ async def serve(
     endpoints = endpoints_of([*services, health.service(), reflection.service()], policy)
     options = (*protection.server_options, *_OPTIONS)  # of two values for one option, the first counts
     server = aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
-    server.add_generic_rpc_handlers((_Handlers(endpoints, protection, observer),))
+    server.add_generic_rpc_handlers((_Handlers(endpoints, _Callers(protection, check_caller), observer),))
     bound = Address(wanted.host or "0.0.0.0", wanted.port)  # noqa: S104 - an empty host asks for every address
     try:
         port = protection.add_port(server, str(bound))
@@ -123,16 +126,49 @@ def _cannot_listen(address: Address) -> UnavailableError:
 class _Handlers(grpc.GenericRpcHandler):
     """Finds the handler of a call by its path."""
 
-    def __init__(self, endpoints: dict[str, Endpoint], protection: Protection, observer: RpcObserver | None) -> None:
-        self._handlers = {path: _handler(endpoint, protection, observer) for path, endpoint in endpoints.items()}
+    def __init__(self, endpoints: dict[str, Endpoint], callers: _Callers, observer: RpcObserver | None) -> None:
+        self._handlers = {path: _handler(endpoint, callers, observer) for path, endpoint in endpoints.items()}
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The handler, or None for an unknown method, which gRPC answers with UNIMPLEMENTED."""
         return self._handlers.get(handler_call_details.method)
 
 
+class _Callers:
+    """Identifies callers, and checks that their certificates are still valid."""
+
+    def __init__(self, protection: Protection, check_caller: CheckCaller | None) -> None:
+        self._protection = protection
+        self._check_caller = check_caller
+
+    def call(self, endpoint: Endpoint, context: aio.ServicerContext[bytes, bytes]) -> Call:
+        """The call as its handler sees it. Raises `UnauthenticatedError` for a caller that is refused."""
+        given = context.invocation_metadata() or ()
+        metadata = {name: value for name, value in given if isinstance(value, str)}
+        left = context.time_remaining()
+        caller = self._protection.caller(context)
+        standing: Standing | None = None
+        if caller is not None:
+            standing = partial(self._seconds_left, caller)
+            standing()
+        return Call(
+            endpoint.method.path,
+            context.peer(),
+            metadata,
+            None if left is None else float(left),
+            caller.identity if caller is not None else None,
+            # A unary call ends before anything changes; a stream may last.
+            None if endpoint.method.cardinality is Cardinality.UNARY else standing,
+        )
+
+    def _seconds_left(self, caller: Caller) -> float:
+        if self._check_caller is not None:
+            self._check_caller(caller)
+        return self._protection.seconds_left(caller)
+
+
 def _handler(
-    endpoint: Endpoint, protection: Protection, observer: RpcObserver | None
+    endpoint: Endpoint, callers: _Callers, observer: RpcObserver | None
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
     behaviours: dict[Cardinality, tuple[Callable[..., Awaitable[Any]], Callable[..., Any]]] = {
         Cardinality.UNARY: (_unary, grpc.unary_unary_rpc_method_handler),
@@ -143,7 +179,7 @@ def _handler(
 
     async def handle(given: Any, context: aio.ServicerContext[bytes, bytes]) -> Any:
         try:
-            call = _call(endpoint, protection, context)
+            call = callers.call(endpoint, context)
         except (UnauthenticatedError, UnavailableError) as error:
             await _abort(context, refuse(endpoint, error, observer))
             return None
@@ -218,18 +254,3 @@ async def _one(data: bytes) -> AsyncIterator[bytes]:
 
 async def _abort(context: aio.ServicerContext[bytes, bytes], status: Status) -> None:
     await context.abort(_CODES[int(status.code)], status.message, tuple(status.trailers.items()))
-
-
-def _call(endpoint: Endpoint, protection: Protection, context: aio.ServicerContext[bytes, bytes]) -> Call:
-    given = context.invocation_metadata() or ()
-    metadata = {name: value for name, value in given if isinstance(value, str)}
-    left = context.time_remaining()
-    return Call(
-        endpoint.method.path,
-        context.peer(),
-        metadata,
-        None if left is None else float(left),
-        protection.identify(context),
-        # One call is over before anything changes; a stream may last.
-        None if endpoint.method.cardinality is Cardinality.UNARY else protection.standing(context),
-    )

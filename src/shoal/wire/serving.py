@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 Send = Callable[[bytes], Awaitable[None]]
 
-CHECK_EVERY = 60.0
-"""Seconds after which a stream is looked at again in which nothing is said: the date may have been set meanwhile."""
+CHECK_EVERY = 3.0
+"""Seconds between two checks of a silent stream: its caller's certificate may have been revoked."""
 
 _MOMENT = 0.01
 

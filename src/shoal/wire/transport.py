@@ -17,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
-from shoal.model.identity import Identity, Peer
+from shoal.model.identity import Caller, Identity, Peer
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -26,7 +26,10 @@ DEFAULT_TIMEOUT = 10.0
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 
 Standing = Callable[[], float]
-"""For how many seconds a call is still good. Raises what a new call would be refused with, once it is not."""
+"""How many seconds the certificates of a stream are valid. Raises the error that a new call would get if one is not."""
+
+CheckCaller = Callable[[Caller], None]
+"""Raises `UnauthenticatedError` for a caller whose certificate was revoked."""
 
 
 class Cardinality(enum.Enum):
@@ -69,7 +72,7 @@ class Call:
     time_left: float | None = None
     #: Who calls, proven by its certificate. None on an insecure transport, where nobody is known.
     identity: Identity | None = None
-    #: Of a stream, whether it is still good: by the certificates at both ends. None where nobody is known.
+    #: Of a stream, whether the certificates at both ends are still valid. None where callers have no identity.
     standing: Standing | None = field(default=None, repr=False, compare=False)
 
 
@@ -172,6 +175,11 @@ class Transport(Protocol):
         """
         ...
 
-    async def serve(self, address: str, services: Sequence[Service]) -> Server:
-        """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken."""
+    async def serve(
+        self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None
+    ) -> Server:
+        """Serve at host:port (port 0: any free one). Raises `UnavailableError` when the port is taken.
+
+        `check_caller` is asked for each call, for each message of a stream, and every few seconds while a stream lasts.
+        """
         ...

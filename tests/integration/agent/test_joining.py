@@ -97,7 +97,7 @@ async def test_an_agent_joins_and_works(place, tmp_path):
     settings = place.agent_settings(tmp_path / "agent", await token_of(place))
     await join(settings, node_id=lambda: "unused")
     names = {path.name: path for path in settings.credentials_dir.iterdir()}
-    assert set(names) == {"ca.pem", "cert.pem", "key.pem"}
+    assert set(names) == {"ca.pem", "cert.pem", "key.pem", "token-id"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in names.values())
     assert (tmp_path / "agent").stat().st_mode & 0o777 == 0o700, "nor may others look into its data directory"
     before = names["cert.pem"].read_bytes()
@@ -129,6 +129,29 @@ async def test_the_same_key_asks_again_after_an_answer_that_was_lost(place, tmp_
         (settings.credentials_dir / name).unlink()
     await join(settings, node_id=lambda: "unused")
     assert (settings.credentials_dir / "key.pem").read_bytes() == key
+
+
+@pytest.mark.parametrize(
+    ("token", "words"),
+    [("nothing", "cannot be read"), (f"shoal1.{'a' * 10}.{'b' * 40}.{'0' * 64}", "joining again at")],
+    ids=["no token", "of another authority"],
+)
+async def test_an_agent_that_has_joined_goes_on_without_a_usable_token(place, tmp_path, caplog, token, words):
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place))
+    await join(settings, node_id=lambda: "unused")
+    before = (settings.credentials_dir / "cert.pem").read_bytes()
+    await join(replace(settings, join=token), node_id=lambda: "unused")
+    assert (settings.credentials_dir / "cert.pem").read_bytes() == before
+    assert words in caplog.text
+
+
+async def test_an_agent_that_has_joined_asks_once_with_a_token_that_is_refused(place, tmp_path, caplog):
+    settings = place.agent_settings(tmp_path / "agent", await token_of(place))
+    await join(settings, node_id=lambda: "unused")
+    used = replace(settings, join=await token_of(place, node_id="n7"))
+    for _ in range(2):
+        await join(used, node_id=lambda: "unused")
+    assert caplog.text.count("refuses the new token: the join token is for node 'n7'") == 1
 
 
 async def test_a_token_of_another_control_plane_is_not_shown_to_this_one(place, tmp_path):
@@ -345,7 +368,7 @@ async def test_a_token_that_runs_out_in_a_crowd_ends_the_agent(place, tmp_path):
     await server.stop(0)
 
 
-async def test_the_door_lets_nobody_do_anything_else_and_not_too_often(place):
+async def test_the_join_listener_serves_nothing_else_and_has_a_rate_limit(place):
     roots = place.certificates.trusted
     channel = GrpcTransport(security=AnonymousTls(roots, "control.default.shoal")).connect(place.plane.join_address)
     answer = await channel.call(Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
@@ -380,6 +403,11 @@ async def test_a_certificate_is_renewed_when_two_thirds_of_its_life_are_over(pla
     paths = write_credentials(tmp_path / "certs", ca=place.certificates.trusted, pair=pair)
     transport = GrpcTransport(security=AgentSettings(data_dir=str(tmp_path)).access.security())
     client = ControlClient(transport, [place.plane.address])
+    capacity = control_pb2.NodeCapabilities(cpu_total_millicores=1, memory_total_mb=1)
+    request = control_pb2.RegisterNodeRequest(node_id="n1", capabilities=capacity, grpc_endpoint="127.0.0.1:1")
+    channel = transport.connect(place.plane.address)
+    assert (await channel.call(AgentControl.REGISTER_NODE, request)).accepted
+    await channel.close()
     renewing = asyncio.ensure_future(Renewal(paths, client, clock=clock, entropy=SystemEntropy()).run())
     try:
         async with asyncio.timeout(30):

@@ -49,6 +49,7 @@ class TrustingFleet(RealFleet):
             store=self.store,
             clock=self.clock,
             entropy=SeededEntropy(1),
+            threads=Inline(),
         )
         await self.plane.start(http=False)
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, UnauthenticatedError
-from shoal.model.identity import Caller, Identity, Role, workload_identity
-from shoal.wire.authority import SKEW, issue, make_authority
+from shoal.model.identity import CLOCK_SKEW, Caller, Identity, Role, workload_identity
+from shoal.wire.authority import issue, make_authority
 from shoal.wire.certificates import authority_cluster, identity_of, matches, read_caller, read_certificates
 
 NOW = datetime(2026, 3, 1, 12, 30, 15, tzinfo=UTC)
@@ -37,7 +37,7 @@ def pem(der: bytes) -> bytes:
 @pytest.mark.parametrize("lifetime", [timedelta(minutes=7), timedelta(days=3649)], ids=["short", "long"])
 def test_a_caller_has_an_identity_and_two_dates(identity, lifetime):
     cert = issue(AUTHORITY, identity, now=NOW, lifetime=lifetime).cert
-    assert read_caller(cert) == Caller(identity, NOW - SKEW, NOW + lifetime)
+    assert read_caller(cert) == Caller(identity, NOW - CLOCK_SKEW, NOW + lifetime)
 
 
 def test_years_after_2049_are_read():

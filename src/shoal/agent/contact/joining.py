@@ -1,9 +1,12 @@
-"""How an agent gets its first certificate, with nothing but a join token.
+"""Gets an agent its first certificate, with nothing but a join token.
 
 The token holds the SHA-256 of the authority's certificate. So the agent can ask anyone for that certificate, over a
 connection that proves nothing, and know the right one when it sees it; everything after that goes over a connection to
 whom that authority vouches for. The key is made here and never leaves. It is written down before it is used: after a
 crash, or an answer that was lost, the same key asks again and the token is not used twice.
+
+An agent that has valid files does not need its token again. With another token than the one it joined with, it joins
+again: its certificate may have been revoked because its node was removed.
 
 Called by `shoal agent` before the agent is made; calls `shoal.v1.Enrollment`.
 """
@@ -24,6 +27,7 @@ from shoal.agent.settings import AgentSettings
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import (
+    DeniedError,
     ExhaustedError,
     InvalidError,
     NotFoundError,
@@ -55,6 +59,8 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 _RETRY = Backoff(first=1.0, cap=30.0, jitter=0.5)
 _CONNECT_SECONDS = 10.0
 _OWN_KEY = "joining-key.pem"
+#: Holds the id of the token that the node joined with.
+_TOKEN_ID = "token-id"  # noqa: S105 - a file name
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +90,11 @@ async def join(
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     directory = settings.credentials_dir
-    if _has_good_files(directory, clock):
-        log.info("this node has joined already; the token is not needed")
+    addresses = settings.join_addresses
+    if _has_valid_files(directory, clock):
+        await _join_again(settings, addresses, directory, settings.node_id or node_id(), clock)
         return
     token = parse_token(settings.join, name="--join")
-    addresses = settings.join_addresses
     failures = 0
     told: dict[str, str] = {}
     while True:
@@ -121,7 +127,41 @@ def _naming(error: ShoalError, tried: Sequence[str]) -> ShoalError:
     return error
 
 
-def _has_good_files(directory: Path, clock: Clock) -> bool:
+async def _join_again(
+    settings: AgentSettings, addresses: Sequence[str], directory: Path, node_id: str, clock: Clock
+) -> None:
+    """Join with a new token, if it is one. The files that are there stay in use until new ones replace them."""
+    try:
+        token = parse_token(settings.join, name="--join")
+    except InvalidError as error:
+        log.warning("this node has joined already; its token cannot be read: %s", error.message)
+        return
+    if _last_token(directory) == token.token_id:
+        log.info("this node has joined already; the token is not needed")
+        return
+    for address in addresses:
+        try:
+            await _join_at(address, token, node_id, directory, clock)
+        except DeniedError as error:
+            log.warning("this node has joined already; %s refuses the new token: %s", address, error.message)
+            write_private(directory / _TOKEN_ID, token.token_id.encode())
+            return
+        except ShoalError as error:
+            log.warning("joining again at %s: %s", address, error.message)
+        else:
+            return
+    log.warning("this node goes on with the certificate it has; the new token was not used")
+
+
+def _last_token(directory: Path) -> str:
+    """The id of the token that this node joined with, or that was refused; empty if that is not known."""
+    try:
+        return read_private(directory / _TOKEN_ID).decode("ascii", "replace").strip()
+    except NotFoundError:
+        return ""
+
+
+def _has_valid_files(directory: Path, clock: Clock) -> bool:
     try:
         read_credentials(CredentialPaths.within(directory), now=clock.wall())
     except InvalidError:
@@ -132,14 +172,16 @@ def _has_good_files(directory: Path, clock: Clock) -> bool:
 async def _join_at(address: str, token: TokenText, node_id: str, directory: Path, clock: Clock) -> None:
     trust = await _recognise(address, token)
     identity = Identity(Role.AGENT, trust.cluster, node_id)
-    own = _own_request(directory, identity)
+    own = await asyncio.to_thread(_own_request, directory, identity)
     security = AnonymousTls(trust.pem, CONTROL_PLANE.server_name(trust.cluster))
     answer = await _ask(address, security, Enrollment.JOIN, pb.JoinRequest(token=str(token), csr=own.csr))
     leaf = read_certificates(answer.certificate)[0]
     if identity_of(leaf) != identity or not matches(leaf, own.key):
-        raise UnauthenticatedError(f"{address} has issued a certificate for somebody else")
-    write_credentials(directory, ca=answer.ca, pair=Pair(answer.certificate, own.key))
+        raise UnauthenticatedError(f"{address} has issued a certificate for another identity")
+    pair = Pair(answer.certificate, own.key)
+    await asyncio.to_thread(write_credentials, directory, ca=answer.ca, pair=pair)
     (directory / _OWN_KEY).unlink(missing_ok=True)
+    write_private(directory / _TOKEN_ID, token.token_id.encode())
     log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
 
 

@@ -6,13 +6,14 @@ or that does not lead, is asked again later; there is a third of a life for that
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 
 from shoal.agent.contact.control_client import ControlClient
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import ShoalError
+from shoal.core.errors import InternalError, ShoalError
 from shoal.core.private_files import read_private
 from shoal.core.retry import Backoff
 from shoal.wire.authority import Pair, make_signing_request
@@ -62,12 +63,13 @@ class Renewal:
     async def renew(self) -> None:
         """Get a new key certified and put both in the place of the old ones."""
         identity = identity_of(read_certificates(read_private(self._paths.cert))[0])
-        own = make_signing_request(identity)
+        own = await asyncio.to_thread(make_signing_request, identity)
         answer = await self._client.renew_certificate(own.csr)
         fresh = read_certificates(answer.certificate)[0]
         if identity_of(fresh) != identity or not matches(fresh, own.key):
-            raise ShoalError("the control plane has issued a certificate for somebody else")
-        write_credentials(self._paths.cert.parent, ca=answer.ca, pair=Pair(answer.certificate, own.key))
+            raise InternalError("the control plane has issued a certificate for another identity")
+        pair = Pair(answer.certificate, own.key)
+        await asyncio.to_thread(write_credentials, self._paths.cert.parent, ca=answer.ca, pair=pair)
         log.info("the certificate was renewed; it is good until %s", fresh.not_valid_after_utc.isoformat())
 
     def _due_in(self, share: float) -> float:

@@ -1,11 +1,12 @@
-"""`shoal.v1.Enrollment` and `shoal.v1.Credentials`: convert, call, convert. `control.trust.enrollment` decides."""
+"""`shoal.v1.Enrollment` and `shoal.v1.Credentials`: convert, call, convert. `control.trust` decides."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
 from shoal.control.state.causes import caller_of
-from shoal.control.trust.enrollment import DEFAULT_TTL, MOST_USES, Enrolment, JoinDoor
+from shoal.control.trust.enrollment import Enrollment, JoinListener
+from shoal.control.trust.join_tokens import DEFAULT_TTL, MOST_USES, JoinTokens
 from shoal.core.errors import InvalidError, Problem, UnauthenticatedError, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
 from shoal.model.identity import Identity, Role
@@ -18,35 +19,36 @@ from shoal.wire.transport import Call
 class EnrollmentService:
     """The handlers for callers that have no certificate."""
 
-    def __init__(self, enrolment: Enrolment, door: JoinDoor) -> None:
-        self._enrolment = enrolment
-        self._limit = door.limit
+    def __init__(self, enrollment: Enrollment, listener: JoinListener) -> None:
+        self._enrollment = enrollment
+        self._limit = listener.limit
 
     async def get_authority(self, _request: pb.GetAuthorityRequest, _call: Call) -> pb.GetAuthorityResponse:
         """The authorities' certificates."""
         self._limit.take()
-        return pb.GetAuthorityResponse(ca=self._enrolment.trusted())
+        return pb.GetAuthorityResponse(ca=await self._enrollment.trusted())
 
     async def join(self, request: pb.JoinRequest, _call: Call) -> pb.JoinResponse:
         """A first certificate."""
         self._limit.take()
-        issued = await self._enrolment.join(parse_token(request.token), request.csr)
+        issued = await self._enrollment.join(parse_token(request.token), request.csr)
         return pb.JoinResponse(certificate=issued.certificate, ca=issued.ca)
 
 
 class CredentialService:
     """The handlers for callers that have one."""
 
-    def __init__(self, enrolment: Enrolment, door: JoinDoor) -> None:
-        self._enrolment = enrolment
-        self._door = door
+    def __init__(self, enrollment: Enrollment, tokens: JoinTokens, listener: JoinListener) -> None:
+        self._enrollment = enrollment
+        self._tokens = tokens
+        self._listener = listener
 
     async def create_join_token(self, request: pb.CreateJoinTokenRequest, call: Call) -> pb.CreateJoinTokenResponse:
         """Make a token."""
         problems = list(_token_problems(request))
         if problems:
             raise InvalidError(problems)
-        text, token = await self._enrolment.create_token(
+        text, token = await self._tokens.create(
             ttl=timedelta(milliseconds=request.ttl_ms) if request.HasField("ttl_ms") else DEFAULT_TTL,
             role=Role.AGENT,
             node_id=request.node_id,
@@ -54,33 +56,33 @@ class CredentialService:
             by=_name(call),
         )
         return pb.CreateJoinTokenResponse(
-            token=str(text), view=convert.join_token_to_proto(token), join_port=self._door.port
+            token=str(text), view=convert.join_token_to_proto(token), join_port=self._listener.port
         )
 
     async def list_join_tokens(self, _request: pb.ListJoinTokensRequest, _call: Call) -> pb.ListJoinTokensResponse:
-        """The tokens there are, without their secrets, and where this control plane lets nodes join."""
+        """The valid tokens, without their secrets, and the port at which nodes join."""
         return pb.ListJoinTokensResponse(
-            tokens=[convert.join_token_to_proto(token) for token in await self._enrolment.tokens()],
-            join_port=self._door.port,
+            tokens=[convert.join_token_to_proto(token) for token in await self._tokens.valid()],
+            join_port=self._listener.port,
         )
 
     async def revoke_join_token(self, request: pb.RevokeJoinTokenRequest, call: Call) -> pb.RevokeJoinTokenResponse:
-        """Make a token worthless."""
+        """End a token."""
         _check_id("token_id", request.token_id)
-        await self._enrolment.revoke_token(request.token_id, by=_name(call))
+        await self._tokens.revoke(request.token_id, by=_name(call))
         return pb.RevokeJoinTokenResponse()
 
     async def renew_certificate(self, request: pb.RenewCertificateRequest, call: Call) -> pb.RenewCertificateResponse:
         """A new certificate for the caller."""
-        issued = await self._enrolment.renew(_known(call), request.csr)
+        issued = await self._enrollment.renew(_known(call), request.csr)
         return pb.RenewCertificateResponse(certificate=issued.certificate, ca=issued.ca)
 
     async def issue_workload_certificate(
         self, request: pb.IssueWorkloadCertificateRequest, call: Call
     ) -> pb.IssueWorkloadCertificateResponse:
-        """A certificate for a workload of the caller's."""
+        """A certificate for a workload on the caller's node."""
         _check_id("workload_id", request.workload_id)
-        issued = await self._enrolment.issue_for_workload(_known(call), WorkloadId(request.workload_id), request.csr)
+        issued = await self._enrollment.issue_for_workload(_known(call), WorkloadId(request.workload_id), request.csr)
         return pb.IssueWorkloadCertificateResponse(certificate=issued.certificate, ca=issued.ca)
 
 

@@ -30,8 +30,11 @@ from shoal.control.placement.placer import Placer
 from shoal.control.settings import ControlSettings
 from shoal.control.state.fleet import Fleet, Ledger
 from shoal.control.store.base import EventQuery, Store
-from shoal.control.trust.enrollment import Enrolment, JoinDoor, Signer
+from shoal.control.trust.enrollment import Enrollment, JoinListener
+from shoal.control.trust.join_tokens import JoinTokens
+from shoal.control.trust.revocations import Revocations
 from shoal.control.trust.secrets import KEY_FILE, SecretBook
+from shoal.control.trust.signing import Signer
 from shoal.control.workloads.adoption import Adoption
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.groups import Groups
@@ -60,7 +63,8 @@ class Leadership:
         clock: Clock,
         entropy: Entropy,
         metrics: ControlMetrics,
-        join: JoinDoor,
+        join: JoinListener,
+        signer: Signer,
         term: int,
         is_confirmed: Callable[[], bool],
         on_store_failure: Callable[[], None],
@@ -109,7 +113,8 @@ class Leadership:
             cluster_id=settings.cluster_id,
         )
         self.lease_watch = LeaseWatch(self.ledger, self.dispatch, self.contacts, states, self.lost_nodes, clock=clock)
-        self.operations = NodeOperations(self.ledger, self.contacts, self.dispatch, clock=clock)
+        self.revocations = Revocations(self.fleet)
+        self.operations = NodeOperations(self.ledger, self.contacts, self.dispatch, self.revocations, clock=clock)
         self.drains = Drains(
             self.ledger,
             self.dispatch,
@@ -156,12 +161,9 @@ class Leadership:
             is_confirmed=is_confirmed,
             issues_certificates=bool(settings.ca_key),
         )
-        enrolment = Enrolment(
-            self.ledger,
-            signer=Signer(Path(settings.ca), Path(settings.ca_key)) if settings.ca_key else None,
-            cluster_id=settings.cluster_id,
-            clock=clock,
-            entropy=entropy,
+        tokens = JoinTokens(self.ledger, signer, clock=clock, entropy=entropy)
+        enrollment = Enrollment(
+            self.fleet, signer, tokens, self.revocations, cluster_id=settings.cluster_id, clock=clock
         )
         secrets = SecretBook(
             self.ledger,
@@ -173,8 +175,8 @@ class Leadership:
         )
         self.dispatch.secrets = self.book = secrets
         self.secrets = SecretService(secrets)
-        self.enrollment = EnrollmentService(enrolment, join)
-        self.credentials = CredentialService(enrolment, join)
+        self.enrollment = EnrollmentService(enrollment, join)
+        self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False
         self._clock = clock
         self._cursor = -1

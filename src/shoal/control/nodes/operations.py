@@ -15,6 +15,7 @@ from datetime import timedelta
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.store.base import Batch
+from shoal.control.trust.revocations import Revocations
 from shoal.control.workloads import changes
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.failover import seconds_until_move
@@ -27,11 +28,14 @@ from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 class NodeOperations:
     """What operators can do with nodes."""
 
-    def __init__(self, ledger: Ledger, contacts: Contacts, dispatch: Dispatch, *, clock: Clock) -> None:
+    def __init__(
+        self, ledger: Ledger, contacts: Contacts, dispatch: Dispatch, revocations: Revocations, *, clock: Clock
+    ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
         self._contacts = contacts
         self._dispatch = dispatch
+        self._revocations = revocations
         self._clock = clock
 
     async def cordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
@@ -110,8 +114,10 @@ class NodeOperations:
                 dead=True,
             )
 
-        said = "an operator says that nothing runs there"
-        record = await self._change(node_id, change, "NodeDeclaredDead", said, cause=cause)
+        said = "an operator says that nothing runs there; its certificates are revoked"
+        record = await self._change(
+            node_id, change, "NodeDeclaredDead", said, cause=cause, revokes="the node was declared dead"
+        )
         self._contacts.forget(node_id)
         return record
 
@@ -132,13 +138,20 @@ class NodeOperations:
                     hint=f"try again in a few seconds, or say that it is gone: `shoal node dead {node_id}`",
                     node_id=node_id,
                 )
-            event = node_event(
-                node_id, "NodeRemoved", "removed by an operator", at=self._clock.wall(), source="api", cause=cause
-            )
+            at = self._clock.wall()
+            said = "removed by an operator; its certificates are revoked"
+            event = node_event(node_id, "NodeRemoved", said, at=at, source="api", cause=cause)
+            revocation, dropped = self._revocations.revoke(node_id, "the node was removed", at=at)
             # In the same batch: no heartbeat of this node will ever report its copies as gone.
             gone = changes.copies_gone(self._fleet, node_id, self._fleet.left_on(node_id))
             without = gone.workloads if gone is not None else ()
-            return Batch(workloads=without, removed_nodes={node_id: node.version}, events=(event,))
+            return Batch(
+                workloads=without,
+                removed_nodes={node_id: node.version},
+                revocations=(revocation,),
+                removed_revocations=dropped,
+                events=(event,),
+            )
 
         await self._ledger.change(decide)
         self._contacts.forget(node_id)
@@ -176,6 +189,7 @@ class NodeOperations:
         cause: str,
         source: str = "operator",
         ends_work: bool = False,
+        revokes: str = "",
     ) -> NodeRecord:
         """Store what `change` makes of a node. `ends_work`: no placement that was decided before comes after it."""
 
@@ -183,8 +197,14 @@ class NodeOperations:
             changed = change(self._fleet.node(node_id))
             if changed is None:
                 return None
-            event = node_event(node_id, kind, message, at=self._clock.wall(), source=source, cause=cause)
-            return Batch(nodes=(changed,), events=(event,))
+            at = self._clock.wall()
+            batch = Batch(
+                nodes=(changed,), events=(node_event(node_id, kind, message, at=at, source=source, cause=cause),)
+            )
+            if revokes:
+                revocation, dropped = self._revocations.revoke(node_id, revokes, at=at)
+                batch = dataclasses.replace(batch, revocations=(revocation,), removed_revocations=dropped)
+            return batch
 
         async with self._dispatch.no_placements() if ends_work else nullcontext():
             await self._ledger.change(decide)

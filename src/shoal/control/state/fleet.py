@@ -25,6 +25,7 @@ from shoal.core.tasks import TaskScope
 from shoal.model.events import Event
 from shoal.model.nodes import DesiredNodeState, NodeRecord
 from shoal.model.resources import Resources
+from shoal.model.trust import Revocation
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, RunState, Usage, WorkloadRecord
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Fleet:
         self.workloads: dict[WorkloadId, WorkloadRecord] = {}
         self.groups: dict[GroupId, GroupRecord] = {}
         self.observations: dict[WorkloadId, Observation] = {}
+        self.revocations: dict[NodeId, Revocation] = {}
         #: No generation up to this one is used for a new workload: a name that is used again goes on counting.
         self.generation_floor = 0
         self._left_on: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
@@ -164,6 +166,10 @@ class Fleet:
             self.nodes.pop(node_id, None)
             self._facts.pop(node_id, None)
             self._disk_pressure.pop(node_id, None)
+        for revoked in batch.removed_revocations:
+            self.revocations.pop(revoked, None)
+        for revocation in batch.revocations:
+            self.revocations[revocation.node_id] = dataclasses.replace(revocation, version=revocation.version + 1)
         self.generation_floor = max(self.generation_floor, batch.generation_floor)
         for group_id in batch.removed_groups:
             self.groups.pop(group_id, None)
@@ -195,6 +201,7 @@ class Fleet:
         self._facts.clear()
         self.nodes = {node.node_id: node for node in stored.nodes}
         self.groups = {group.group_id: group for group in stored.groups}
+        self.revocations = {each.node_id: each for each in stored.revocations}
         self.generation_floor = stored.generation_floor
         for workload in stored.workloads:
             self._put_workload(workload)

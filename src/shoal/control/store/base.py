@@ -20,7 +20,7 @@ from typing import Protocol
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord
-from shoal.model.trust import JoinToken, SecretRecord
+from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import GroupRecord, Observation, WorkloadRecord
 
 INSTANCE_FILE = "name"
@@ -45,6 +45,8 @@ class Batch:
     removed_tokens: Mapping[str, int] = field(default_factory=dict)
     secrets: tuple[SecretRecord, ...] = ()
     removed_secrets: Mapping[str, int] = field(default_factory=dict)
+    revocations: tuple[Revocation, ...] = ()
+    removed_revocations: Mapping[NodeId, int] = field(default_factory=dict)
     #: Last reports, replaced without compare-and-set: the newest accepted one counts. Dropped with their workload.
     observations: tuple[Observation, ...] = ()
     forgotten_observations: tuple[WorkloadId, ...] = ()
@@ -70,6 +72,7 @@ class Snapshot:
     workloads: tuple[WorkloadRecord, ...] = ()
     groups: tuple[GroupRecord, ...] = ()
     observations: tuple[Observation, ...] = ()
+    revocations: tuple[Revocation, ...] = ()
     #: The highest generation of any workload that was forgotten. A new one begins above it, so that no generation of
     #: a name is ever used twice, also when the name is.
     generation_floor: int = 0

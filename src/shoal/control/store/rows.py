@@ -18,7 +18,7 @@ from shoal.core.errors import InternalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord, NodeState
-from shoal.model.trust import JoinToken, SecretRecord
+from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
 
 T = TypeVar("T")
@@ -39,6 +39,7 @@ _WORKLOAD = DocumentCodec(
 _GROUP = DocumentCodec(GroupRecord, columns=("group_id", "desired", "generation", "version"))
 _TOKEN = DocumentCodec(JoinToken, columns=("token_id", "version"))
 _SECRET = DocumentCodec(SecretRecord, columns=("name", "sealed", "version"))
+_REVOCATION = DocumentCodec(Revocation, columns=("node_id", "version"))
 _OBSERVATION = DocumentCodec(Observation, columns=("node_id",))
 _EVENT = DocumentCodec(Event, columns=("cursor",))
 
@@ -109,6 +110,9 @@ def _prepare_records(changes: Changes, batch: Batch) -> None:
     for secret in batch.secrets:
         row = {"document": _SECRET.encode(secret), "sealed": secret.sealed}
         _put(changes, "secrets", secret.name, secret.version, row)
+    for revocation in batch.revocations:
+        row = {"document": _REVOCATION.encode(revocation)}
+        _put(changes, "revocations", revocation.node_id, revocation.version, row)
 
 
 def _prepare_removals(changes: Changes, batch: Batch) -> None:
@@ -118,6 +122,7 @@ def _prepare_removals(changes: Changes, batch: Batch) -> None:
         ("groups", batch.removed_groups),
         ("join_tokens", batch.removed_tokens),
         ("secrets", batch.removed_secrets),
+        ("revocations", batch.removed_revocations),
     )
     for table, removed in tables:
         for key, expected in removed.items():
@@ -259,6 +264,11 @@ def secret_from_row(row: Any) -> SecretRecord:
     return _SECRET.decode(
         row.document, written_as=row.format, name=row.id, sealed=bytes(row.sealed), version=row.version
     )
+
+
+def revocation_from_row(row: Any) -> Revocation:
+    """A stored revocation."""
+    return _REVOCATION.decode(row.document, written_as=row.format, node_id=NodeId(row.id), version=row.version)
 
 
 def observation_from_row(row: Any) -> Observation:

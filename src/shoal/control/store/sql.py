@@ -45,6 +45,7 @@ from shoal.control.store.rows import (
     merge,
     node_from_row,
     observation_from_row,
+    revocation_from_row,
     searchable,
     secret_from_row,
     token_from_row,
@@ -64,6 +65,7 @@ _KINDS = {
     "groups": "group",
     "join_tokens": "join token",
     "secrets": "secret",
+    "revocations": "revocation",
 }
 
 
@@ -133,6 +135,14 @@ class Statements:
             Column("document", Text),
             Column("sealed", LargeBinary),
         )
+        self.revocations = Table(
+            "revocations",
+            metadata,
+            Column("id", Text, primary_key=True),
+            Column("version", BigInteger),
+            Column("format", Integer),
+            Column("document", Text),
+        )
         self.observations = Table(
             "observations",
             metadata,
@@ -167,6 +177,7 @@ class Statements:
             "groups": self.groups,
             "join_tokens": self.join_tokens,
             "secrets": self.secrets,
+            "revocations": self.revocations,
         }
         self.steps = tuple(self._steps())
         self.add_events = insert(self.events)
@@ -375,6 +386,7 @@ def load_snapshot(
         workloads=read(statements.workloads, lambda row: workload_from_row(row, decode_spec)),
         groups=read(statements.groups, group_from_row),
         observations=read(statements.observations, observation_from_row, "workload_id"),
+        revocations=read(statements.revocations, revocation_from_row),
         generation_floor=connection.execute(statements.generation_floor).scalar_one(),
     )
 

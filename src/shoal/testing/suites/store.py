@@ -126,14 +126,20 @@ class StoreSuite:
     @given(
         tokens=st.lists(values.TOKENS, max_size=2, unique_by=lambda each: each.token_id),
         secrets=st.lists(values.SECRETS, max_size=2, unique_by=lambda each: each.name),
+        revocations=st.lists(values.REVOCATIONS, max_size=2, unique_by=lambda each: each.node_id),
     )
-    async def test_keeps_tokens_and_secrets(self, store: Store, *, tokens: Any, secrets: Any) -> None:
+    async def test_keeps_tokens_secrets_and_revocations(
+        self, store: Store, *, tokens: Any, secrets: Any, revocations: Any
+    ) -> None:
         """They read back equal, are changed by compare-and-set like everything else, and can be removed."""
-        await store.commit(Batch(tokens=tuple(tokens), secrets=tuple(secrets)))
+        await store.commit(Batch(tokens=tuple(tokens), secrets=tuple(secrets), revocations=tuple(revocations)))
+        revoked = (await store.load()).revocations
+        assert revoked == _later(sorted(revocations, key=lambda each: each.node_id))
         found, sealed = await store.tokens(), await store.secrets()
         assert found == _later(sorted(tokens, key=lambda each: each.token_id))
         assert sealed == _later(sorted(secrets, key=lambda each: each.name))
-        for batch in (Batch(tokens=tuple(tokens)), Batch(secrets=tuple(secrets))):
+        stale = Batch(revocations=tuple(revocations))
+        for batch in (Batch(tokens=tuple(tokens)), Batch(secrets=tuple(secrets)), stale):
             if not batch.is_empty():
                 with pytest.raises(ConflictError):
                     await store.commit(batch)
@@ -147,6 +153,7 @@ class StoreSuite:
             Batch(
                 removed_tokens={each.token_id: each.version for each in _later(later.tokens)},
                 removed_secrets={each.name: each.version for each in _later(later.secrets)},
+                removed_revocations={each.node_id: each.version for each in revoked},
             )
         )
         assert (await store.tokens(), await store.secrets()) == ((), ())

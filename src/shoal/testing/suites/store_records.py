@@ -24,7 +24,7 @@ from shoal.core.shape import build, to_mapping
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord, NodeSpec, NodeState
 from shoal.model.resources import Resources
-from shoal.model.trust import JoinToken, SecretRecord
+from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import (
     DesiredState,
     GroupRecord,
@@ -128,6 +128,7 @@ GROUPS = values_of(GroupRecord, version=st.just(0))
 OBSERVATIONS = values_of(Observation)
 EVENTS = values_of(Event, cursor=st.just(0))
 TOKENS = values_of(JoinToken, token_id=IDENTIFIERS, version=st.just(0))
+REVOCATIONS = values_of(Revocation, node_id=IDENTIFIERS, version=st.just(0))
 SECRETS = values_of(SecretRecord, name=IDENTIFIERS, version=st.just(0))
 
 
