@@ -178,7 +178,7 @@ def _workloads() -> tuple[Step, ...]:
         _wait("workload", "web", "Running"),
         _call(AgentControl.SUBMIT_AUTOMATION_SUGGESTION, control.SubmitAutomationSuggestionRequest(suggestion=more)),
         _call(AgentControl.RETRY_WORKLOAD, control.RetryWorkloadRequest(workload_id="chatty")),
-        _call(AgentControl.RETRY_WORKLOAD, control.RetryWorkloadRequest(workload_id="none-such"), ends="NOT_FOUND"),
+        _call(AgentControl.RETRY_WORKLOAD, control.RetryWorkloadRequest(workload_id="none-such")),
         _wait("workload", "chatty", "Completed"),
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib
 import pkgutil
 import shutil
@@ -285,7 +286,7 @@ class Replay:
 @pytest.fixture(scope="module", params=SPOKEN, ids=str)
 def replay(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Replay:
     version: RecordedVersion = request.param
-    steps = read_steps(version.folder / CALLS_FILE)
+    steps = tuple(_as_of_today(step) for step in read_steps(version.folder / CALLS_FILE))
 
     async def play() -> tuple[list[Played], str]:
         async with Place(tmp_path_factory.mktemp("place") / "now").running() as place:
@@ -296,6 +297,17 @@ def replay(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             return played, str(refused.value)
 
     return Replay(version, steps, *asyncio.run(play()))
+
+
+#: Calls that were refused with a status, and are answered now: clients of the published contract read the answer.
+ANSWERED_NOW = {
+    (full_name(AgentControl.RETRY_WORKLOAD), "NOT_FOUND"): control_pb2.RetryWorkloadResponse(accepted=False),
+}
+
+
+def _as_of_today(step: Step) -> Step:
+    answer = ANSWERED_NOW.get((step.method, step.status))
+    return step if answer is None else dataclasses.replace(step, status="OK", replies=(answer,))
 
 
 def _never() -> Step:
