@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from hypothesis import strategies as st
 
 from shoal.core.shape import MaxLength, NumberToo, OneOf, Pattern, Range, field_kinds, find_problems, plain_kind
+from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.workloads import WorkloadSpec, WorkloadType
 
 MOST_ENTRIES = 3
@@ -29,6 +30,20 @@ def values_of(kind: Any, **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[A
 def workload_specs() -> st.SearchStrategy[WorkloadSpec]:
     """Valid specs of every kind of workload."""
     return st.one_of(*(_specs_of(kind) for kind in WorkloadType))
+
+
+def documents() -> st.SearchStrategy[WorkloadDocument | GroupDocument]:
+    """Valid documents of workloads and groups."""
+    identifiers = st.sampled_from(["web", "a-1", "x.y_z"])
+    workloads = st.builds(
+        WorkloadDocument,
+        id=identifiers,
+        spec=workload_specs(),
+        revision=st.sampled_from(["", "v1", "0x10", "null"]),
+        desired_state=st.sampled_from(["Running", "Stopped"]),
+    )
+    members = st.lists(workloads, min_size=1, max_size=3, unique_by=lambda each: each.id).map(tuple)
+    return workloads | st.builds(GroupDocument, id=identifiers, members=members)
 
 
 @functools.cache

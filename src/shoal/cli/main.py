@@ -1,12 +1,13 @@
-"""`shoal`: the one program. Builds the command tree, and turns errors into one line and an exit code.
+"""`shoal`: builds the command tree, runs one command line, and turns errors into one line and an exit code.
 
 Importing this module loads no heavy package: commands import what they need when they run, so that help, completion
-and mistakes are answered at once. A command that is asked for by its name alone is the only one that is loaded. Called
-by the console script and by `python -m shoal`.
+and mistakes are answered at once. `run` and `migrate` are loaded alone. Called by the console script and by
+`python -m shoal`.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import re
@@ -30,10 +31,12 @@ _MODULES: dict[str, tuple[str, str]] = {
     "run": ("programs.run", ""),
     "apply": ("commands.apply", ""),
     "status": ("commands.status", ""),
+    "describe": ("commands.describe", ""),
     "top": ("commands.top", ""),
     "workload": ("commands.workloads", FLEET),
     "group": ("commands.groups", FLEET),
     "node": ("commands.nodes", FLEET),
+    "delete": ("commands.delete", ""),
     "logs": ("commands.logs", ""),
     "events": ("commands.events", ""),
     "control": ("servers.control", ""),
@@ -71,11 +74,14 @@ def root(
     workloads on them, `shoal status` shows how they are. `shoal run my_app:app` runs a stream program.
 
     Exit codes: 0 done, 1 error, 2 bad usage or a bad spec, 3 accepted but no node has room, 4 timed out.
+
+    Environment variables begin with SHOAL_. `shoal agent` and `shoal control` also read the PERSYS_ names that the
+    agents and schedulers of Persys use, so that their deployments can be taken over as they are.
     """
 
 
 def demo() -> int:
-    """Watch a fleet and a live stream lose processes and a whole machine, and put themselves right; under a minute."""
+    """Run a fleet and a live stream here, kill parts of them, and check that they recover; takes under a minute."""
     from shoal.cli.local.demo import run_demo
 
     return run_demo()
@@ -106,7 +112,7 @@ def build(modules: Sequence[str] = tuple(_MODULES)) -> typer.Typer:
 
 
 def __getattr__(name: str) -> Any:
-    """`app` is the whole tree, built when somebody asks for it."""
+    """`app` is the whole tree, built on first use."""
     if name == "app":
         globals()["app"] = build()
         return globals()["app"]
@@ -114,7 +120,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _tree_for(arguments: Sequence[str]) -> typer.Typer:
-    """What a command line needs: one command when it is named first, else everything."""
+    """The part of the tree that a command line needs: a command that loads alone, else everything."""
     if arguments and arguments[0] in _ALONE and "app" not in globals():
         return _alone(arguments[0])
     tree: typer.Typer = sys.modules[__name__].app
@@ -142,7 +148,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
         return session.exit_code_of(error)
     except KeyboardInterrupt:
         return session.INTERRUPTED
-    except Exception as error:  # noqa: BLE001  whatever else it is, the person gets one line
+    except Exception as error:  # noqa: BLE001  any other error is one line too
         return _fail_otherwise(error)
     finally:
         session.surroundings.reset(token)
@@ -151,7 +157,7 @@ def run(arguments: Sequence[str], *, around: session.Surroundings | None = None)
 
 
 def _called(arguments: Sequence[str]) -> str:
-    """The command within a command line, such as `shoal node get`."""
+    """The command of a command line, such as `shoal node get`."""
     words, level = ["shoal"], _tree_for(arguments)
     for word in arguments:
         instances = [each.typer_instance for each in level.registered_groups]
@@ -167,7 +173,7 @@ def _called(arguments: Sequence[str]) -> str:
 
 
 def _bad_value(error: Exception) -> InvalidError | None:
-    """What Typer says of a value that its rules refuse, in our words; None when it said something else."""
+    """Typer's error about a bad value as our own; None for its other errors."""
     parameter, find = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
     if parameter is None or find is None:
         return None
@@ -191,14 +197,59 @@ def _bad_value(error: Exception) -> InvalidError | None:
 def _fail_otherwise(error: Exception) -> int:
     if not hasattr(error, "format_message"):
         return output.fail_by_bug(error)
-    # Typer's own: a flag, a value or a command that does not exist.
+    # Typer's own error: a flag, a value or a command that does not exist.
     bad_value = _bad_value(error)
     if bad_value is not None:
         output.fail(bad_value)
         return session.exit_code_of(bad_value)
     sentence = error.format_message().strip().rstrip(".")
     context = getattr(error, "ctx", None)
-    if sentence:  # else the help was asked for by giving nothing, and has been printed
+    if sentence:  # without one, help was printed because nothing was given
         path = context.command_path if context is not None else "shoal"
-        output.fail(ShoalError(sentence[:1].lower() + sentence[1:], hint=f"`{path} --help` shows what can be given"))
+        hint = _suggestion(sentence, context) or f"`{path} --help` shows what can be given"
+        sentence = sentence.partition(" Did you mean")[0].partition(" (Possible")[0].rstrip(".")
+        output.fail(ShoalError(sentence[:1].lower() + sentence[1:], hint=hint))
     return int(getattr(error, "exit_code", 2))
+
+
+_UNKNOWN = re.compile(r"No such (?P<kind>command|option):? '?(?P<word>[^\s'.]+)'?", re.IGNORECASE)
+#: Words of other programs, and the command here.
+_ELSEWHERE = {
+    "ls": "workload list",
+    "ps": "workload list",
+    "job": "workload",
+    "jobs": "workload list",
+    "pods": "workload list",
+    "pod": "workload",
+    "run-job": "apply",
+    "inspect": "describe",
+    "rm": "delete",
+    "log": "logs",
+    "edit": "workload get -o yaml",
+}
+
+
+def _suggestion(sentence: str, context: Any) -> str:
+    """`did you mean …?` for a mistyped command or option; empty when nothing is close."""
+    found = _UNKNOWN.match(sentence)
+    if found is None or context is None:
+        return ""
+    word = found["word"]
+    if found["kind"].lower() == "option":
+        known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
+        close = difflib.get_close_matches(word, known, n=1)
+        return f"did you mean {close[0]}?" if close else ""
+    nested = _nested(word)
+    if nested or word in _ELSEWHERE:
+        return f"did you mean `shoal {nested or _ELSEWHERE[word]}`?"
+    close = difflib.get_close_matches(word, list(getattr(context.command, "commands", {})), n=1)
+    return f"did you mean `{context.command_path} {close[0]}`?" if close else ""
+
+
+def _nested(word: str) -> str:
+    """A command below another one that has this name, such as `node drain` for `drain`."""
+    groups = [each.typer_instance for each in sys.modules[__name__].app.registered_groups]
+    for group in groups:
+        if group is not None and word in {each.name for each in group.registered_commands}:
+            return f"{group.info.name} {word}"
+    return ""

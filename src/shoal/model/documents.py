@@ -1,4 +1,4 @@
-"""What a person writes in a file: workloads and groups as YAML or JSON documents, and their JSON Schemas.
+"""Spec files: workloads and groups as YAML or JSON documents, read and written, and their JSON Schemas.
 
     id: web
     type: process
@@ -17,13 +17,14 @@ Called by `shoal.cli`; the schemas are written to docs/reference/schemas by `mak
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import Identifier
-from shoal.core.shape import MaxLength, OneOf, build, json_schema, unknown_field
+from shoal.core.shape import MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
 from shoal.model.workloads import WorkloadSpec, WorkloadType
 
 T = TypeVar("T")
@@ -33,6 +34,7 @@ MAX_MEMBERS = 4096
 _DOCUMENT_FIELDS = ("kind", "id", "revision", "desired_state")
 _GROUP_FIELDS = ("kind", "id", "members")
 _NEVER = "never"
+_NO = re.compile(r"\bno\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,46 @@ def read_document(given: object, *, at: str = "") -> Document:
     raise InvalidError([problem(f"{at}.kind" if at else "kind", kind, "must be workload or group")])
 
 
+def write_document(document: Document) -> dict[str, Any]:
+    """A document as `read_document` reads it back. Fields with their default values are left out."""
+    if isinstance(document, GroupDocument):
+        return {"kind": "group", "id": document.id, "members": [write_document(each) for each in document.members]}
+    plain: dict[str, Any] = {"id": document.id}
+    if document.revision:
+        plain["revision"] = document.revision
+    if document.desired_state != "Running":
+        plain["desired_state"] = document.desired_state
+    spec = _without_defaults(document.spec)
+    for kind, field in (("process", "restart"), ("container", "")):
+        inner = spec.get(kind, {}).get(field, {}) if field else spec.get(kind, {})
+        name = "policy" if field else "restart_policy"
+        if inner.get(name) == "no":
+            inner[name] = _NEVER
+    return {**plain, **spec}
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    """A dataclass as a mapping, without the fields that `build` would fill in by itself."""
+    plain: dict[str, Any] = {}
+    for each in dataclasses.fields(value):
+        given = getattr(value, each.name)
+        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+        if given == default:
+            continue
+        plain[each.name] = _without_default_fields(given)
+    return plain
+
+
+def _without_default_fields(given: Any) -> Any:
+    if dataclasses.is_dataclass(given) and not isinstance(given, type):
+        return _without_defaults(given)
+    if isinstance(given, tuple):
+        return [_without_default_fields(each) for each in given]
+    plain = to_mapping(given)
+    # The wire keeps no order of labels and variables: sorted, a spec is always written the same way.
+    return dict(sorted(plain.items())) if isinstance(plain, dict) else plain
+
+
 def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     known = document_fields()
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
@@ -83,13 +125,20 @@ def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     envelope = _collect(_Envelope, outer, at, problems)
     spec = _collect(WorkloadSpec, inner, at, problems)
     if envelope is None or spec is None or problems:
-        raise InvalidError(problems)
+        raise InvalidError([_in_words_of_documents(each) for each in problems])
     return WorkloadDocument(id=envelope.id, spec=spec, revision=envelope.revision, desired_state=envelope.desired_state)
 
 
 def _with_word(given: Mapping[Any, Any], field: str) -> Mapping[Any, Any]:
     """`never` is another word for the policy `no`, which many readers of YAML take for false: all three mean it."""
     return {**given, field: "no"} if given.get(field) is False or given.get(field) == _NEVER else given
+
+
+def _in_words_of_documents(found: Problem) -> Problem:
+    """A rule on a restart policy names `never`, which is what people are told to write."""
+    if found.field.endswith(("restart.policy", "restart_policy")):
+        return dataclasses.replace(found, rule=_NO.sub(_NEVER, found.rule))
+    return found
 
 
 def _with_references(process: Mapping[Any, Any], at: str, problems: list[Problem]) -> Mapping[Any, Any]:

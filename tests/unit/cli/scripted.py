@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import io
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -41,6 +41,17 @@ START = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+WEB = "id: web\ntype: process\nprocess: {command: [sleep, '60']}\n"
+TWO = f"{WEB}---\n{WEB.replace('web', 'worker')}"
+GROUP = "kind: group\nid: trainers\nmembers:\n- " + WEB.replace("web", "t-0").replace("\n", "\n  ").rstrip() + "\n"
+
+
+def spec(tmp_path, text, name="spec.yaml"):
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
 @dataclass
 class Step:
     """What becomes of a workload some time after it was wished for."""
@@ -71,6 +82,10 @@ class ScriptedControl:
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     news: asyncio.Condition = field(default_factory=asyncio.Condition)
     fail_with: dict[str, Exception] = field(default_factory=dict)
+    #: For each of the first calls an error, or None for one that is answered.
+    fail_once: dict[str, list[Exception | None]] = field(default_factory=dict)
+    #: Runs beside the command.
+    at_start: Callable[[], Coroutine[Any, Any, None]] | None = None
     #: How often a call is answered before it fails for good.
     fail_with_after: dict[str, tuple[int, Exception]] = field(default_factory=dict)
     #: (deadline_ms, force) of each drain that was asked for.
@@ -81,6 +96,10 @@ class ScriptedControl:
         self.calls.append(name)
         if name in self.fail_with:
             raise self.fail_with[name]
+        if self.fail_once.get(name):
+            once = self.fail_once[name].pop(0)
+            if once is not None:
+                raise once
         after, error = self.fail_with_after.get(name, (0, None))
         if error is not None and self.calls.count(name) > after:
             raise error
@@ -464,6 +483,8 @@ def run_cli(control: ScriptedControl | None, arguments: list[str], capsys: Any) 
             services = [Service(methods_of(AgentControl), control)] if control is not None else []
             server = await transport.serve(ADDRESS, services) if control is not None else None
             started = asyncio.get_running_loop().time()
+            if control is not None and control.at_start is not None:
+                control.tasks.add(asyncio.ensure_future(control.at_start()))
             try:
                 return await work
             finally:

@@ -64,7 +64,7 @@ class Control(ScriptedControl):
         ("events --limit 5000", "--limit: must be at most 1000 (got '5000')", "`shoal events --help`"),
         ("events --limit few", "--limit: must be a whole number (got 'few')", "`shoal events --help`"),
         ("schema cake", "KIND: must be one of process, container, compose, vm (got 'cake')", "`shoal schema --help`"),
-        ("statu", "no such command 'statu'", "`shoal --help`"),
+        ("statu", "no such command 'statu'", "did you mean `shoal status`?"),
         ("node get", "missing argument 'NODE'", "`shoal node get --help`"),
     ],
 )

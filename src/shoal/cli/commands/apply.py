@@ -1,4 +1,4 @@
-"""`shoal apply`: make wishes from files, and see them come true."""
+"""`shoal apply`: creates and updates what spec files define, and waits until it runs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.commands import waiting
+from shoal.cli.commands.preview import UNCHANGED, preview
 from shoal.cli.commands.specs import LocatedDocument, read_specs
 from shoal.cli.commands.waiting import Goal, Waited
+from shoal.cli.commands.workloads import ACCEPTED
 from shoal.cli.connection import session
-from shoal.cli.connection.options import START, Json, OptionalTimeout, client_command, duration
+from shoal.cli.connection.options import START, Json, OptionalTimeout, Recursive, client_command, duration
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import NotFoundError, ShoalError
-from shoal.model.documents import GroupDocument, WorkloadDocument
-from shoal.model.views import PlannedPlacement
+from shoal.model.documents import WorkloadDocument
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
-
-NO_ROOM = 3
-UNCHANGED = "unchanged"
 
 _APPLIED = (
     Column("WORKLOAD"),
@@ -36,22 +34,15 @@ _APPLIED = (
     Column("GROUP", rank=2),
     Column("REVISION", rank=1, least=8),
 )
-_PLANNED = (
-    Column("WORKLOAD"),
-    Column("CHANGE"),
-    Column("NODE"),
-    Column("GROUP", rank=1),
-    Column("WHY", least=24),
-)
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """One workload that was wished for."""
+    """One workload that was applied."""
 
     workload_id: str
     group_id: str
-    #: created | updated | unchanged; of a member, what became of its group.
+    #: created | updated | unchanged; of a member, that of its group.
     outcome: str
     revision_id: str
     generation: int
@@ -69,11 +60,14 @@ async def apply(
     *,
     files: Annotated[
         list[str],
-        typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON with one or several documents; - is stdin"),
+        typer.Option("--file", "-f", metavar="FILE", help="YAML or JSON, or a folder of such files; - is stdin"),
     ],
+    recursive: Recursive = False,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", metavar="", help="Show what would change, where it would go and why; store nothing"),
+        typer.Option(
+            "--dry-run", metavar="", help="Show the diff, what restarts, where it goes and why; store nothing"
+        ),
     ] = False,
     wait: Annotated[
         bool,
@@ -94,11 +88,11 @@ async def apply(
     reported after a moment, with every node's reason; it stays Pending. With --timeout the wait for room lasts that
     long.
 
-    Exit codes: 0 all is as requested, 1 one failed, 2 a file is wrong, 3 no node has room for one, 4 timed out.
+    Exit codes: 0 everything runs, 1 one failed, 2 a file is wrong, 3 no node has room for one, 4 timed out.
     """
-    documents = read_specs(files)
+    documents = read_specs(files, recursive=recursive)
     if dry_run:
-        return await _preview(control, documents, as_json=as_json)
+        return await preview(control, documents, as_json=as_json)
     applied: list[Applied] = []
     try:
         for located in documents:
@@ -121,7 +115,7 @@ async def apply(
             settle={each.workload_id: settle.total_seconds() for each in applied if each.outcome != UNCHANGED},
         )
     except asyncio.CancelledError:
-        output.words("not waiting any longer; what was applied stays applied")
+        output.words("no longer waiting; what was applied stays applied")
         raise
     _report(applied, waited, as_json=as_json)
     waiting.explain(waited)
@@ -141,13 +135,13 @@ async def _apply_one(control: ControlPlane, located: LocatedDocument) -> list[Ap
 
 
 async def _as_stored(control: ControlPlane, each: Applied) -> Applied:
-    """What was not changed is in some state already, which says more than that the wish was taken."""
+    """A workload that was unchanged has a state already, which says more than Accepted."""
     if each.outcome != UNCHANGED:
         return each
     try:
         view = await control.get_workload(each.workload_id)
     except NotFoundError:
-        return each  # somebody has deleted it in this very moment
+        return each  # it was deleted just now
     return replace(each, status=view.status, node_id=view.assigned_node_id)
 
 
@@ -161,7 +155,7 @@ def _report(applied: Sequence[Applied], waited: Waited | None, *, as_json: bool)
         [
             each.workload_id,
             each.outcome,
-            output.state(each.status or "Accepted"),
+            output.state(each.status or ACCEPTED),
             each.node_id or "-",
             each.group_id,
             output.short(each.revision_id),
@@ -182,58 +176,3 @@ def _with_state(each: Applied, waited: Waited) -> Applied:
         status=waited.judgements[each.workload_id].state,
         node_id=view.assigned_node_id if view is not None else "",
     )
-
-
-# ---------------------------------------------------------------------------------------------------------
-# --dry-run
-
-
-async def _preview(control: ControlPlane, documents: Sequence[LocatedDocument], *, as_json: bool) -> int:
-    alone = [each.document for each in documents if isinstance(each.document, WorkloadDocument)]
-    groups = [each.document for each in documents if isinstance(each.document, GroupDocument)]
-    planned: list[tuple[str, PlannedPlacement]] = []
-    placeable = True
-    if alone:
-        preview = await control.plan(alone)
-        placeable = preview.placeable
-        planned.extend(("", each) for each in preview.placements)
-    for group in groups:
-        preview = await control.plan(group.members, together=True)
-        placeable = placeable and preview.placeable
-        planned.extend((group.id, each) for each in preview.placements)
-    if as_json:
-        placements = [{"group_id": group, **output.to_plain(each)} for group, each in planned]
-        output.json_document({"placeable": placeable, "placements": placements})
-    else:
-        _show_preview(planned)
-    return 0 if placeable else NO_ROOM
-
-
-def _show_preview(planned: Sequence[tuple[str, PlannedPlacement]]) -> None:
-    rows: list[list[str | Cell]] = [
-        [each.workload_id, each.change, each.node_id or Cell("none", "red"), group, _why(each)]
-        for group, each in planned
-    ]
-    output.table(_PLANNED, rows)
-    output.words("nothing was stored: this is what would happen now")
-    for _, each in planned:
-        if not each.node_id:
-            output.fail_with(
-                f"no node can take workload {each.workload_id}",
-                rejections=[(rejection.node_id, rejection.message) for rejection in each.rejections],
-            )
-
-
-def _why(planned: PlannedPlacement) -> str:
-    """Why there: the best few nodes with their scores, and how many were out of the question."""
-    if not planned.node_id:
-        return (
-            f"refused by {len(planned.rejections)} of {len(planned.rejections)} nodes"
-            if planned.rejections
-            else "no nodes"
-        )
-    if planned.change == UNCHANGED:
-        return "it is there already"
-    scores = ", ".join(f"{each.node_id} {each.score:.2f}" for each in planned.scores[:3])
-    refused = f"; {len(planned.rejections)} refused" if planned.rejections else ""
-    return f"{scores or 'the only one that fits'}{refused}"

@@ -1,4 +1,4 @@
-"""`shoal events`: what happened, why, and who said so."""
+"""`shoal events`: what happened in the fleet, and why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
+from shoal.cli.commands import selecting
 from shoal.cli.connection import completion
-from shoal.cli.connection.options import FLEET, Json, client_command
+from shoal.cli.connection.options import FLEET, Json, SelectorText, client_command
 from shoal.cli.output.tables import Column, clean, pad
-from shoal.core.errors import InvalidError, problem
+from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.model.events import Event
+from shoal.model.selectors import parse_selector
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -34,7 +36,9 @@ def register(app: typer.Typer) -> None:
 async def events(
     control: ControlPlane,
     *,
-    follow: Annotated[bool, typer.Option("--follow", "-f", metavar="", help="Go on as more happens")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", metavar="", help="Wait for more; reconnects by itself")
+    ] = False,
     node: Annotated[
         str,
         typer.Option("--node", metavar="NODE", help="Only about this node", autocompletion=completion.complete_nodes),
@@ -51,6 +55,7 @@ async def events(
             "--group", metavar="GROUP", help="Only about this group", autocompletion=completion.complete_groups
         ),
     ] = "",
+    selector: SelectorText = "",
     after: Annotated[
         int | None, typer.Option("--after", min=0, metavar="CURSOR", help="Only what came after this cursor")
     ] = None,
@@ -59,12 +64,17 @@ async def events(
 ) -> None:
     """List the newest events, oldest first; with --after, the first ones after a cursor.
 
-    With --json the answer has the cursor to go on from as `next`; with --follow each event is a line of its own.
+    With -l, the events of workloads that have these labels now; with --follow also of those that get them later. With
+    --json the answer has the cursor to continue from as `next`; with --follow each event is a line of its own.
     """
-    given = {kind: name for kind, name in (("node", node), ("workload", workload), ("group", group)) if name}
+    kinds = (("node", node), ("workload", workload), ("group", group), ("selector", selector))
+    given = {kind: name for kind, name in kinds if name}
     if len(given) > 1:
         flags = " and ".join(f"--{kind}" for kind in given)
         raise InvalidError([problem(flags, None, "only one of them can be given")])
+    if selector:
+        await _selected_events(control, selector, follow=follow, after=after, limit=limit, as_json=as_json)
+        return
     kind, name = next(iter(given.items()), ("", ""))
     page = await control.list_events(
         after=after or 0, limit=limit, subject_kind=kind, subject_id=name, newest=after is None
@@ -83,6 +93,44 @@ async def events(
     async with contextlib.aclosing(watch) as happening:
         async for event in happening:
             show(event, as_json=as_json)
+
+
+async def _selected_events(
+    control: ControlPlane, selector: str, *, follow: bool, after: int | None, limit: int, as_json: bool
+) -> None:
+    """The events of the workloads that match. Events do not carry labels, so each workload is looked up."""
+    matching = {view.workload_id for view in await selecting.select(control, selector=selector)}
+    newest = after is None
+    cursor = (await control.list_events(limit=1, newest=True)).next
+    pages = [
+        await control.list_events(
+            after=after or 0, limit=limit, subject_kind="workload", subject_id=name, newest=newest
+        )
+        for name in sorted(matching)
+    ]
+    found = sorted((event for page in pages for event in page.events), key=lambda event: event.cursor)
+    chosen = found[-limit:] if newest else found[:limit]
+    if not follow:
+        if as_json:
+            following = chosen[-1].cursor if chosen else cursor
+            output.json_document(
+                {"events": chosen, "next": following, "oldest": min((p.oldest for p in pages), default=0)}
+            )
+        else:
+            output.table(_COLUMNS, [_row(event) for event in chosen], empty="no event of a workload that matches")
+        return
+    for event in chosen:
+        show(event, as_json=as_json)
+    terms = parse_selector(selector, field="-l")
+    watch = control.watch_events(after=max([cursor, *(event.cursor for event in chosen)]), subject_kind="workload")
+    async with contextlib.aclosing(watch) as happening:
+        async for event in happening:
+            if event.subject_id not in matching:
+                with contextlib.suppress(NotFoundError):
+                    if terms.matches((await control.get_workload(event.subject_id)).labels):
+                        matching.add(event.subject_id)
+            if event.subject_id in matching:
+                show(event, as_json=as_json)
 
 
 def show(event: Event, *, as_json: bool = False) -> None:

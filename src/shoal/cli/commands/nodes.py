@@ -1,30 +1,47 @@
-"""`shoal node …`: the machines of the fleet."""
+"""`shoal node …`: lists, shows, labels, cordons, drains and removes nodes."""
 
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli import output
+from shoal.cli.commands import waiting
+from shoal.cli.commands.listing import Listing, show
 from shoal.cli.connection import session
-from shoal.cli.connection.options import Detach, Json, NodeName, OptionalTimeout, client_command, duration
+from shoal.cli.connection.options import (
+    Detach,
+    Json,
+    NodeName,
+    OptionalTimeout,
+    SelectorText,
+    Watch,
+    client_command,
+    duration,
+)
 from shoal.cli.output import Cell, hints
 from shoal.cli.output.tables import Column
 from shoal.cli.output.units import cores, megabytes
 from shoal.core.errors import InvalidError
+from shoal.model.selectors import parse_selector
 from shoal.model.views import NodeView, WorkloadView
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
-#: Seconds between two looks at a node that is being drained.
 LOOK_EVERY = 1.0
+"""Seconds between two looks at a node that is being drained."""
 
-app = typer.Typer(name="node", help="The machines of the fleet.", no_args_is_help=True)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
+app = typer.Typer(name="node", help="The nodes of the fleet: machines with an agent.", no_args_is_help=True)
+
+_CONDITIONS = (Column("CONDITION"), Column("STATUS"), Column("SINCE", right=True), Column("MESSAGE", least=16))
+_HEARTBEAT = Column("HEARTBEAT", right=True, rank=4)
 _COLUMNS = (
     Column("NODE"),
     Column("STATE"),
@@ -32,10 +49,11 @@ _COLUMNS = (
     Column("MEMORY FREE", right=True),
     Column("SLOTS", right=True, rank=3),
     Column("WORKLOADS", right=True, rank=2),
-    Column("BEAT", right=True, rank=4),
+    _HEARTBEAT,
     Column("ENDPOINT", rank=5),
     Column("VERSION", rank=6),
     Column("REASON", rank=1, least=16),
+    Column("LABELS", rank=7, least=16),
 )
 
 
@@ -43,20 +61,33 @@ _COLUMNS = (
 async def list_nodes(
     control: ControlPlane,
     *,
+    selector: SelectorText = "",
     status: Annotated[str, typer.Option("--status", metavar="STATE", help="Only nodes in this state")] = "",
+    watch: Watch = False,
     as_json: Json = False,
 ) -> None:
-    """List the nodes with what is free on each."""
-    try:
-        nodes = sorted(await control.list_nodes(status=status), key=lambda node: node.node_id)
-    except InvalidError as error:
-        raise hints.renamed(error, {"status": "--status"}) from None
-    if as_json:
-        output.json_document({"nodes": nodes})
-        return
-    now = session.clock().wall()
-    empty = f"no node is {status}" if status else "no node has registered yet; start one with `shoal agent`"
-    output.table(_COLUMNS, [_row(node, now) for node in nodes], empty=empty)
+    """List the nodes with their free capacity."""
+    chosen = parse_selector(selector, field="-l")
+
+    async def fetch() -> list[NodeView]:
+        try:
+            nodes = await control.list_nodes(status=status)
+        except InvalidError as error:
+            raise hints.renamed(error, {"status": "--status"}) from None
+        return sorted((node for node in nodes if chosen.matches(node.labels)), key=lambda node: node.node_id)
+
+    listing = Listing(
+        noun="nodes",
+        columns=_COLUMNS,
+        fetch=fetch,
+        row=_row,
+        name=lambda node: node.node_id,
+        state=lambda node: [
+            cell for column, cell in zip(_COLUMNS, _row(node, EPOCH), strict=True) if column is not _HEARTBEAT
+        ],
+        empty="no node matches" if status or selector else "no node has registered yet; start one with `shoal agent`",
+    )
+    await show(control, listing, as_json=as_json, watch=watch)
 
 
 @client_command(app, "get")
@@ -70,14 +101,15 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
     used = view.usage
     output.facts(
         [
-            ("node", view.node_id),
+            ("node_id", view.node_id),
+            ("host_id", view.host_id),
             ("state", output.state(view.status)),
             ("reason", _reason(view)),
             ("since", output.ago(view.status_updated_at, now)),
-            ("wished", _request(view, now)),
-            ("to leave", str(view.leaving) if view.leaving else ""),
-            ("its work", _FAILOVER_WORDS.get(view.failover, view.failover)),
-            ("last beat", output.ago_words(view.last_heartbeat, now) or "?"),
+            ("requested", _request(view, now)),
+            ("still to leave", str(view.leaving) if view.leaving else ""),
+            ("its workloads", _FAILOVER_WORDS.get(view.failover, view.failover)),
+            ("last heartbeat", output.ago_words(view.last_heartbeat, now) or "?"),
             ("lease ends", output.in_words(view.lease_expires_at, now) or "?"),
             ("endpoint", view.grpc_endpoint),
             ("cpu", f"{cores(view.available.cpu_millicores)} of {cores(view.total.cpu_millicores)} cores free"),
@@ -85,36 +117,67 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("disk", f"{view.available.disk_gb} of {view.total.disk_gb} GB free" if view.total.disk_gb else ""),
             ("slots", f"{view.available.slots} of {view.total.slots} free" if view.total.slots else ""),
             (
-                "in use",
+                "usage",
                 f"{used.cpu_used_millicores / 1000:.2f} cores, {megabytes(used.memory_used_mb)}" if used else "?",
             ),
             ("workloads", str(view.workload_count)),
             ("types", ", ".join(view.supported_workload_types)),
             ("storage", ", ".join(view.storage_drivers)),
             ("labels", ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))),
-            ("host", view.host_id),
             ("cluster", view.cluster_id),
             ("agent", view.agent_version),
             ("features", ", ".join(view.features)),
             ("clock skew", f"{view.clock_skew_ms} ms" if abs(view.clock_skew_ms) >= 1000 else ""),
-            ("unknown work", ", ".join(view.orphans)),
-            *((each.type, f"{each.message} (since {output.ago(each.since, now)})") for each in view.conditions),
+            ("orphans", ", ".join(view.orphans)),
         ]
     )
+    output.data("\nconditions")
+    output.table(_CONDITIONS, [[each.type, each.status, each.since, each.message] for each in conditions(view, now)])
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One line about how a node is."""
+
+    type: str
+    status: str
+    since: str
+    message: str
+
+
+def conditions(view: NodeView, now: datetime) -> list[Condition]:
+    """How a node is: what the control plane knows of it, and what its agent reports."""
+    since = output.ago(view.status_updated_at, now)
+    found = [
+        Condition("Ready", str(view.status == "Ready"), since, view.status_reason),
+        Condition(
+            "Schedulable",
+            str(not view.desired and view.status == "Ready"),
+            output.ago(view.desired_updated_at, now),
+            f"{view.desired} by an operator" if view.desired else "",
+        ),
+    ]
+    if abs(view.clock_skew_ms) >= 1000:
+        found.append(Condition("ClockSkew", "True", "", f"its clock is {view.clock_skew_ms} ms ahead of ours"))
+    if view.orphans:
+        message = f"workloads that the control plane does not know: {', '.join(view.orphans)}"
+        found.append(Condition("Orphans", "True", "", message))
+    found += [Condition(each.type, "True", output.ago(each.since, now), each.message) for each in view.conditions]
+    return found
 
 
 @client_command(app, "cordon")
 async def cordon(control: ControlPlane, node: NodeName) -> None:
-    """Let no new work go to a node; what is there stays."""
+    """Give a node no new work; what runs there stays."""
     view = await control.cordon_node(node)
     output.words(f"node {node} is {view.desired}: it gets no new work")
 
 
 @client_command(app, "uncordon")
 async def uncordon(control: ControlPlane, node: NodeName) -> None:
-    """Let a node take work again, after `cordon` or `drain`.
+    """Give a node work again, after `cordon` or `drain`.
 
-    What has left it does not come back by itself.
+    Workloads that have left it do not come back by themselves.
     """
     view = await control.uncordon_node(node)
     output.words(f"node {node} takes work again" + ("" if view.status == "Ready" else f"; it is {view.status}"))
@@ -138,10 +201,10 @@ async def drain(
     detach: Detach = False,
     timeout: OptionalTimeout = None,
 ) -> int:
-    """Empty a node: its workloads move one by one, each replaced before it is stopped if it may be.
+    """Move all workloads off a node, one by one; each is replaced before it is stopped, if that is allowed.
 
-    The wish is kept until `uncordon`, through restarts of the node and of the control plane. Work that runs to an end
-    is waited for, work for which no other node has room stays; both are moved by force past the deadline.
+    The request is kept until `uncordon`, also when the node or the control plane restarts. Workloads that run to an end
+    are waited for, and workloads for which no other node has room stay. After the deadline both are moved by force.
     """
     try:
         await control.drain_node(node, deadline=deadline, force=force)
@@ -160,9 +223,9 @@ async def dead(
     *,
     force: Annotated[bool, typer.Option("--force", metavar="", help="Also when it is not NotReady yet")] = False,
 ) -> None:
-    """Say that nothing runs on a node any more: everything that it owned moves now.
+    """Declare a node dead: nothing runs on it, and all its workloads move now.
 
-    That goes for work that is kept on its node, and for work of which there may be only one copy: be sure.
+    That includes workloads that stay on their node, and at-most-one workloads: be sure that the node is gone.
     """
     await control.mark_node_dead(node, force=force)
     output.words(f"node {node} is declared dead; its work moves")
@@ -170,9 +233,9 @@ async def dead(
 
 @client_command(app, "remove")
 async def remove_node(control: ControlPlane, node: NodeName) -> None:
-    """Forget a node that is gone for good.
+    """Remove a node that is gone for good.
 
-    Its workloads are placed elsewhere. A node that still beats is refused: stop its agent first.
+    Its workloads are placed elsewhere. A node that still sends heartbeats is refused: stop its agent first.
     """
     await control.remove_node(node)
     output.words(f"node {node} is removed")
@@ -187,15 +250,16 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
             if view.desired == "drained":
                 break
             if view.desired != "draining":
-                output.fail_with(f"the drain of node {node} was taken back", hint="`shoal node get` shows its state")
+                output.fail_with(f"the drain of node {node} was canceled", hint="`shoal node get` shows its state")
                 return 1
             leaving = await control.list_workloads(node_id=node)
             rows = [_leaving_row(each) for each in leaving if each.desired_state == "Running"]
-            display.show([output.ProgressRow(node, view.status, f"{view.leaving} to leave"), *rows])
+            display.show([output.ProgressRow(node, view.status, f"{view.leaving} workloads still to leave"), *rows])
             if clock.monotonic() >= ends_at:
                 output.fail_with(
-                    f"node {node} is still {view.status}: {view.leaving} to leave",
-                    hint="nothing was undone: it goes on by itself; a --deadline moves the rest by force",
+                    f"node {node} is still {view.status}: {view.leaving} workloads still to leave",
+                    rejections=[(row.name, row.detail or row.state) for row in rows],
+                    hint="nothing was undone: the drain continues; a --deadline moves the rest by force",
                 )
                 return 4
             await clock.sleep(min(LOOK_EVERY, max(0.001, ends_at - clock.monotonic())))
@@ -204,14 +268,17 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
 
 
 def _leaving_row(view: WorkloadView) -> output.ProgressRow:
-    why = view.reason.message if view.reason is not None and view.reason.code == "NODE_DRAINING" else ""
-    return output.ProgressRow(view.workload_id, view.status, why)
+    """A workload that has not left yet, and why: the drain waits for it, or no other node can take it."""
+    why = waiting.why(view)
+    if view.rejections and not why:
+        why = "no other node can take it"
+    return output.ProgressRow(view.workload_id, view.status, why or "waits for its turn")
 
 
 _FAILOVER_WORDS = {
-    "held": "is not moved yet",
-    "moving": "is started elsewhere",
-    "dead": "is started elsewhere: an operator said that the node is dead",
+    "held": "not moved yet",
+    "moving": "started on other nodes",
+    "dead": "started on other nodes: an operator declared the node dead",
 }
 
 
@@ -234,6 +301,7 @@ def _row(node: NodeView, now: datetime) -> list[str | Cell]:
         node.grpc_endpoint,
         node.agent_version,
         _reason(node) if node.status != "Ready" or node.desired else "",
+        ",".join(f"{key}={value}" for key, value in sorted(node.labels.items())),
     ]
 
 

@@ -1,8 +1,8 @@
-"""Spec files: YAML or JSON with one or several documents, read with the line of every problem.
+"""Reads spec files: YAML or JSON with one or several documents. Every problem has its file and line.
 
-    shoal apply -f web.yaml -f s3://bucket/jobs.yaml -f -
+    shoal apply -f web.yaml -f folder -f s3://bucket/jobs.yaml -f -
 
-Called by `shoal.cli.commands.apply`; calls `shoal.model.documents` for the rules and `shoal.core.files` to open paths.
+Called by `apply` and `delete`; calls `shoal.model.documents` for the rules and `shoal.core.files` to open paths.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MAX_ENTRIES = 200_000
 """A file with anchors can unfold to far more than its size; this bounds what is read from one."""
 
 _SCHEMA = "`shoal schema process` prints every field and its rule"
+_SUFFIXES = (".yaml", ".yml", ".json")
 _PART = re.compile(r"[^.\[\]]+|\[[0-9]+\]")
 
 
@@ -45,15 +46,18 @@ class LocatedDocument:
         return f"{self.source}:{self.line}"
 
 
-def read_specs(paths: Sequence[str]) -> list[LocatedDocument]:
-    """Read every document of every file, `-` being stdin. Raises `InvalidError` with every problem of all of them."""
+def read_specs(paths: Sequence[str], *, recursive: bool = False) -> list[LocatedDocument]:
+    """Read every document of every file or folder, `-` being stdin. Raises `InvalidError` with every problem of all.
+
+    Of a folder, its *.yaml, *.yml and *.json files are read in order of their names; those below it if `recursive`.
+    """
     found: list[LocatedDocument] = []
     problems: list[Problem] = []
     hint = ""
     if list(paths).count("-") > 1:
         problems.append(problem("-f", "-", "stdin can be read only once"))
     else:
-        for path in paths:
+        for path in _expand(paths, problems, recursive=recursive):
             try:
                 text = _read(path)
             except InvalidError as error:
@@ -68,13 +72,26 @@ def read_specs(paths: Sequence[str]) -> list[LocatedDocument]:
     repeated = list(_repeated(found))
     if repeated:
         problems.extend(repeated)
-        hint = hint or "give each an id of its own; what is to change in steps is applied in steps"
+        hint = hint or "give each an id of its own"
     if not problems and not found:
         problems.append(problem("-f", ", ".join(paths), "must hold at least one document"))
         hint = _SCHEMA
     if problems:
         raise InvalidError(problems, hint=hint)
     return found
+
+
+def _expand(paths: Sequence[str], problems: list[Problem], *, recursive: bool) -> Iterator[str]:
+    """The files themselves, in place of the folders they are in."""
+    for path in paths:
+        if path == "-" or not Path(path).is_dir():
+            yield path
+            continue
+        inside = Path(path).rglob("*") if recursive else Path(path).iterdir()
+        files = sorted(str(each) for each in inside if each.suffix in _SUFFIXES and each.is_file())
+        if not files:
+            problems.append(problem(path, None, f"must hold a file that ends in {', '.join(_SUFFIXES)}"))
+        yield from files
 
 
 def parse_specs(text: str, *, source: str) -> list[LocatedDocument]:
@@ -206,7 +223,7 @@ def _repeated_keys(root: yaml.Node, source: str) -> Iterator[Problem]:
 
 
 def _repeated(found: Sequence[LocatedDocument]) -> Iterator[Problem]:
-    """The same workload or group in two documents is a mistake, not an order of steps."""
+    """The same workload or group in two documents is a mistake, not a sequence of steps."""
     known: dict[tuple[str, str], str] = {}
     for located in found:
         document = located.document

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
@@ -93,6 +93,9 @@ GroupFilter = Annotated[
     typer.Option(
         "--group", metavar="GROUP", help="Only members of this group", autocompletion=completion.complete_groups
     ),
+]
+Recursive = Annotated[
+    bool, typer.Option("--recursive", "-R", metavar="", help="Of a folder given with -f, read the folders below it too")
 ]
 Watch = Annotated[
     bool, typer.Option("--watch", "-w", metavar="", help="Go on: print each entry again when it changes, until Ctrl-C")
@@ -195,8 +198,27 @@ def without_library_words(app: typer.Typer) -> None:
             without_library_words(group.typer_instance)
 
 
+def _output_option(formats: Sequence[str]) -> inspect.Parameter:
+    option = typer.Option("--output", "-o", metavar="FORMAT", help=f"Print {' or '.join(formats)} instead of a table")
+    return inspect.Parameter(
+        "output_format", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, option]
+    )
+
+
+def _chosen_format(word: str, formats: Sequence[str]) -> dict[str, bool]:
+    """`-o json` is `--json`; `-o yaml` is for commands that can print it."""
+    if not word:
+        return {}
+    if word not in formats:
+        raise InvalidError([problem("--output", word, f"must be {' or '.join(formats)}")])
+    return {f"as_{word}": True}
+
+
 def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
-    """Register `async def command(control, …)` under a name. What it returns is the exit code; None is 0."""
+    """Register `async def command(control, …)` under a name. It returns the exit code; None is 0.
+
+    A command with `as_json` also takes `-o json`; one with `as_yaml` also takes `-o yaml`.
+    """
 
     def register(function: F) -> F:
         # The client itself is named only for the type checker: importing it here would load the whole wire.
@@ -214,7 +236,15 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
             for option, (annotation, default) in _CONNECTION_OPTIONS.items()
         ]
 
+        formats = ["json"] if any(each.name == "as_json" for each in own) else []
+        if any(each.name == "as_yaml" for each in own):
+            own = [each for each in own if each.name != "as_yaml"]
+            formats.append("yaml")
+        if formats:
+            own.append(_output_option(formats))
+
         def command(**given: Any) -> int | None:
+            given |= _chosen_format(given.pop("output_format", ""), formats)
             connection = session.Connection(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
             return session.call(connection, lambda control: function(control, **given))
 

@@ -16,6 +16,7 @@ from shoal.cli.output.printing import (
     json_line,
     raw,
     state,
+    styled,
     table,
     table_lines,
     to_plain,
@@ -23,6 +24,7 @@ from shoal.cli.output.printing import (
     warn,
     words,
     yaml_documents,
+    yaml_text,
 )
 from shoal.cli.output.units import ago, ago_words, cores, in_words, local_time, megabytes, short, size, span
 
@@ -51,6 +53,7 @@ __all__ = [
     "span",
     "state",
     "stdout_is_lively",
+    "styled",
     "table",
     "table_lines",
     "to_plain",
@@ -58,4 +61,5 @@ __all__ = [
     "warn",
     "words",
     "yaml_documents",
+    "yaml_text",
 ]

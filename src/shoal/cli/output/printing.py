@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.cli.output import hints
-from shoal.cli.output.tables import GAP, Column, clean, cut, fit, pad
+from shoal.cli.output.tables import GAP, Column, Layout, clean, cut, fit, pad
 from shoal.core.durations import format_duration
 from shoal.core.errors import InternalError, InvalidError, ShoalError
 
@@ -40,7 +40,10 @@ STATE_STYLES: Mapping[str, str] = {
     "Completed": "cyan",
     "Stopped": "dim",
     "Drained": "dim",
+    "Accepted": "yellow",
     "Pending": "yellow",
+    "Starting": "yellow",
+    "WaitingForSecret": "yellow",
     "Suspect": "yellow",
     "Draining": "yellow",
     "Scheduled": "yellow",
@@ -50,6 +53,9 @@ STATE_STYLES: Mapping[str, str] = {
     "Degraded": "yellow",
     "Unknown": "magenta",
     "NotReady": "red",
+    "Unplaceable": "red",
+    "CrashLoop": "red",
+    "Gone": "dim",
     "Failed": "red",
 }
 """Colors only repeat what the word says."""
@@ -75,6 +81,11 @@ def state(word: str) -> Cell:
 def data(text: str) -> None:
     """One line or block of data."""
     print(text, flush=True)
+
+
+def styled(text: str, style: str) -> None:
+    """One line of data with a style for terminals."""
+    _emit(sys.stdout, [Cell(text, style)])
 
 
 def raw(chunk: bytes) -> None:
@@ -120,41 +131,71 @@ def to_plain(value: Any) -> Any:
 
 def yaml_documents(documents: Sequence[object]) -> None:
     """YAML documents, separated by `---`."""
+    data(yaml_text(documents).rstrip("\n"))
+
+
+def yaml_text(documents: Sequence[object]) -> str:
+    """The same as text. Every string is read back exactly as it was."""
     import yaml
 
-    text = yaml.safe_dump_all(
-        [to_plain(each) for each in documents], sort_keys=False, allow_unicode=True, default_flow_style=False
+    class Dumper(yaml.SafeDumper):
+        """Quotes strings with characters that YAML readers take for line breaks."""
+
+    def represent(dumper: Any, value: str) -> Any:
+        style = "|" if "\n" in value and value.replace("\n", "").isprintable() else None
+        odd = not value.replace("\n", "").isprintable()
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if odd else style)
+
+    Dumper.add_representer(str, represent)
+    text: str = yaml.dump_all(
+        [to_plain(each) for each in documents],
+        Dumper=Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=100,
     )
-    data(text.rstrip("\n"))
+    return text
 
 
-def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, empty: str = "") -> None:
-    """A table that fits the terminal; every column, uncut, without one. Without rows, `empty` goes to stderr."""
+def table(
+    columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, empty: str = "", above: Layout | None = None
+) -> Layout:
+    """A table that fits the terminal; every column, uncut, without one. Without rows, `empty` goes to stderr.
+
+    `above` is the layout of a table that this one continues: the columns stay where they are, and no header is printed.
+    """
+    layout, lines = _table_lines(columns, rows, width=_width(sys.stdout) if sys.stdout.isatty() else None, above=above)
     if not rows and empty:
         words(empty)
-        return
-    for line in _table_lines(columns, rows, width=_width(sys.stdout) if sys.stdout.isatty() else None):
+        return layout
+    for line in lines:
         _emit(sys.stdout, line)
+    return layout
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, width: int) -> list[Text]:
     """The same as lines, for live displays."""
-    return [_styled(line) for line in _table_lines(columns, rows, width=width)]
+    return [_styled(line) for line in _table_lines(columns, rows, width=width)[1]]
 
 
 def _table_lines(
-    columns: Sequence[Column], rows: Sequence[Sequence[str | Cell]], *, width: int | None
-) -> list[list[Cell]]:
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str | Cell]],
+    *,
+    width: int | None,
+    above: Layout | None = None,
+) -> tuple[Layout, list[list[Cell]]]:
     cleaned = [[_cell(each) for each in row] for row in rows]
     if width is None:
         cleaned = [[cell if cell.text else Cell(EMPTY) for cell in row] for row in cleaned]
-    layout = fit(columns, [[cell.text for cell in row] for row in cleaned], width)
+    layout = above or fit(columns, [[cell.text for cell in row] for row in cleaned], width)
     chosen = list(zip(layout.columns, layout.widths, strict=True))
     header = [Cell(column.title, "bold") for column in columns]
     lines = []
-    for row in [header, *cleaned]:
+    for row in cleaned if above is not None else [header, *cleaned]:
         line = [
-            Cell(pad(cut(row[index].text, size), size, right=columns[index].right) + " " * GAP, row[index].style)
+            Cell(_fitted(row[index].text, size, columns[index], width) + " " * GAP, row[index].style)
             for index, size in chosen
         ]
         while line and not line[-1].text.strip():
@@ -162,7 +203,13 @@ def _table_lines(
         if line:
             line[-1] = Cell(line[-1].text.rstrip(), line[-1].style)
         lines.append(line)
-    return lines
+    return layout, lines
+
+
+def _fitted(text: str, size: int, column: Column, width: int | None) -> str:
+    # Ids are never cut, and neither is anything without a terminal: a late row may be wider than the rows above it.
+    shown = cut(text, size) if width is not None and column.least else text
+    return pad(shown, size, right=column.right)
 
 
 def facts(pairs: Sequence[tuple[str, str | Cell]]) -> None:
