@@ -239,6 +239,18 @@ class Reader(Protocol):
         """
         ...
 
+    def at_end(self) -> set[TopicPartition]:
+        """The assigned partitions of which everything that the reader knows of was given. Asks nobody."""
+        ...
+
+    def confirm_end(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those of these that are read to their end now, as their leader says.
+
+        A partition without a leader, or whose leader does not answer in about half a second, is not among them. Raises
+        nothing for that: who asks wants to know, not to read.
+        """
+        ...
+
     def wake(self) -> None:
         """End a `read` that waits, or the next one that would. The only method that another thread may call."""
         ...

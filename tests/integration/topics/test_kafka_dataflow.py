@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.memory import CallbackSink
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
-from shoal.dataflow.language.logical import OnError, SideOutput, Source
+from shoal.dataflow.language.functions import make_ref
+from shoal.dataflow.language.logical import OnError, SideOutput, Sink, Source
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.testing.suites.topics_kit import TopicsKit
 from shoal.topics.base import TopicPartition, records
 from shoal.topics.errors import FencedError
@@ -176,3 +181,39 @@ def test_poison_goes_to_the_side_with_its_offset(kafka_broker: KafkaBroker, topi
     assert report.tables["errors"].select(["split", "offset", "key", "value"]).to_pylist() == [
         {"split": "0", "offset": at, "key": b"%d" % at, "value": values[at]} for at in (17, 500, 999)
     ]
+
+
+def test_a_partition_that_was_made_while_the_job_was_down_is_read_from_its_beginning(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    name = f"latest-{SystemEntropy().token(8)}"
+    topics.create(name)
+    seen: list[int] = []
+    source = TopicSource(name, kafka_broker.address, schema=SCHEMA, start="latest")
+    node = Source(connector=source, schema=SCHEMA, uid="in")
+    sink = Sink(inputs=(node,), connector=CallbackSink(make_ref(lambda batch: seen.extend(batch["value"].to_pylist()))))
+    settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=60))
+
+    def write(value: int, partition: int) -> None:
+        with topics.writer() as writer:
+            content = json.dumps(rows(("k", value, value)).to_pylist()[0]).encode()
+            writer.append(name, records([content]), partition=partition)
+            writer.flush()
+
+    write(1, 0)  # before the job: latest does not have it
+    flow = engine.start([sink], name="latest", settings=settings)
+    assert KIT.until(lambda: flow.metrics().checkpoints.completed)  # it has begun to read
+    write(2, 0)
+    assert KIT.until(lambda: seen == [2])
+    flow.stop(timeout=60)
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
+    admin.create_partitions([NewPartitions(name, 2)])[name].result()
+    write(3, 0)
+    assert KIT.until(lambda: len(topics.describe(name).topic_partitions()) == 2)
+    with KafkaTopics(KafkaSettings(kafka_broker.address)) as fresh, fresh.writer() as writer:
+        content = json.dumps(rows(("k", 4, 4)).to_pylist()[0]).encode()
+        writer.append(name, records([content]), partition=1)
+        writer.flush()
+    flow = engine.start([sink], name="latest", settings=settings)
+    assert KIT.until(lambda: sorted(seen) == [2, 3, 4])
+    flow.stop(timeout=60)

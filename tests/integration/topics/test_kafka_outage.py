@@ -201,3 +201,17 @@ def test_an_address_at_which_nobody_answers_is_named():
             for ask in (topics.names, lambda: topics.describe("orders")):
                 with pytest.raises(UnavailableError, match=f"no Kafka broker at {address} has answered"):
                     ask()
+
+
+def test_the_end_of_a_partition_is_not_confirmed_while_its_leader_is_away(broker: PrivateBroker) -> None:
+    """Nothing comes then either, and yet there may be something: who waits for it goes on waiting."""
+    settings = KafkaSettings(broker.address, patience=PATIENCE)
+    with KafkaTopics(settings) as topics, topics.reader() as reader:
+        (only,) = topics.create("events").topic_partitions()
+        reader.assign({only: 0})
+        assert KIT.until(lambda: not reader.read(timeout=0.1) and reader.confirm_end([only]) == {only})
+        broker.kill()
+        assert KIT.until(lambda: not reader.read(timeout=0.1) and reader.confirm_end([only]) == set())
+        assert reader.at_end() == {only}  # as far as it knows
+        broker.restart()
+        assert KIT.until(lambda: not reader.read(timeout=0.1) and reader.confirm_end([only]) == {only})

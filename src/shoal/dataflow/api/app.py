@@ -37,7 +37,7 @@ from shoal.dataflow.api.lifetime import (
     warn_user,
 )
 from shoal.dataflow.api.output import Output
-from shoal.dataflow.api.reading import check_unit, make_schema
+from shoal.dataflow.api.reading import check_unit, make_idle, make_schema
 from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.tables import Table
@@ -129,6 +129,7 @@ class App:
         event_time: str = "",
         disorder: Span = 0,
         time_unit: str = "",
+        idle_after: Span | None = 5,
         key: str = "",
         codec: str = "json",
         partitions: int = 1,
@@ -138,15 +139,16 @@ class App:
         """What is known of a topic: its columns, its event time, its key.
 
         It is made, where it is not there, when a dataflow that reads it starts. With its name alone, what was declared
-        before.
+        before. `idle_after` is how long a partition that was read to its end stays empty until it holds no watermark
+        back; None is never.
         """
         at = find_location()
         legacy.refuse_others("app.topic", others, App.topic, at=at)
-        said = (schema, event_time, disorder, time_unit, key, codec, partitions, broker)
-        if name in self._topics and said == (None, "", 0, "", "", "json", 1, None):
+        said = (schema, event_time, disorder, time_unit, idle_after, key, codec, partitions, broker)
+        if name in self._topics and said == (None, "", 0, "", 5, "", "json", 1, None):
             return Topic(self._topics[name])  # asked for, not declared anew
         check_unit(time_unit, at)
-        time = EventTime(event_time, micros(disorder, "disorder", at=at), time_unit)
+        time = EventTime(event_time, micros(disorder, "disorder", at=at), time_unit, make_idle(idle_after, at))
         made = None if schema is None else make_schema(schema, at=at)
         place = name_broker(broker, group=self.id, own=self.broker, at=at) if broker else self.broker
         check_topic(name, place, codec, at=at)

@@ -7,6 +7,8 @@ Each makes a source node around the description of a connector; nothing is opene
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import EllipsisType
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +43,7 @@ class Reading(Steps[S_co]):
         event_time: str | None = None,
         disorder: Span = 0,
         time_unit: str = "",
-        idle_after: Span = 5,
+        idle_after: Span | None = 5,
     ) -> S_co:
         """Rows of a connector of one's own."""
         at = find_location()
@@ -269,6 +271,7 @@ class Reading(Steps[S_co]):
         event_time: str | None = None,
         disorder: Span | None = None,
         time_unit: str = "",
+        idle_after: Span | EllipsisType | None = ...,
         start: str = "earliest",
         on_error: str | OnError = OnError.FAIL,
         bounded: bool = False,
@@ -279,7 +282,9 @@ class Reading(Steps[S_co]):
         Also with what `app.topic(…)` gave, or `from_kafka(bootstrap_servers, topic, group_id)`, where the first may be
         `KafkaSettings`. Columns are those of `app.topic(…, schema=)`, else those said here, else those of a sample that
         is read at start. Event time is the column named here or for the topic, else the record's own timestamp.
-        `bounded` reads up to what is there at the start, and ends.
+        A partition that was read to its end and stayed empty for `idle_after` no longer holds the watermark back; said
+        here or for the topic, else 5 seconds; None is never. `bounded` reads up to what is there at the start, and
+        ends.
         """
         from shoal.dataflow.connectors.topics import TopicSource
 
@@ -302,6 +307,8 @@ class Reading(Steps[S_co]):
             column = said.time.column if event_time is None else event_time
             behind = said.time.disorder if disorder is None else micros(disorder, "disorder", at=at)
             time = EventTime(column, behind, time_unit or said.time.unit, said.time.idle_after)
+        if not isinstance(idle_after, EllipsisType):
+            time = replace(time, idle_after=make_idle(idle_after, at))
         return cls._begin(
             Source(connector=connector, schema=_told_first(said.schema, _schema(schema, at)), time=time, at=at)
         )
@@ -369,7 +376,9 @@ def _told_first(*schemas: Schema | None) -> Schema | None:
     return next((each for each in schemas if each is not None), None)
 
 
-def make_time(column: str | None, disorder: Span, unit: str, idle_after: Span, at: Location | None) -> EventTime | None:
+def make_time(
+    column: str | None, disorder: Span, unit: str, idle_after: Span | None, at: Location | None
+) -> EventTime | None:
     """Event time as a user said it; None when nothing was said."""
     behind = micros(disorder, "disorder", at=at)
     check_unit(unit, at)
@@ -378,7 +387,18 @@ def make_time(column: str | None, disorder: Span, unit: str, idle_after: Span, a
             hint = 'name the column: event_time="ts"'
             raise PlanError([problem("disorder", disorder, "says nothing without event time")], at=at, hint=hint)
         return None
-    return EventTime(column, behind, unit, micros(idle_after, "idle_after", at=at))
+    return EventTime(column, behind, unit, make_idle(idle_after, at))
+
+
+def make_idle(idle_after: Span | None, at: Location | None) -> int:
+    """After how many microseconds an empty split is idle; 0 for never, which users write as None."""
+    if idle_after is None:
+        return 0
+    found = micros(idle_after, "idle_after", at=at)
+    if not found:
+        hint = 'idle_after=None is never, idle_after="1s" after a second'
+        raise PlanError([problem("idle_after", idle_after, "must be above 0 seconds, or None")], at=at, hint=hint)
+    return found
 
 
 def check_unit(unit: str, at: Location | None) -> None:

@@ -168,10 +168,11 @@ class Transforms(Steps[S_co]):
         made: S_co = first.then(node, *others)
         return made
 
-    def event_time(self, column: str, *, disorder: Span = 0, unit: str = "", idle_after: Span = 5) -> S_co:
+    def event_time(self, column: str, *, disorder: Span = 0, unit: str = "", idle_after: Span | None = 5) -> S_co:
         """Event time is this column, and rows may be this much out of order.
 
-        Right behind a source it is the source's: then every file or partition keeps time for itself.
+        Right behind a source it is the source's: then every file or partition keeps time for itself. A stream that is
+        empty for `idle_after` no longer holds others back; None is never.
         """
         at = find_location()
         time = make_time(column, disorder, unit, idle_after, at)

@@ -6,7 +6,7 @@ A connector is a frozen description that can be written down. `open_…` is call
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -99,6 +99,19 @@ class GrowingReader(Protocol):
 
     def add(self, splits: Sequence[Split]) -> None:
         """Read these too, from their start."""
+        ...
+
+
+@runtime_checkable
+class TailingReader(Protocol):
+    """A reader that can tell a split that is empty from one that is slow. Of others silence is all that is known."""
+
+    def at_end(self) -> Collection[str]:
+        """The names of the splits of which everything that the reader knows of was given. Asks nobody."""
+        ...
+
+    def confirm_end(self, splits: Collection[str]) -> Collection[str]:
+        """Those of these that are read to their end now, as whoever holds them says; may take a moment."""
         ...
 
 

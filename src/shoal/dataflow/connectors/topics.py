@@ -7,7 +7,7 @@ A source reads each partition as a split, from offsets that lie in the checkpoin
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,10 +170,11 @@ class TopicReader:
     def add(self, splits: Sequence[Split]) -> None:
         """Read new partitions too."""
         self._splits |= {self._partition(split): split for split in splits}
-        if self._reader is not None:
-            here = dict(self._reader.positions())
-            new = [self._partition(split) for split in splits]
-            self._reader.assign(here | self._topics.first_offsets(new))
+        first = self._topics.first_offsets([self._partition(split) for split in splits])
+        if self._reader is None:
+            self._sought |= first
+        else:
+            self._reader.assign(dict(self._reader.positions()) | first)
 
     def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
         """The records of one partition."""
@@ -195,6 +196,20 @@ class TopicReader:
             return frozenset(self._splits.values()) if self._source.bounded and not self._splits else _NOTHING
         here = self._reader.positions()
         return frozenset(self._splits[each] for each, end in self._ends.items() if here.get(each, 0) >= end)
+
+    def at_end(self) -> frozenset[str]:
+        """The partitions of which everything that was fetched was given, and more is not known of."""
+        if self._reader is None:
+            return frozenset()
+        waiting = {each.topic_partition for each in self._waiting}
+        return frozenset(self._splits[each].name for each in self._reader.at_end() - waiting)
+
+    def confirm_end(self, splits: Collection[str]) -> frozenset[str]:
+        """Those of these whose leader says that nothing follows."""
+        if self._reader is None:
+            return frozenset()
+        asked = [each for each, split in self._splits.items() if split.name in splits]
+        return frozenset(self._splits[each].name for each in self._reader.confirm_end(asked)) & self.at_end()
 
     def wake(self) -> None:
         """End a read that waits."""

@@ -344,21 +344,24 @@ class Chain:
         if self._shifting:
             self._propagate()
 
-    def rest(self, *, is_empty: bool = False) -> None:
-        """All inputs of the task are idle; with `is_empty` there are none, so that nothing can be expected at all."""
+    def rest(self, *, is_empty: bool = False, is_quiet: bool = True) -> None:
+        """All inputs of the task are idle; with `is_empty` there are none, so that nothing can be expected at all.
+
+        Without `is_quiet` there is still something to read: steps that make event time of their own are not idle.
+        """
         if self._has_routers:
-            self._spread_rest(True, is_empty=is_empty)
+            self._spread_rest(True, is_empty=is_empty, is_quiet=is_quiet)
 
     def look_idle(self) -> None:
         """Steps that make event time of their own may have become idle, whatever the task's inputs are."""
         if self.makes_time:
             self._spread_rest(False, is_empty=False)
 
-    def _spread_rest(self, first: bool, *, is_empty: bool) -> None:
+    def _spread_rest(self, first: bool, *, is_empty: bool, is_quiet: bool = True) -> None:
         resting: list[bool] = []
         for index, step in enumerate(self._steps):
             if index in self._idlers:
-                rests = is_empty or self._idlers[index].is_idle()
+                rests = is_empty or (is_quiet and self._idlers[index].is_idle())
             else:
                 rests = all(resting[parent] for parent, _port in step.parents) if step.parents else first
             resting.append(rests)

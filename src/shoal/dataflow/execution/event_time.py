@@ -7,7 +7,7 @@ middle of a stream. Called by `shoal.dataflow.execution.sources` and `shoal.data
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,8 @@ _MICROS = {"d": 86_400_000_000, "s": 1_000_000, "ms": 1000, "us": 1, "": 1}
 _EARLIEST, _LATEST = -62_135_596_800_000_000, 253_402_300_799_999_999
 #: A task that reads looks at the clock more often than this, in seconds.
 _LONGEST_STEP = 1.0
+#: So many splits at a time are asked for their end.
+_MOST_ASKED = 32
 _NS_PER_MICRO = pa.scalar(1000, pa.int64())
 
 
@@ -38,7 +40,10 @@ class _Progress:
     """What is known of one split's time."""
 
     greatest: int = START_OF_TIME
+    #: When its last rows came, or when it was last known not to be at its end.
     heard_at: float = 0.0
+    #: When it was last confirmed that it is at its end; None when that was not confirmed since `heard_at`.
+    confirmed_at: float | None = None
 
 
 class Silence:
@@ -68,11 +73,15 @@ class Watermarks:
     Of a split it is the greatest time seen less the disorder. Of the task it is the least over the splits: one that was
     not heard of yet holds it back, one that is idle does not, one that ended does not. When none is left that counts
     the task is idle and its watermark stands still. It never goes back.
+
+    A split is idle when it brought nothing for the time that the user gave. With `confirms` it must have been at its
+    end all that time, and whoever holds it must have confirmed that: a slow one is not idle.
     """
 
-    def __init__(self, time: EventTime, splits: Iterable[Split], now: float) -> None:
+    def __init__(self, time: EventTime, splits: Iterable[Split], now: float, *, confirms: bool = False) -> None:
         self._disorder = time.disorder
         self._idle_after = time.idle_after / 1_000_000
+        self._confirms = confirms
         self._open = {split.name: _Progress(heard_at=now) for split in splits}
         self._current = START_OF_TIME
 
@@ -84,8 +93,29 @@ class Watermarks:
         """Rows of a split, the latest of them at this time."""
         progress = self._open.get(split.name)
         if progress is not None:
-            progress.heard_at = now
+            progress.heard_at, progress.confirmed_at = now, None
             progress.greatest = max(progress.greatest, greatest)
+
+    def see_ends(self, at_end: Collection[str], now: float) -> list[str]:
+        """Which splits are at their end, as far as the reader knows. Gives those that are to be confirmed now."""
+        asked: list[str] = []
+        for name, progress in self._open.items():
+            if name not in at_end:
+                progress.heard_at, progress.confirmed_at = now, None
+            elif self._is_silent(progress, now):
+                last = progress.confirmed_at
+                if last is None or now - last >= self._idle_after:
+                    asked.append(name)
+        return asked[:_MOST_ASKED]
+
+    def confirm(self, asked: Iterable[str], confirmed: Collection[str], now: float) -> None:
+        """Which of the splits that were asked for are at their end; the others count as heard of."""
+        for name in asked:
+            progress = self._open[name]
+            if name in confirmed:
+                progress.confirmed_at = now
+            else:
+                progress.heard_at, progress.confirmed_at = now, None
 
     def end(self, split: Split) -> None:
         """A split has no more rows."""
@@ -107,6 +137,9 @@ class Watermarks:
         return self._current, False
 
     def _is_idle(self, progress: _Progress, now: float) -> bool:
+        return self._is_silent(progress, now) and (not self._confirms or progress.confirmed_at is not None)
+
+    def _is_silent(self, progress: _Progress, now: float) -> bool:
         return self._idle_after > 0 and now - progress.heard_at >= self._idle_after
 
 

@@ -9,7 +9,7 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from shoal.dataflow.connectors.base import (
     PlacedReader,
     Split,
     SplitReader,
+    TailingReader,
     WakeableReader,
 )
 from shoal.dataflow.execution.event_time import NO_TIME, Silence, Watermarks, to_micros, why_unfit
@@ -120,6 +121,8 @@ class SourceDriver:
         self._marks: Watermarks | None = None
         self._silence = Silence(clock, max(_LONGEST_STEP, 2 * settings.poll))
         self._reader: SplitReader | None = None
+        #: The reader, if it can tell which splits are at their end.
+        self._tail: TailingReader | None = None
         self._look_at = 0.0
         self._waking = threading.Lock()
         self._is_woken = False
@@ -156,10 +159,12 @@ class SourceDriver:
         now, silent = self._clock.monotonic(), self._silence.seconds()
         self._ended = {name for name in self._splits if self._restored.get(name, {}).get("ended")}
         reading = [split for name, split in self._splits.items() if name not in self._ended]
-        if self._time is not None:
-            self._marks = Watermarks(self._time, reading, silent)
         self._look_at = now + self._settings.discovery
-        self._reader = self._connector.open_reader(reading, self._share.schema, clock=self._clock)
+        self._open_reader(reading)
+        if self._time is not None:
+            # A split that has an end is not at it before it has ended, however long it brings nothing.
+            time = replace(self._time, idle_after=0) if self.is_bounded else self._time
+            self._marks = Watermarks(time, reading, silent, confirms=self._tail is not None)
         if isinstance(self._reader, FrugalReader):
             reads_times = self._time is not None and not self._time.column
             self._reader.need(times=reads_times, traces=self._share.carries_headers)
@@ -167,6 +172,19 @@ class SourceDriver:
             self._resume(split, silent)
         if reading and isinstance(self._reader, PlacedReader):
             self._positions |= self._reader.places()
+
+    def _open_reader(self, reading: Sequence[Split]) -> None:
+        """Begin to read. Splits that turned up while the job was down are read from their start, whatever was said."""
+        known = [split for split in reading if not self._restored or split.name in self._restored]
+        new = [split for split in reading if split not in known]
+        reader = self._connector.open_reader(known, self._share.schema, clock=self._clock)
+        if new and isinstance(reader, GrowingReader):
+            reader.add(new)
+        elif new:
+            reader.close()
+            reader = self._connector.open_reader(reading, self._share.schema, clock=self._clock)
+        self._reader = reader
+        self._tail = reader if isinstance(reader, TailingReader) else None
 
     def _resume(self, split: Split, now: float) -> None:
         known = self._restored.get(split.name)
@@ -197,12 +215,23 @@ class SourceDriver:
     def watermark(self) -> tuple[int, bool]:
         """The task's watermark, and whether it is idle: one that knows no event time holds nobody back."""
         if self._marks is not None and not self.is_done():
-            return self._marks.current(self._silence.seconds())
+            now = self._silence.seconds()
+            if self._tail is not None and not self.is_bounded:
+                asked = self._marks.see_ends(self._tail.at_end(), now)
+                if asked:
+                    self._marks.confirm(asked, self._tail.confirm_end(asked), now)
+            return self._marks.current(now)
         return (END_OF_TIME, False) if self.is_done() else (START_OF_TIME, True)
 
     def is_done(self) -> bool:
         """Whether every split has come to its end, and no more can turn up."""
         return self.is_bounded and len(self._ended) == len(self._splits)
+
+    def is_quiet(self) -> bool:
+        """Whether everything that is known to be there was read; of readers that cannot tell, and of none, yes."""
+        if self.is_bounded:
+            return self.is_done()
+        return self._tail is None or len(self._tail.at_end()) == len(self._splits)
 
     def has_nothing(self) -> bool:
         """Whether there is no split to read for now."""
@@ -257,7 +286,7 @@ class SourceDriver:
     def close(self) -> None:
         """Let go of it."""
         with self._waking:  # a reader that is closed must not be woken: its descriptors may be others' by then
-            reader, self._reader = self._reader, None
+            reader, self._reader, self._tail = self._reader, None, None
         if reader is not None:
             reader.close()
 

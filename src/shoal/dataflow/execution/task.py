@@ -274,8 +274,8 @@ class SourceTask(Task):
             self._chain.advance(watermark)
         self._chain.settle()
         if is_idle:
-            self._chain.rest(is_empty=self._driver.has_nothing())
-        else:
+            self._chain.rest(is_empty=self._driver.has_nothing(), is_quiet=self._driver.is_quiet())
+        elif self._chain.makes_time and self._driver.is_quiet():
             self._chain.look_idle()
 
     def _pause(self, rows: int, began: float, timeout: float) -> None:

@@ -53,7 +53,7 @@ class EventTime:
     disorder: int = 0
     #: What a column of whole numbers counts since 1970: s, ms, us or ns. Empty for columns that are timestamps.
     unit: str = ""
-    #: A split that brought nothing for so many microseconds does not hold the watermark back; 0 for never.
+    #: A split that was at its end for so many microseconds does not hold the watermark back; 0 for never.
     idle_after: int = 5_000_000
 
 

@@ -371,6 +371,31 @@ class RecordsSuite(TopicsKit):
             assert self.until(reached)
         assert self.values(got) == [b"x"] * 30
 
+    def test_a_partition_is_at_its_end_when_everything_was_given(self, topics: Topics, name: str) -> None:
+        full, empty = wanted = topics.create(name, partitions=2).topic_partitions()
+        with topics.writer() as writer, topics.reader() as reader:
+            writer.append(name, records([b"x"] * 10), partition=full.partition)
+            writer.flush()
+            reader.assign(dict.fromkeys(wanted, 0))
+            assert self.until(lambda: not reader.read(max_records=1, timeout=0.1) and empty in reader.at_end())
+            assert reader.at_end() == reader.confirm_end(wanted) == set(wanted)
+            assert reader.confirm_end([full]) == {full}
+            writer.append(name, records([b"y"]), partition=full.partition)
+            writer.flush()
+            assert reader.confirm_end(wanted) == {empty}  # whatever the reader has heard of it
+            assert self.until(lambda: reader.read(timeout=0.1))
+            assert self.until(lambda: not reader.read(timeout=0.1) and reader.confirm_end(wanted) == set(wanted))
+
+    def test_a_partition_of_which_something_is_left_is_not_at_its_end(self, topics: Topics, name: str) -> None:
+        (only,) = topics.create(name).topic_partitions()
+        with topics.writer() as writer, topics.reader() as reader:
+            writer.append(name, records([b"x"] * 3))
+            writer.flush()
+            reader.assign({only: 0})
+            for _ in range(2):
+                assert self.until(lambda: reader.read(max_records=1, timeout=0.1))
+                assert reader.at_end() == reader.confirm_end([only]) == set()
+
     def test_assigning_anew_forgets_the_old(self, topics: Topics, name: str) -> None:
         one, other = topics.create(name, partitions=2).topic_partitions()
         with topics.reader() as reader, topics.writer() as writer:

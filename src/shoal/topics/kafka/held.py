@@ -40,6 +40,11 @@ class Held:
     def __post_init__(self) -> None:
         self.following = self.position
 
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the client has seen the end of it, and everything before was given out."""
+        return self.end is not None and not self.records and self.failure is None and not self.paused
+
     def add(self, batch: Any) -> None:
         """Hold records of this partition: a batch of schema `shoal.topics.base.FETCHED`."""
         offsets = batch.column(0)

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from shoal.core.clock import Clock
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.topics.base import DEFAULT_MAX_BYTES, DEFAULT_MAX_RECORDS, FETCHED, Fetched, Reset, TopicPartition
 from shoal.topics.errors import OffsetOutOfRangeError
 from shoal.topics.kafka import binding
@@ -40,6 +40,8 @@ _STEP_SECONDS = 0.05
 _FIRST_LOOK_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
 _LOOK_PATIENCE = 0.5
+#: How long the leaders of partitions may take, together, to confirm that these are at their end.
+_CONFIRM_SECONDS = 0.5
 #: Arrow's binary columns end at 2 GiB.
 _MOST_BYTES = 1024**3
 #: The size that the first message is taken to have.
@@ -145,6 +147,30 @@ class KafkaReader:
     def positions(self) -> dict[TopicPartition, int]:
         """The offset that each assigned partition goes on with."""
         return {each: held.position for each, held in self._held.items()}
+
+    def at_end(self) -> set[TopicPartition]:
+        """The partitions whose end the client has seen, and of which nothing is held back."""
+        return {each for each, held in self._held.items() if held.is_at_end}
+
+    def confirm_end(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """Those at whose end their leader says that nothing follows."""
+        self._require_open()
+        asked = self.at_end() & set(partitions)
+        deadline = self._clock.monotonic() + _CONFIRM_SECONDS
+        found: set[TopicPartition] = set()
+        for each in sorted(asked):
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                break
+            try:
+                with translated("read", topic=each.topic):
+                    ends = self._consumer.get_watermark_offsets(KafkaPartition(each.topic, each.partition), left)
+            except ShoalError as error:
+                log.debug("%s: its end cannot be confirmed: %s", each, error)
+                continue
+            if ends is not None and ends[1] <= self._held[each].position:
+                found.add(each)
+        return found
 
     def wake(self) -> None:
         """End a `read` that waits, or the next one that would."""

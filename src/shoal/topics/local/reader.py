@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from shoal.core.errors import InvalidError, PreconditionError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.topics.base import DEFAULT_MAX_BYTES, DEFAULT_MAX_RECORDS, FETCHED, Fetched, Reset, TopicPartition
 from shoal.topics.errors import OffsetOutOfRangeError
 from shoal.topics.local.leases import HostClock
@@ -98,6 +98,22 @@ class LocalReader:
     def positions(self) -> dict[TopicPartition, int]:
         """Where each partition goes on."""
         return dict(self._positions)
+
+    def at_end(self) -> set[TopicPartition]:
+        """The partitions that were read to their end, as of the last look into the journal."""
+        with self._view.lock:
+            return {where for where, position in self._positions.items() if self._is_end(where, position)}
+
+    def confirm_end(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """The same, with another look."""
+        self._view.refresh()
+        return self.at_end() & set(partitions)
+
+    def _is_end(self, where: TopicPartition, position: int) -> bool:
+        try:
+            return position >= self._view.partition(where).following
+        except NotFoundError:  # the next read says so
+            return False
 
     def wake(self) -> None:
         """End a read that waits."""

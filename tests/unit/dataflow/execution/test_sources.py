@@ -73,6 +73,41 @@ def test_never_idle_when_the_user_said_so():
     assert marks.current(1e9) == (START_OF_TIME, False)
 
 
+def test_a_split_that_is_not_at_its_end_is_not_idle():
+    marks = Watermarks(TIME, [A, B], 0.0, confirms=True)
+    marks.saw(A, 100, 1.0)
+    for now in (5.0, 11.0, 30.0):
+        marks.saw(A, 100, now)
+        assert marks.see_ends({"a"}, now) == []
+        assert marks.current(now) == (START_OF_TIME, False)
+
+
+def test_a_split_is_idle_when_it_was_at_its_end_all_the_time_and_that_was_confirmed():
+    marks = Watermarks(TIME, [A, B], 0.0, confirms=True)
+    marks.see_ends({"a"}, 4.0)  # b is not
+    marks.saw(A, 100, 13.0)
+    assert marks.see_ends({"a", "b"}, 13.0) == []
+    assert marks.see_ends({"a", "b"}, 14.0) == ["b"]
+    assert marks.current(14.0) == (START_OF_TIME, False)  # it was not confirmed yet
+    marks.confirm(["b"], {"b"}, 14.0)
+    assert marks.current(14.0) == (95, False)
+    assert marks.see_ends({"a", "b"}, 15.0) == []  # not every time
+    marks.saw(A, 200, 24.0)
+    assert marks.see_ends({"a", "b"}, 24.0) == ["b"]
+
+
+def test_a_split_that_nobody_confirms_is_waited_for_anew():
+    marks = Watermarks(TIME, [A], 0.0, confirms=True)
+    assert marks.see_ends({"a"}, 10.0) == ["a"]
+    marks.confirm(["a"], set(), 10.0)
+    assert marks.see_ends({"a"}, 19.0) == []
+    assert marks.see_ends({"a"}, 20.0) == ["a"]
+    marks.confirm(["a"], {"a"}, 20.0)
+    assert marks.current(20.0) == (START_OF_TIME, True)
+    marks.confirm(["a"], set(), 30.0)  # its leader is gone
+    assert marks.current(30.0) == (START_OF_TIME, False)
+
+
 @given(
     st.lists(
         st.tuples(st.sampled_from([A, B, C]), st.integers(-1000, 1000), st.floats(0, 30), st.booleans()), max_size=30
