@@ -207,6 +207,7 @@ class Agent:
             executor=self._executor,
             database=self._database,
             probes=make_probes(settings.directory),
+            data_dir=settings.directory,
             clock=self.clock,
             whole_machine=settings.cpu is None and settings.memory is None,
             control_trouble=self._control_trouble,

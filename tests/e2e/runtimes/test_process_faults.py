@@ -19,6 +19,7 @@ from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.logs import FILE_SIZE, FILES
+from shoal.runtimes.keeper.records import SPARES
 from shoal.runtimes.process import ProcessRuntime, find_run_pids, read_keeper_pid, read_run_records
 from shoal.testing.machines import kill_machine
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
@@ -388,10 +389,19 @@ async def test_a_full_disk_costs_output_and_nothing_else(small_disk: Path, open_
         while not await is_unhealthy():
             await asyncio.sleep(0.02)
     await running(runtime, "web-1")
+    # Some runs can still be started, so that other workloads are restarted.
+    for number in range(SPARES):
+        await runtime.start(request("exit 0", run_id=f"more-{number}"))
     with pytest.raises(RunError) as raised:
-        await runtime.start(request("exit 0", run_id="more-1"))
+        await runtime.start(request("exit 0", run_id="more-too"))
     assert raised.value.failure is FailureReason.STORAGE_ERROR
     assert raised.value.transient
+    # One that was forgotten makes room for another, for ever.
+    for _ in range(2 * SPARES):
+        await runtime.stop("more-0")
+        await runtime.forget("more-0")
+        _fill(filling)
+        await runtime.start(request("exit 0", run_id="more-0"))
     await runtime.start(request("exit 0", run_id="web-1"))
     filling.unlink()
     (work / "end").touch()

@@ -9,8 +9,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 from shoal.agent.facts import HealthReport, WorkloadReport
+from shoal.agent.node.disk import disk_pressure, read_disk
 from shoal.agent.node.probes import MIB, Probe, Reading
 from shoal.agent.store import intents
 from shoal.agent.store.database import AgentDatabase
@@ -36,6 +38,7 @@ class NodeWatch:
         executor: Executor,
         database: AgentDatabase,
         probes: Mapping[str, Probe],
+        data_dir: Path,
         clock: Clock,
         whole_machine: bool,
         control_trouble: Callable[[], str],
@@ -45,6 +48,7 @@ class NodeWatch:
         self._executor = executor
         self._database = database
         self._probes = probes
+        self._data_dir = data_dir
         self._clock = clock
         #: Whether the node is all of the machine. Of a share, only its own workloads' use is its use.
         self._whole_machine = whole_machine
@@ -71,7 +75,25 @@ class NodeWatch:
             # Nobody may write for a long time: see by oneself whether the disk takes writes again.
             with contextlib.suppress(ShoalError):
                 await self._database.write(partial(intents.put_meta, key="last_trouble", value=self._database.trouble))
-        self._note_conditions({**self._standing, **self._executor.conditions()})
+        pressure = self._find_disk_pressure()
+        if not pressure:
+            with contextlib.suppress(ShoalError):
+                await self._database.keep_room()
+        self._executor.roster.disk_pressure = pressure
+        self._note_conditions(
+            {
+                **self._standing,
+                **self._executor.conditions(),
+                **({ConditionType.DISK_PRESSURE: pressure} if pressure else {}),
+            }
+        )
+
+    def _find_disk_pressure(self) -> str:
+        if self._database.full:
+            return self._database.trouble
+        space = read_disk(self._data_dir)
+        before = ConditionType.DISK_PRESSURE in self._conditions
+        return disk_pressure(space, before=before) if space is not None else ""
 
     def _note_conditions(self, found: Mapping[ConditionType, str]) -> None:
         """Keep since when each condition has lasted, and report at once when one begins or ends."""

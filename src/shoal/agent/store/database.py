@@ -3,11 +3,17 @@
 A change is a function of the connection, run in one transaction on a thread of its own: when `write` returns, the
 change survives the death of the process and of the machine; when it raises, nothing of it is stored. What is stored is
 the business of `shoal.agent.store.intents` and `shoal.agent.store.action_log`.
+
+Writing goes on when the disk is full, so that workloads can still be stopped and deleted. The database keeps free pages
+and its log (WAL) keeps its blocks, so small changes need no new ones: a workload that writes all the time cannot take
+them. A reserve file beside it is given back when that is not enough, and for opening the log again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Callable
@@ -18,12 +24,25 @@ from typing import TypeVar
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.locks import FileLock
 from shoal.core.private_files import make_data_directory
+from shoal.core.reserve import Reserve
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 FILE_NAME = "agent.db"
 LOCK_NAME = "agent.lock"
+RESERVE_NAME = "agent.reserve"
 SCHEMA_VERSION = 1
+
+#: What the reserve file holds: enough to open the log of the database again.
+RESERVE_BYTES = 2 * 1024 * 1024
+#: The log keeps this many bytes on disk, and is written back to the database after half of it.
+WAL_BYTES = 4 * 1024 * 1024
+_PAGE = 4096
+_CHECKPOINT_PAGES = WAL_BYTES // _PAGE // 2
+#: The database keeps at least this many free pages while the disk has room.
+_FREE_PAGES = 256
 
 _SCHEMA = """
 CREATE TABLE meta (
@@ -87,8 +106,11 @@ class AgentDatabase:
         )
         self._threads = threads or ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-database")
         self._connection: sqlite3.Connection | None = None
+        self._reserve = Reserve(data_dir / RESERVE_NAME, RESERVE_BYTES)
         #: Why the last write failed; empty when it did not.
         self.trouble = ""
+        #: Whether it failed because the disk is full.
+        self.full = False
 
     async def open(self) -> None:
         """Lock the directory, open the file and bring it up to date."""
@@ -97,16 +119,20 @@ class AgentDatabase:
     async def write(self, change: Callable[[sqlite3.Connection], T]) -> T:
         """Run `change` in a transaction of its own. Durable when this returns; if it raises, nothing was changed."""
         try:
-            result = await self._run(lambda: self._in_transaction(change))
+            result = await self._run(lambda: self._on_a_full_disk(lambda: self._in_transaction(change)))
         except ShoalError as error:
-            self.trouble = error.message
+            self.trouble, self.full = error.message, isinstance(error, ExhaustedError)
             raise
-        self.trouble = ""
+        self.trouble, self.full = "", False
         return result
 
     async def read(self, query: Callable[[sqlite3.Connection], T]) -> T:
         """Run `query`; it changes nothing."""
         return await self._run(lambda: query(self._connected()))
+
+    async def keep_room(self) -> None:
+        """Set space aside again after it was used. Does nothing while the disk is full."""
+        await self._run(self._keep_room)
 
     async def close(self) -> None:
         """Close the file and let go of the directory. Safe to call twice."""
@@ -120,7 +146,8 @@ class AgentDatabase:
         make_data_directory(self.path.parent)
         self._lock.acquire()
         try:
-            self._connection = self._connect()
+            self._connection = self._on_a_full_disk(self._connect)
+            self._keep_room()
         except BaseException:
             self._lock.release()
             raise
@@ -132,7 +159,8 @@ class AgentDatabase:
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute("PRAGMA journal_size_limit=4194304")
+            connection.execute(f"PRAGMA journal_size_limit={WAL_BYTES}")
+            connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
             self._migrate(connection)
         except BaseException:
             connection.close()
@@ -162,6 +190,38 @@ class AgentDatabase:
             raise
         return result
 
+    def _on_a_full_disk(self, work: Callable[[], T]) -> T:
+        """Do it, and once more with the reserve given back when the disk is full."""
+        try:
+            return work()
+        except sqlite3.Error as error:
+            if not _is_full(error, self.path.parent) or not self._reserve.release():
+                raise
+        log.warning("the disk of %s is full; its reserve is given back", self.path.parent)
+        return work()
+
+    def _keep_room(self) -> None:
+        connection = self._connected()
+        if not self._reserve.allocate():
+            return
+        with contextlib.suppress(sqlite3.OperationalError, OSError):  # without room there is none to keep
+            missing = _FREE_PAGES - connection.execute("PRAGMA freelist_count").fetchone()[0]
+            if missing > 0:
+                # Pages that were used once and are free again stay with the file.
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("CREATE TABLE room (content BLOB)")
+                connection.execute("INSERT INTO room VALUES (zeroblob(?))", (missing * _PAGE,))
+                connection.execute("DROP TABLE room")
+                connection.execute("COMMIT")
+            # The log is not locked itself: it may be opened and closed beside SQLite.
+            handle = os.open(f"{self.path}-wal", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(handle, 0, WAL_BYTES)
+            finally:
+                os.close(handle)
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
     def _connected(self) -> sqlite3.Connection:
         if self._connection is None:
             raise UnavailableError(f"{self.path} is not open")
@@ -175,7 +235,18 @@ class AgentDatabase:
 
 
 _FULL = sqlite3.SQLITE_FULL
+#: How a log that cannot be made because the disk is full is told.
+_NO_LOG = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
+_NEARLY_NOTHING = 64 * 1024
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+
+
+def _is_full(error: sqlite3.Error, directory: Path) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code not in _NO_LOG:
+        return code == _FULL
+    disk = os.statvfs(directory)
+    return disk.f_bavail * disk.f_frsize < _NEARLY_NOTHING
 
 
 def _translated(work: Callable[[], T], path: Path) -> T:

@@ -146,7 +146,7 @@ class Intake:
             raise refusal.error(command.workload_id)
 
     def _admit_one_more(self, command: ApplyCommand) -> None:
-        refusal = find_no_room(len(self._roster.actors))
+        refusal = find_no_room(len(self._roster.actors), disk_pressure=self._roster.disk_pressure)
         if refusal is not None:
             raise refusal.error(command.workload_id)
 

@@ -31,6 +31,8 @@ class Roster:
         self.orphans: dict[str, RunInfo] = {}
         #: Whether new work is refused because the node is being emptied.
         self.draining = False
+        #: Why the node's disk is nearly full, so that no new workload is taken; empty when it is not.
+        self.disk_pressure = ""
 
     def set_draining(self, draining: bool) -> None:
         """The control plane's wish; never the consequence of an error."""

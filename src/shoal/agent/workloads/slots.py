@@ -36,6 +36,7 @@ class RefusalCode(enum.StrEnum):
     PORT = "port"  # a fixed port is another workload's
     SLOT_MEMORY = "slot_memory"  # the memory asked for is more than the slots asked for stand for
     RESOURCES = "resources"  # not enough is left
+    DISK_PRESSURE = "disk_pressure"  # the node's disk is nearly full
     WORKLOADS = "workloads"  # the agent has as many as it can report
 
 
@@ -65,8 +66,10 @@ class Refusal:
         )
 
 
-def find_no_room(known: int) -> Refusal | None:
+def find_no_room(known: int, *, disk_pressure: str = "") -> Refusal | None:
     """Why no workload can be added to so many known ones; None when one can."""
+    if disk_pressure:
+        return Refusal(RefusalCode.DISK_PRESSURE, f"the node is under disk pressure: {disk_pressure}")
     if known < MAX_WORKLOADS:
         return None
     return Refusal(

@@ -5,6 +5,7 @@
         k.sock                       its unix socket, 0600
         keeper.log                   what it says about itself
         runs/<run_id>.json           one record per run that was not forgotten
+        runs/<name>.spare            files that become records when the disk is full
         pipes/<run_id>.out, .err     the ends of the log pipes
     <data_dir>/workloads/<id>/
         work/                        the working directory of a workload that names none
@@ -52,6 +53,14 @@ class KeeperFiles:
     def record(self, run_id: str) -> Path:
         """The record of a run."""
         return self.runs / f"{run_id}.json"
+
+    def spare(self, name: str) -> Path:
+        """A spare file that can become a record."""
+        return self.runs / f"{name}.spare"
+
+    def spares(self) -> list[Path]:
+        """Every spare file."""
+        return sorted(self.runs.glob("*.spare"))
 
     def pipe(self, run_id: str, stream: str) -> Path:
         """The log pipe of a run, `out` or `err`."""

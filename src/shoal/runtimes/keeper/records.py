@@ -7,19 +7,24 @@ look at a data directory from outside: the demo, the test kit, `shoal status` on
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shoal.core.durable import sync_path, write_and_sync
 from shoal.core.host import boot_id
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.deadlines import NO_SLOT
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
 
 RECORD_FORMAT = 1
+#: How many runs can be started on a full disk before one is forgotten.
+SPARES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,44 @@ def record_from_json(given: Mapping[str, Any]) -> RunRecord:
 def write_record(files: KeeperFiles, record: RunRecord) -> None:
     """Make a record durable. On a full disk it is written without the last output, which is the only large part."""
     path = files.record(record.run_id)
+    if not path.exists():
+        _write_new(files, path, json.dumps(record_to_json(record)).encode())
+        return
     try:
         write_whole(path, json.dumps(record_to_json(record)).encode())
     except OSError:
         if not record.last_output:
             raise
         write_whole(path, json.dumps(record_to_json(dataclasses.replace(record, last_output=""))).encode())
+
+
+def _write_new(files: KeeperFiles, path: Path, content: bytes) -> None:
+    """Write a record that is not there yet; on a full disk into a spare file, whose blocks are there already."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        spare = next((each for each in files.spares() if each.stat().st_size >= len(content)), None)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or spare is None:
+            raise
+        write_and_sync(spare, content.ljust(spare.stat().st_size))
+        spare.replace(path)
+        sync_path(path.parent)
+
+
+def drop_record(files: KeeperFiles, run_id: str) -> None:
+    """Remove the record of a run that is forgotten. Its file becomes a spare when there are too few of them."""
+    path, spares = files.record(run_id), files.spares()
+    if len(spares) < SPARES and path.exists():
+        path.replace(files.spare(run_id))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def make_spares(files: KeeperFiles) -> None:
+    """Have enough spare files, so that workloads can be restarted on a full disk. Without room there are fewer."""
+    with contextlib.suppress(OSError):
+        for number in range(SPARES - len(files.spares())):
+            write_whole(files.spare(f"{number}"), b" ")
 
 
 def load_records(files: KeeperFiles) -> tuple[dict[str, RunRecord], list[Path]]:

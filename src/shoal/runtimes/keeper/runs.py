@@ -25,7 +25,7 @@ from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadlin
 from shoal.runtimes.keeper.loop import Loop, Timer
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
 from shoal.runtimes.keeper.protocol import PAGE, Refusal, StartWish, run_refusal
-from shoal.runtimes.keeper.records import ExitRecord, RunRecord, load_records, write_record
+from shoal.runtimes.keeper.records import ExitRecord, RunRecord, drop_record, load_records, make_spares, write_record
 from shoal.runtimes.keeper.starting import FreshRun, Starter
 
 #: A keeper holds this many runs, ended ones included, and refuses more until some are forgotten.
@@ -224,7 +224,7 @@ class Runs:
         self._drop(run)
 
     def _drop(self, run: Run) -> None:
-        self._files.record(run.record.run_id).unlink(missing_ok=True)
+        drop_record(self._files, run.record.run_id)
         self._table.give_back(run.record.slot)
         del self._runs[run.record.run_id]
 
@@ -442,6 +442,7 @@ class Runs:
 
     def recover(self) -> None:
         """Take up what an earlier keeper left: watch what still runs, and say "unknown" of what does not."""
+        make_spares(self._files)
         records, broken = load_records(self._files)
         for path in broken:
             say(f"{path} is not a run record and is left alone")

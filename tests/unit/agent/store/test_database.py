@@ -128,7 +128,7 @@ async def test_a_full_disk_is_told_and_nothing_is_half_stored(database):
 
     def too_much(connection):
         intents.put_meta(connection, "small", "value")
-        intents.put_intent(connection, intent(spec="x" * 100_000))
+        intents.put_intent(connection, intent(spec="x" * 3_000_000))
 
     with pytest.raises(ExhaustedError, match="no room left"):
         await database.write(too_much)
