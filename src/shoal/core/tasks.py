@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 from collections.abc import AsyncIterator, Coroutine
 from typing import Any, TypeVar
@@ -32,12 +33,14 @@ class TaskScope:
         self._first_error: BaseException | None = None
         self._closing = False
 
-    def start(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+    def start(
+        self, work: Coroutine[Any, Any, Any], *, name: str, context: contextvars.Context | None = None
+    ) -> asyncio.Task[Any]:
         """Run `work` in the background until it ends or the scope is closed."""
         if self._closing:
             work.close()
             raise RuntimeError(f"scope {self.name} is closing")
-        task = asyncio.get_running_loop().create_task(work, name=f"{self.name}/{name}")
+        task = asyncio.get_running_loop().create_task(work, name=f"{self.name}/{name}", context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task

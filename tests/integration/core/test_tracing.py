@@ -99,15 +99,15 @@ async def test_a_wish_is_one_trace_from_its_call_to_the_agent(tmp_path, collecto
     for span in collector.spans():
         by_name.setdefault(span.name, []).append(span)
     apply = by_name["/persys.control.v1.AgentControl/ApplyWorkload"][0]
-    order = by_name["order.apply"][0]
+    command = by_name["command.apply"][0]
     carried = by_name["/persys.agent.v1.AgentService/ApplyWorkload"][0]
     commits = [each for each in by_name["store.commit"] if each.parent_span_id == apply.span_id]
     assert commits
-    assert order.parent_span_id == apply.span_id
-    assert carried.parent_span_id == order.span_id
-    assert carried.trace_id == order.trace_id == apply.trace_id
+    assert command.parent_span_id == apply.span_id
+    assert carried.parent_span_id == command.span_id
+    assert carried.trace_id == command.trace_id == apply.trace_id
     assert "placement" in by_name
-    assert "order.delete" in by_name
+    assert "command.delete" in by_name
     facts = {each.key: each.value.string_value for each in carried.attributes}
     assert facts["rpc.response.status_code"] == "OK"
     assert collector.services() == {"shoal-control"}

@@ -48,7 +48,7 @@ class TestApply:
         answer = await kit.apply("web")
         assert answer.success
         view = await kit.wait_status("web", "Pending")
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         view = await kit.workload("web")
         assert view.reason.code == "INSUFFICIENT_RESOURCES"
         assert "no suitable node" in view.reason.message
@@ -59,7 +59,7 @@ class TestApply:
         await ready(kit, "n1", cpu_millicores=100)
         await ready(kit, "n2", workload_types=("container",))
         await kit.apply("web", cpu=200)
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         view = await kit.workload("web")
         assert {(each.node_id, each.code) for each in view.rejections} == {("n1", "cpu"), ("n2", "type")}
 
@@ -122,7 +122,7 @@ class TestApply:
         await kit.apply("web", revision="v1", cpu=500)
         await kit.wait_status("web", "Running")
         await kit.apply("web", revision="v2", cpu=5000)
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         await kit.clock.sleep(30)
         view = await kit.workload("web")
         assert view.status == "Updating"
@@ -493,7 +493,7 @@ class TestOrders:
         (node,) = await ready(kit, "n1")
         node.refuse["*"] = ExhaustedError("disk is full")
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         view = await kit.workload("web")
         assert view.status == "Pending"
         assert "disk is full" in view.reason.message
@@ -529,7 +529,7 @@ class TestOrders:
         await kit.apply("job", cpu=900, restart="no")
         await kit.wait_status("job", "Running")
         await kit.apply("next", cpu=900)
-        await kit.wait(lambda: "next" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "next" in kit.plane.leadership.pending.rejections)
         node.complete("job")
         await kit.wait_status("next", "Running", seconds=2)
 
@@ -555,7 +555,7 @@ class TestOrders:
     async def test_foreign_agents_get_no_at_most_one_work(self, kit):
         await ready(kit, "n1", features=())
         await kit.apply("solo", at_most_one=True)
-        await kit.wait(lambda: "solo" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "solo" in kit.plane.leadership.pending.rejections)
         view = await kit.workload("solo")
         assert [each.code for each in view.rejections] == ["generations"]
 
@@ -751,7 +751,7 @@ class TestReads:
         await kit.apply("b", desired="Stopped")
         await kit.apply("c", cpu=1_000_000)
         await kit.wait_status("a", "Running")
-        await kit.wait(lambda: "c" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "c" in kit.plane.leadership.pending.rejections)
         summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
         assert summary.total_workloads == 3
         assert (summary.running_workloads, summary.stopped_workloads, summary.pending_workloads) == (1, 1, 1)
@@ -796,5 +796,5 @@ async def test_a_burst_is_spread_and_never_overcommits(tmp_path):
             await kit.wait_node(f"n{index}", "Ready")
         await asyncio.gather(*(kit.apply(f"w{index}", cpu=250, memory=100) for index in range(20)))
         await kit.wait(lambda: sum(len(node.runs) for node in kit.agents.nodes.values()) == 16)
-        await kit.wait(lambda: len(kit.plane.leadership.dispatch.rejections) == 4)
+        await kit.wait(lambda: len(kit.plane.leadership.pending.rejections) == 4)
         assert {len(node.runs) for node in kit.agents.nodes.values()} == {4}

@@ -117,7 +117,7 @@ async def test_a_call_that_fails_counts_by_its_code(kit):
     node.refuse["*"] = ExhaustedError("no room")
     await kit.wait_node("n1", "Ready")
     await kit.apply("web")
-    await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+    await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
     samples = read(kit.plane._render_metrics())
     refused = value(samples, "persys_scheduler_agent_rpc_requests_total", rpc="ApplyWorkload", code="ResourceExhausted")
     assert refused >= 1

@@ -1,8 +1,7 @@
-"""Calls from the control plane to agents: through the stream that an agent opened, else to where it listens.
+"""Calls from the control plane to agents: through the stream that an agent opened, else to the address it listens on.
 
-One kept channel per endpoint, a bounded number of calls per node. A node that answers slowly or not at all uses up its
-own share and nobody else's. Called by `shoal.control.workloads.dispatch` (orders) and `shoal.control.api.service`
-(logs).
+One channel per node. How many commands go to a node at once is decided in `shoal.control.agents.pump`. Called by
+`shoal.control.workloads.sender` and `shoal.control.workloads.copies` (commands) and `shoal.control.api.service` (logs).
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from shoal.control.agents.streams import Streams
@@ -37,7 +35,6 @@ from shoal.wire.serving import close_stream
 from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Channel, Method, Request, Response, Transport
 
-CALLS_PER_NODE = 16
 #: So many of the newest actions about a workload are looked at.
 RECENT_ACTIONS = 20
 #: How foreign agents say that a command waits, and that a spec is wrong.
@@ -52,33 +49,10 @@ OnCall = Callable[[str, str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A channel, and whom it leads to if that is verified."""
+    """A channel and the verified identity of its peer."""
 
     channel: Channel
     peer: Peer | None
-
-
-class _Caller:
-    """A channel whose calls are counted by name, outcome and duration."""
-
-    def __init__(self, channel: Channel, on_call: OnCall) -> None:
-        self._channel = channel
-        self._on_call = on_call
-
-    async def call(
-        self, method: Method[Request, Response], request: Request, *, timeout: float, metadata: Mapping[str, str]
-    ) -> Response:
-        loop = asyncio.get_running_loop()
-        began, code = loop.time(), Code.CANCELLED
-        try:
-            answer = await self._channel.call(method, request, timeout=timeout, metadata=metadata)
-            code = Code.OK
-        except ShoalError as error:
-            code = status_of(error).code
-            raise
-        finally:
-            self._on_call(method.name, code.name, loop.time() - began)
-        return answer
 
 
 class Agents:
@@ -90,7 +64,6 @@ class Agents:
         self._streams = streams
         self._term = term
         self._lines: dict[NodeId, _Line] = {}
-        self._shares: dict[NodeId, asyncio.Semaphore] = {}
 
     async def apply(
         self, node: NodeRecord, record: WorkloadRecord, secrets: Mapping[str, bytes] | None = None
@@ -107,10 +80,8 @@ class Agents:
             attempt=record.attempt,
             secrets=secrets,
         )
-        async with self._command("order.apply", node, record.workload_id) as channel:
-            answer = await channel.call(
-                AgentService.APPLY_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
-            )
+        with tracing.span("command.apply", node_id=node.node_id, workload_id=record.workload_id):
+            answer = await self._call(node, AgentService.APPLY_WORKLOAD, request, timeout=_timeout(node))
         if not answer.applied and not answer.skipped:
             raise _refusal(node, answer.message or "the agent refused it without a reason")
         return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
@@ -122,10 +93,8 @@ class Agents:
         NotFoundError when a foreign agent does not have the workload, or has removed it inside the call.
         """
         request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
-        async with self._command("order.delete", node, workload_id) as channel:
-            answer = await channel.call(
-                AgentService.DELETE_WORKLOAD, request, timeout=_patience(node), metadata=self._header(node)
-            )
+        with tracing.span("command.delete", node_id=node.node_id, workload_id=workload_id):
+            answer = await self._call(node, AgentService.DELETE_WORKLOAD, request, timeout=_timeout(node))
         if is_foreign(node) and _says_gone(answer):
             raise NotFoundError("workload", workload_id)
         if not answer.success and "not found" not in answer.message:
@@ -135,19 +104,13 @@ class Agents:
     async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
         """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""
         request = pb.GetWorkloadStatusRequest(id=workload_id)
-        async with self._share(node) as channel:
-            answer = await channel.call(
-                AgentService.GET_WORKLOAD_STATUS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
-            )
+        answer = await self._call(node, AgentService.GET_WORKLOAD_STATUS, request)
         return convert.run_status_from_agent(answer.status)
 
     async def spec(self, node: NodeRecord, workload_id: WorkloadId) -> pb.GetWorkloadSpecResponse:
         """The exact spec that an agent runs a workload from. Raises UnsupportedError when it does not hand it out."""
         request = pb.GetWorkloadSpecRequest(id=workload_id)
-        async with self._share(node) as channel:
-            return await channel.call(
-                AgentService.GET_WORKLOAD_SPEC, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
-            )
+        return await self._call(node, AgentService.GET_WORKLOAD_SPEC, request)
 
     async def removal(self, node: NodeRecord, workload_id: WorkloadId) -> Removal:
         """What became of a delete that a foreign agent accepted, by its list of actions.
@@ -156,10 +119,7 @@ class Agents:
         """
         request = pb.ListActionsRequest(workload_id=workload_id, limit=RECENT_ACTIONS, newest_first=True)
         try:
-            async with self._share(node) as channel:
-                answer = await channel.call(
-                    AgentService.LIST_ACTIONS, request, timeout=COMMAND_TIMEOUT, metadata=self._header(node)
-                )
+            answer = await self._call(node, AgentService.LIST_ACTIONS, request)
         except UnsupportedError:
             return Removal.UNLISTED
         if any(action.status in ("pending", "running") for action in answer.actions):
@@ -171,7 +131,7 @@ class Agents:
         return Removal.DONE if done else Removal.FAILED
 
     async def read_logs(self, node: NodeRecord, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogChunk]:
-        """The output of a workload. Not counted against the node's concurrency limit: followers stay long."""
+        """The output of a workload."""
         channel = await self._channel(node)
         chunks = channel.stream(AgentService.READ_LOGS, request, metadata=self._header(node))
         try:
@@ -186,7 +146,6 @@ class Agents:
 
     async def forget(self, node_id: NodeId) -> None:
         """Let go of a node that was removed."""
-        self._shares.pop(node_id, None)
         self._streams.forget(node_id)
         line = self._lines.pop(node_id, None)
         if line is not None:
@@ -198,26 +157,36 @@ class Agents:
         for line in lines:
             await line.channel.close()
 
-    @asynccontextmanager
-    async def _command(self, name: str, node: NodeRecord, workload_id: WorkloadId) -> AsyncIterator[_Caller]:
-        with tracing.span(name, node_id=node.node_id, workload_id=workload_id):
-            async with self._share(node) as channel:
-                yield channel
-
-    @asynccontextmanager
-    async def _share(self, node: NodeRecord) -> AsyncIterator[_Caller]:
-        share = self._shares.setdefault(node.node_id, asyncio.Semaphore(CALLS_PER_NODE))
-        async with share:
-            yield _Caller(await self._channel(node), self._on_call)
+    async def _call(
+        self,
+        node: NodeRecord,
+        method: Method[Request, Response],
+        request: Request,
+        *,
+        timeout: float = COMMAND_TIMEOUT,
+    ) -> Response:
+        """One call, counted by name, outcome and duration."""
+        channel = await self._channel(node)
+        loop = asyncio.get_running_loop()
+        began, code = loop.time(), Code.CANCELLED
+        try:
+            answer = await channel.call(method, request, timeout=timeout, metadata=self._header(node))
+            code = Code.OK
+        except ShoalError as error:
+            code = status_of(error).code
+            raise
+        finally:
+            self._on_call(method.name, code.name, loop.time() - began)
+        return answer
 
     async def _channel(self, node: NodeRecord) -> Channel:
-        """The agent's own stream if it has one open, else a connection to where it listens."""
+        """The agent's own stream if it has one open, else a connection to the address it listens on."""
         through_stream = self._streams.channel(node)
         if through_stream is not None:
             return through_stream
         if not node.spec.endpoint:
             if not self._streams.opened:
-                raise NotLeaderError("")  # whoever leads has its stream
+                raise NotLeaderError("")  # the leader has its stream
             raise UnavailableError(
                 f"node {node.node_id!r} can be reached only through a stream that its agent opens, and none is open",
                 node_id=node.node_id,
@@ -238,8 +207,8 @@ def _peer(node: NodeRecord) -> Peer | None:
     return Peer(Role.AGENT, node.node_id) if node.spec.has(Feature.SESSIONS) else None
 
 
-def _patience(node: NodeRecord) -> float:
-    """Our agents answer once an order is on disk; a foreign one may work first when its queue is full."""
+def _timeout(node: NodeRecord) -> float:
+    """Our agents answer once a command is on disk; a foreign one may act first when its queue is full."""
     return COMMAND_TIMEOUT if node.spec.features else FOREIGN_COMMAND_TIMEOUT
 
 

@@ -13,7 +13,9 @@ from shoal.control.nodes.loss import LostNodes
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.lifecycle import group_status, is_about_newest, workload_status
 from shoal.control.workloads import retries
-from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.control.workloads.commands import CommandLog
+from shoal.control.workloads.pending import Pending
+from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
@@ -58,16 +60,18 @@ class Views:
         fleet: Fleet,
         contacts: Contacts,
         lost_nodes: LostNodes,
-        dispatch: Dispatch,
-        drains: Drains,
         *,
+        commands: CommandLog,
+        pending: Pending,
+        drains: Drains,
         clock: Clock,
         cluster_id: str,
     ) -> None:
         self._fleet = fleet
         self._contacts = contacts
         self._lost_nodes = lost_nodes
-        self._dispatch = dispatch
+        self._commands = commands
+        self._pending = pending
         self._drains = drains
         self._clock = clock
         self._cluster_id = cluster_id
@@ -80,7 +84,7 @@ class Views:
         mine = observation is not None and observation.node_id == record.node_id
         run = observation.status if observation is not None and mine else None
         newest = run if is_about_newest(record, observation) else None
-        rejections = self._dispatch.rejections.get(record.workload_id, ())
+        rejections = self._pending.rejections.get(record.workload_id, ())
         reason = self._reason(record, status, observation if newest is not None else None, owner)
         return WorkloadView(
             workload_id=record.workload_id,
@@ -119,7 +123,7 @@ class Views:
     def _reason(
         self, record: WorkloadRecord, status: str, observation: Observation | None, owner: NodeRecord | None
     ) -> Reason | None:
-        rejections = self._dispatch.rejections.get(record.workload_id)
+        rejections = self._pending.rejections.get(record.workload_id)
         if rejections is not None and record.placed_generation < record.generation:
             code = FailureReason.INSUFFICIENT_RESOURCES.value
             return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
@@ -130,7 +134,7 @@ class Views:
             return Reason(
                 "NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.desired_at, retryable=True
             )
-        trouble = self._dispatch.trouble.get(record.workload_id)
+        trouble = self._commands.trouble.get(record.workload_id)
         if trouble is not None and observation is None:
             return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
         if observation is None:

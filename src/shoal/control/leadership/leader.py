@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.control.agents.calls import Agents
+from shoal.control.agents.pump import Pump
 from shoal.control.agents.streams import Streams
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
 from shoal.control.api.event_feed import EventFeed
@@ -36,9 +37,18 @@ from shoal.control.trust.revocations import Revocations
 from shoal.control.trust.secrets import KEY_FILE, SecretBook
 from shoal.control.trust.signing import Signer
 from shoal.control.workloads.adoption import Adoption
+from shoal.control.workloads.commands import CommandLog
+from shoal.control.workloads.copies import Copies
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.groups import Groups
+from shoal.control.workloads.pending import Pending
+from shoal.control.workloads.placing import Placing
+from shoal.control.workloads.relocation import Relocation
 from shoal.control.workloads.requests import Workloads
+from shoal.control.workloads.sender import Sender
+from shoal.control.workloads.status_reports import StatusReports
+from shoal.control.workloads.work_queue import WorkQueue
+from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.tasks import TaskScope
@@ -80,14 +90,62 @@ class Leadership:
         self.agents = Agents(transport, streams=self.streams, term=term, on_call=metrics.called_agent)
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
         self.contacts = Contacts(self.ledger, clock=clock, settings=settings.leases)
-        self.dispatch = Dispatch(
+        self.queue = WorkQueue()
+        self.pump = Pump(self.scope, is_busy=lambda: self.placer.is_busy, on_free=self.queue.enqueue)
+        self.commands = CommandLog(clock=clock, entropy=entropy)
+        self.pending = Pending(self.queue, self.commands, clock=clock)
+        facts = WorkloadFacts(self.fleet, self.commands, self.pending, self.contacts, clock=clock)
+        self.copies = Copies(self.ledger, self.agents, self.pump, self.queue)
+        self.reports = StatusReports(
+            self.ledger, commands=self.commands, facts=facts, copies=self.copies, queue=self.queue, clock=clock
+        )
+        self.relocation = Relocation(self.ledger, self.placer, self.commands, self.copies, clock=clock)
+        self.groups = Groups(
+            self.ledger, facts, self.pending, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
+        )
+        placing = Placing(
             self.ledger,
             self.placer,
+            commands=self.commands,
+            pending=self.pending,
+            copies=self.copies,
+            groups=self.groups,
+            clock=clock,
+        )
+        self.book = SecretBook(
+            self.ledger,
+            key_file=Path(settings.data_dir) / KEY_FILE,
+            given_key=settings.secret_key,
+            shared=bool(settings.database),
+            clock=clock,
+        )
+        sender = Sender(
+            self.ledger,
             self.agents,
+            commands=self.commands,
+            facts=facts,
+            reports=self.reports,
+            secrets=self.book,
+            placing=placing,
+            relocation=self.relocation,
+            clock=clock,
+            on_step=metrics.step,
+        )
+        self.dispatch = Dispatch(
+            self.ledger,
+            queue=self.queue,
+            pump=self.pump,
+            commands=self.commands,
+            pending=self.pending,
+            facts=facts,
+            copies=self.copies,
+            groups=self.groups,
+            placing=placing,
+            relocation=self.relocation,
+            sender=sender,
             clock=clock,
             entropy=entropy,
             scope=self.scope,
-            liveness=self.contacts,
             on_step=metrics.step,
         )
         states = NodeStates(self.ledger, self.dispatch, self.contacts, clock=clock)
@@ -96,9 +154,10 @@ class Leadership:
         )
         self.heartbeats = Heartbeats(
             self.ledger,
-            self.dispatch,
             self.contacts,
             states,
+            reports=self.reports,
+            pending=self.pending,
             clock=clock,
             scope=self.scope,
             on_heartbeat=metrics.heartbeat,
@@ -106,36 +165,35 @@ class Leadership:
         )
         self.lost_nodes = LostNodes(
             self.ledger,
-            self.dispatch,
+            self.queue,
             self.contacts,
             clock=clock,
             settings=settings.failover,
             cluster_id=settings.cluster_id,
         )
-        self.lease_watch = LeaseWatch(self.ledger, self.dispatch, self.contacts, states, self.lost_nodes, clock=clock)
+        self.lease_watch = LeaseWatch(self.ledger, self.queue, self.contacts, states, self.lost_nodes, clock=clock)
         self.revocations = Revocations(self.fleet)
-        self.operations = NodeOperations(self.ledger, self.contacts, self.dispatch, self.revocations, clock=clock)
+        self.operations = NodeOperations(
+            self.ledger, self.contacts, self.placer, self.pending, self.revocations, clock=clock
+        )
         self.drains = Drains(
             self.ledger,
-            self.dispatch,
+            self.relocation,
             self.placer,
             self.operations,
             clock=clock,
             entropy=entropy,
             parallel=settings.drain_parallel,
         )
-        self.adoption = Adoption(self.ledger, self.dispatch, self.placer, self.agents, clock=clock)
-        self.workloads = Workloads(self.ledger, self.dispatch, clock=clock)
-        self.groups = Groups(
-            self.ledger, self.dispatch, self.placer, clock=clock, decode_spec=convert.decode_spec_bytes
-        )
-        self.dispatch.groups = self.groups
+        self.adoption = Adoption(self.ledger, self.placer, self.agents, clock=clock)
+        self.workloads = Workloads(self.ledger, self.pending, clock=clock)
         self.views = Views(
             self.fleet,
             self.contacts,
             self.lost_nodes,
-            self.dispatch,
-            self.drains,
+            commands=self.commands,
+            pending=self.pending,
+            drains=self.drains,
             clock=clock,
             cluster_id=settings.cluster_id,
         )
@@ -165,16 +223,7 @@ class Leadership:
         enrollment = Enrollment(
             self.fleet, signer, tokens, self.revocations, cluster_id=settings.cluster_id, clock=clock
         )
-        secrets = SecretBook(
-            self.ledger,
-            key_file=Path(settings.data_dir) / KEY_FILE,
-            given_key=settings.secret_key,
-            shared=bool(settings.database),
-            clock=clock,
-            on_change=self.dispatch.retry_now,
-        )
-        self.dispatch.secrets = self.book = secrets
-        self.secrets = SecretService(secrets)
+        self.secrets = SecretService(self.book)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False
@@ -190,9 +239,11 @@ class Leadership:
         self.contacts.start()
         self.streams.open()
         self.scope.start(self.placer.run(), name="placer")
+        self.scope.start(self.dispatch.run(), name="dispatch")
+        self.scope.start(self.reports.run(), name="reports")
         self.scope.start(self.lease_watch.run(), name="leases")
         self.scope.start(self.drains.run(), name="drains")
-        self.dispatch.enqueue_all(list(self.fleet.workloads))
+        self.queue.enqueue_all(self.fleet.workloads)
 
     async def refresh(self) -> None:
         """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then.
@@ -214,6 +265,8 @@ class Leadership:
     async def end(self) -> None:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
-        self.dispatch.close()
+        self.queue.close()
+        self.pump.close()
+        self.pending.close()
         await self.scope.close()
         await self.agents.close()

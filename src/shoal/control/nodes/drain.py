@@ -5,7 +5,7 @@ reconciler's business, like everything else about a workload. A workload for whi
 where it is and is tried again; one that runs to an end is waited for; past the deadline all that is left is moved by
 force. Nothing is kept here that a restart could lose: the wish is on the node, each move on its workload.
 
-Owned by `shoal.control.leadership.leader`; calls `shoal.control.workloads.dispatch` and
+Owned by `shoal.control.leadership.leader`; calls `shoal.control.workloads.relocation` and
 `shoal.control.nodes.operations`.
 """
 
@@ -20,7 +20,8 @@ from shoal.control.state.fleet import Ledger, holds_reservation, workload_event
 from shoal.control.state.loops import Rounds
 from shoal.control.state.moves import Leaver, next_moves
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.control.workloads.rejections import describe_rejections
+from shoal.control.workloads.relocation import Relocation
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError
@@ -44,7 +45,7 @@ class Drains:
     def __init__(
         self,
         ledger: Ledger,
-        dispatch: Dispatch,
+        relocation: Relocation,
         placer: Placer,
         operations: NodeOperations,
         *,
@@ -54,7 +55,7 @@ class Drains:
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._relocation = relocation
         self._placer = placer
         self._operations = operations
         self._clock = clock
@@ -146,11 +147,11 @@ class Drains:
     async def _begin(self, leaver: Leaver, node_id: NodeId) -> None:
         reason = f"node {node_id} is drained"
         if leaver.kind is MoveKind.BEFORE:
-            unplaced = await self._dispatch.move_first(leaver.workload_id, reason=reason)
+            unplaced = await self._relocation.move_first(leaver.workload_id, reason=reason)
         else:
             unplaced = self._without_a_place(leaver.workload_id)
             if unplaced is None:
-                await self._dispatch.move_after(leaver.workload_id, node_id, reason=reason)
+                await self._relocation.move_after(leaver.workload_id, node_id, reason=reason)
         # Also when it has begun: should it come back because its replacement failed, the next try is not at once.
         tries = self._tries.get(leaver.workload_id, (0, 0.0))[0] + 1
         again_at = self._clock.monotonic() + STUCK_BACKOFF.delay(tries, self._entropy)
@@ -190,6 +191,6 @@ class Drains:
             return
         reason = f"the deadline for draining node {node_id} has passed"
         if record.move is not None and record.move.kind is MoveKind.BEFORE:
-            await self._dispatch.finish_move(leaver.workload_id, reason)
+            await self._relocation.finish(leaver.workload_id, reason)
         if record.node_id == node_id:
-            await self._dispatch.move_after(leaver.workload_id, node_id, reason=reason)
+            await self._relocation.move_after(leaver.workload_id, node_id, reason=reason)

@@ -20,8 +20,9 @@ from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.store.errors import LeadershipLostError
-from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.reports import ReportVerdict
+from shoal.control.workloads.status_reports import StatusReports
 from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
@@ -41,10 +42,11 @@ class Heartbeats:
     def __init__(
         self,
         ledger: Ledger,
-        dispatch: Dispatch,
         contacts: Contacts,
         states: NodeStates,
         *,
+        reports: StatusReports,
+        pending: Pending,
         clock: Clock,
         scope: TaskScope,
         on_heartbeat: Callable[[], None] | None = None,
@@ -54,7 +56,8 @@ class Heartbeats:
         self._on_ignored = on_ignored or (lambda _count: None)
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._reports = reports
+        self._pending = pending
         self._contacts = contacts
         self._states = states
         self._clock = clock
@@ -105,7 +108,7 @@ class Heartbeats:
         contact.conditions = heartbeat.conditions
         pressure = next((each.message for each in heartbeat.conditions if each.type == ConditionType.DISK_PRESSURE), "")
         if self._fleet.note_disk_pressure(heartbeat.node_id, pressure):
-            self._dispatch.capacity_changed()
+            self._pending.capacity_changed()
 
     @property
     def _patience(self) -> float:
@@ -137,7 +140,7 @@ class Heartbeats:
         if node is None or self._contacts.get(heartbeat.node_id) is not contact:
             return  # removed, or registered anew since then
         if node.state in (NodeState.SUSPECT, NodeState.NOT_READY):
-            await self._states.returned(heartbeat.node_id)
+            await self._states.returned([heartbeat.node_id])
         await self._process_statuses(heartbeat, contact)
 
     def ignored(self, count: int) -> None:
@@ -146,7 +149,7 @@ class Heartbeats:
         self._on_ignored(count)
 
     async def _process_statuses(self, heartbeat: Heartbeat, contact: Contact) -> None:
-        verdicts = await self._dispatch.observe(heartbeat.node_id, heartbeat.statuses.values())
+        verdicts = await self._reports.take_in(heartbeat.node_id, heartbeat.statuses.values())
         orphans = tuple(sorted(w for w, verdict in verdicts.items() if verdict is ReportVerdict.ORPHAN))
         not_owned = {ReportVerdict.ORPHAN, ReportVerdict.SUPERSEDED, ReportVerdict.FOREIGN_OWNER}
         self.ignored(sum(1 for verdict in verdicts.values() if verdict in not_owned))
@@ -159,10 +162,7 @@ class Heartbeats:
         if node is not None:
             present = frozenset(status.workload_id for status in heartbeat.statuses.values())
             mark = HeartbeatMark(heartbeat.session, heartbeat.sequence)
-            self._dispatch.listed(node, present, mark)
-            gone = self._fleet.left_on(heartbeat.node_id) - present
-            if gone:
-                await self._dispatch.copies.absent(heartbeat.node_id, gone, mark)
+            await self._reports.listed(node, present, mark)
 
     async def _store_condition_events(self, heartbeat: Heartbeat, contact: Contact) -> None:
         now = {each.type: each.message for each in heartbeat.conditions}

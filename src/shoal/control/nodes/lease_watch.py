@@ -14,11 +14,11 @@ from datetime import datetime
 from shoal.control.nodes import leases
 from shoal.control.nodes.contacts import Contact, Contacts
 from shoal.control.nodes.loss import LostNodes
-from shoal.control.nodes.node_states import NodeStates
+from shoal.control.nodes.node_states import NodeStates, Silent
 from shoal.control.state.fleet import Ledger
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.ids import NodeId
 from shoal.model.nodes import NodeRecord, NodeState
@@ -40,7 +40,7 @@ class LeaseWatch:
     def __init__(
         self,
         ledger: Ledger,
-        dispatch: Dispatch,
+        queue: WorkQueue,
         contacts: Contacts,
         states: NodeStates,
         lost_nodes: LostNodes,
@@ -49,7 +49,7 @@ class LeaseWatch:
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._queue = queue
         self._contacts = contacts
         self._states = states
         self._lost_nodes = lost_nodes
@@ -97,9 +97,8 @@ class LeaseWatch:
         contact, node = self._contacts.get(node_id), self._fleet.nodes.get(node_id)
         if contact is None or node is None or node.state is not NodeState.READY:
             return
-        heard = contact.lease.last_receipt
-        await self._states.set(node_id, NodeState.SUSPECT, "its stream broke", by="stream", heard=heard)
-        await self._states.has_returned_since(node_id, heard)
+        silent = Silent(NodeState.SUSPECT, "its stream broke", contact.lease.last_receipt)
+        await self._states.set_silent({node_id: silent}, by="stream")
 
     @property
     def _tick(self) -> float:
@@ -109,6 +108,7 @@ class LeaseWatch:
         """Judge every lease. Returns the seconds until the next state changes."""
         soonest = math.inf
         alive = suspect = 0
+        silent: dict[NodeId, Silent] = {}
         for node_id, contact in list(self._contacts.items()):
             node = self._fleet.nodes.get(node_id)
             if node is None:
@@ -121,7 +121,7 @@ class LeaseWatch:
                 soonest, alive = min(soonest, left), alive + 1
                 continue
             verdict = leases.judge(
-                last_receipt=contact.lease.last_receipt,
+                last_receipt=heard,
                 lease=contact.lease.seconds,
                 now=now,
                 settings=self._settings,
@@ -130,19 +130,22 @@ class LeaseWatch:
             soonest = min(soonest, verdict.next_change_in or math.inf)
             if verdict.may_give_away_at_most_one and not contact.surely_stopped:
                 contact.surely_stopped = True
-                self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+                self._queue.enqueue_all(self._fleet.owned_by(node_id))
             state = leases.next_state(node.state, verdict, desired=node.desired.state)
             if state is not node.state and state in (NodeState.SUSPECT, NodeState.NOT_READY):
-                await self._states.set(node_id, state, verdict.reason, by="lease", heard=heard)
-                if await self._states.has_returned_since(node_id, heard):
-                    alive += 1
-                    continue
-                if state is NodeState.NOT_READY:
-                    contact.lost_at = now
-                    self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
-            if state is not NodeState.NOT_READY:
+                silent[node_id] = Silent(state, verdict.reason, heard)
+            elif state is not NodeState.NOT_READY:
                 suspect += verdict.state is NodeState.SUSPECT
                 alive += verdict.state is not NodeState.SUSPECT
+        returned = await self._states.set_silent(silent, by="lease")
+        for node_id, each in silent.items():
+            if node_id in returned:
+                alive += 1
+            elif each.state is NodeState.SUSPECT:
+                suspect += 1
+            elif (lost := self._contacts.get(node_id)) is not None:
+                lost.lost_at = now
+                self._queue.enqueue_all(self._fleet.owned_by(node_id))
         return min(soonest, await self._lost_nodes.judge(now, alive=alive, suspect=suspect))
 
     def _seconds_left(self, contact: Contact, node: NodeRecord, now: float) -> float:

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Collection
 
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.failover import (
     Brake,
     Bucket,
@@ -22,6 +22,7 @@ from shoal.control.workloads.failover import (
     LostNode,
     judge_evictions,
 )
+from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
 from shoal.model.events import Event
@@ -36,7 +37,7 @@ class LostNodes:
     def __init__(
         self,
         ledger: Ledger,
-        dispatch: Dispatch,
+        queue: WorkQueue,
         contacts: Contacts,
         *,
         clock: Clock,
@@ -45,7 +46,7 @@ class LostNodes:
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._queue = queue
         self._contacts = contacts
         self._clock = clock
         self._settings = settings
@@ -67,8 +68,7 @@ class LostNodes:
             lease=self._contacts.settings.lease_seconds,
         )
         await self._note_brake(health, braked=verdict.braked)
-        for node_id in verdict.declare_lost:
-            await self._declare_lost(node_id)
+        await self._declare_lost(verdict.declare_lost)
         self._bucket, self._brake = verdict.bucket, verdict.brake
         return verdict.next_in if verdict.next_in is not None else math.inf
 
@@ -101,20 +101,21 @@ class LostNodes:
         (log.error if braked else log.info)("%s", event.message)
         self.brake = share if braked else ""
 
-    async def _declare_lost(self, node_id: NodeId) -> None:
-        def decide() -> Batch | None:
-            node = self._fleet.nodes.get(node_id)
-            if node is None or node.declared_lost or node.state is not NodeState.NOT_READY:
-                return None
-            event = node_event(
-                node_id,
-                "NodeGivenUp",
-                "its work is started elsewhere, as far as each workload's policy allows",
-                at=self._clock.wall(),
-                source="lease",
-                cause=node.state_reason,
-            )
-            return Batch(nodes=(dataclasses.replace(node, declared_lost=True),), events=(event,))
+    async def _declare_lost(self, node_ids: Collection[NodeId]) -> None:
+        """Let the work of these nodes be started elsewhere, all in one commit."""
 
-        await self._ledger.change(decide)
-        self._dispatch.enqueue_all(self._fleet.owned_by(node_id))
+        def decide() -> Batch | None:
+            found = (self._fleet.nodes.get(each) for each in node_ids)
+            lost = [each for each in found if each and not each.declared_lost and each.state is NodeState.NOT_READY]
+            message, at = "its work is started elsewhere, as far as each workload's policy allows", self._clock.wall()
+            events = (
+                node_event(each.node_id, "NodeGivenUp", message, at=at, source="lease", cause=each.state_reason)
+                for each in lost
+            )
+            declared = tuple(dataclasses.replace(each, declared_lost=True) for each in lost)
+            return Batch(nodes=declared, events=tuple(events)) if lost else None
+
+        if node_ids:
+            await self._ledger.change(decide)
+        for node_id in node_ids:
+            self._queue.enqueue_all(self._fleet.owned_by(node_id))

@@ -6,6 +6,8 @@ Called by `heartbeats` (a node is back) and `lease_watch` (a node is late or los
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.fleet import Ledger, node_event
@@ -18,6 +20,15 @@ from shoal.model.nodes import NodeRecord, NodeState
 _EVENTS = {NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}
 
 
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A node without a heartbeat since the receipt `heard`, and the state that follows from that."""
+
+    state: NodeState
+    reason: str
+    heard: float
+
+
 class NodeStates:
     """The stored state of every node."""
 
@@ -28,32 +39,47 @@ class NodeStates:
         self._contacts = contacts
         self._clock = clock
 
-    async def returned(self, node_id: NodeId) -> None:
-        """A node that was late or lost sends heartbeats again."""
-        contact = self._contacts.get(node_id)
-        if contact is not None:
-            contact.surely_stopped, contact.lost_at = False, None
-        state = state_in_contact(self._fleet.nodes.get(node_id))
-        await self.set(node_id, state, "it beats again", by="heartbeat")
-        self._dispatch.contact_renewed(node_id)
-
-    async def has_returned_since(self, node_id: NodeId, heard: float) -> bool:
-        """Whether a heartbeat arrived while the node's silence was being stored. If so, the node is back."""
-        if not self._contacts.was_heard_since(node_id, heard):
-            return False
-        await self.returned(node_id)
-        return True
-
-    async def set(self, node_id: NodeId, state: NodeState, reason: str, *, by: str, heard: float | None = None) -> None:
-        """Store a node's state; with `heard`, only if no heartbeat has arrived since then."""
+    async def returned(self, node_ids: Iterable[NodeId]) -> None:
+        """Nodes that were late or lost send heartbeats again."""
+        node_ids = list(node_ids)
+        for node_id in node_ids:
+            contact = self._contacts.get(node_id)
+            if contact is not None:
+                contact.surely_stopped, contact.lost_at = False, None
 
         def decide() -> Batch | None:
+            states = ((each, state_in_contact(self._fleet.nodes.get(each))) for each in node_ids)
+            return self._changed(((each, state, "it beats again") for each, state in states), by="heartbeat")
+
+        await self._ledger.change(decide)
+        for node_id in node_ids:
+            self._dispatch.contact_renewed(node_id)
+
+    async def set_silent(self, silent: Mapping[NodeId, Silent], *, by: str) -> frozenset[NodeId]:
+        """Store that nodes are silent, all in one commit. Returns those that are back: a heartbeat came meanwhile."""
+
+        def decide() -> Batch | None:
+            found = ((node_id, each) for node_id, each in silent.items() if not self._was_heard(node_id, each))
+            return self._changed(((node_id, each.state, each.reason) for node_id, each in found), by=by)
+
+        if silent:
+            await self._ledger.change(decide)
+        returned = frozenset(node_id for node_id, each in silent.items() if self._was_heard(node_id, each))
+        if returned:
+            await self.returned(returned)
+        return returned
+
+    def _was_heard(self, node_id: NodeId, silent: Silent) -> bool:
+        return self._contacts.was_heard_since(node_id, silent.heard)
+
+    def _changed(self, states: Iterable[tuple[NodeId, NodeState, str]], *, by: str) -> Batch | None:
+        """What to store for nodes whose state changes, each with the reason. None if none does."""
+        at = self._clock.wall()
+        nodes, events = [], []
+        for node_id, state, reason in states:
             node = self._fleet.nodes.get(node_id)
             if node is None or node.state is state:
-                return None
-            if heard is not None and self._contacts.was_heard_since(node_id, heard):
-                return None
-            at = self._clock.wall()
+                continue
             changed = dataclasses.replace(
                 node,
                 state=state,
@@ -62,13 +88,10 @@ class NodeStates:
                 state_at=at,
                 declared_lost=node.declared_lost and state is NodeState.NOT_READY,
             )
-            kind = _EVENTS.get(state, "NodeReady")
-            event = node_event(node_id, kind, reason, at=at, source=by, cause=f"it was {node.state.value}")
-            return Batch(nodes=(changed,), events=(event,))
-
-        await self._ledger.change(decide)
-        if state is NodeState.READY:
-            self._dispatch.capacity_changed()
+            nodes.append(changed)
+            kind, cause = _EVENTS.get(state, "NodeReady"), f"it was {node.state.value}"
+            events.append(node_event(node_id, kind, reason, at=at, source=by, cause=cause))
+        return Batch(nodes=tuple(nodes), events=tuple(events)) if nodes else None
 
 
 def state_in_contact(node: NodeRecord | None) -> NodeState:

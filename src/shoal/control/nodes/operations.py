@@ -13,28 +13,40 @@ from contextlib import nullcontext
 from datetime import timedelta
 
 from shoal.control.nodes.contacts import Contacts
+from shoal.control.placement.placer import Placer
 from shoal.control.state.fleet import Ledger, node_event
 from shoal.control.store.base import Batch
 from shoal.control.trust.revocations import Revocations
 from shoal.control.workloads import changes
-from shoal.control.workloads.dispatch import Dispatch
 from shoal.control.workloads.failover import seconds_until_move
+from shoal.control.workloads.pending import Pending
 from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError
 from shoal.core.ids import NodeId
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
+
+#: A change that keeps placements out waits this long for those that are being stored. Well below client timeouts.
+NO_PLACEMENTS_WITHIN = 5.0
 
 
 class NodeOperations:
     """What operators can do with nodes."""
 
     def __init__(
-        self, ledger: Ledger, contacts: Contacts, dispatch: Dispatch, revocations: Revocations, *, clock: Clock
+        self,
+        ledger: Ledger,
+        contacts: Contacts,
+        placer: Placer,
+        pending: Pending,
+        revocations: Revocations,
+        *,
+        clock: Clock,
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
         self._contacts = contacts
-        self._dispatch = dispatch
+        self._placer = placer
+        self._pending = pending
         self._revocations = revocations
         self._clock = clock
 
@@ -58,7 +70,7 @@ class NodeOperations:
             return None if node.desired is DesiredNodeState.NONE else self._with_desired(node, DesiredNodeState.NONE)
 
         record = await self._change(node_id, change, "NodeUncordoned", "it takes work again", cause=cause)
-        self._dispatch.capacity_changed()
+        self._pending.capacity_changed()
         self._contacts.changed.set()
         return record
 
@@ -206,6 +218,6 @@ class NodeOperations:
                 batch = dataclasses.replace(batch, revocations=(revocation,), removed_revocations=dropped)
             return batch
 
-        async with self._dispatch.no_placements() if ends_work else nullcontext():
+        async with self._placer.exclusive(within=NO_PLACEMENTS_WITHIN) if ends_work else nullcontext():
             await self._ledger.change(decide)
         return self._fleet.node(node_id)

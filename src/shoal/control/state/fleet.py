@@ -408,6 +408,23 @@ class Ledger:
             return batch
         raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
 
+    async def change_workload(
+        self,
+        workload_id: WorkloadId,
+        change: Callable[[WorkloadRecord], Batch | None],
+        *,
+        only: WorkloadRecord | None = None,
+    ) -> bool:
+        """Commit what `change` makes of the newest record; with `only`, if it is still that one. True if it changed."""
+
+        def decide() -> Batch | None:
+            current = self.fleet.workloads.get(workload_id)
+            if current is None or (only is not None and current.version != only.version):
+                return None
+            return change(current)
+
+        return await self.change(decide) is not None
+
     def doubt(self) -> None:
         """Perhaps it is memory that is wrong: what is stored is read before anything else is committed."""
         self._doubtful = True

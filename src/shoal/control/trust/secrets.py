@@ -8,7 +8,7 @@ has another key knows that, and says so (`key_trouble`) instead of adding values
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ from shoal.control.state.fleet import Ledger
 from shoal.control.store.base import Batch
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, NotFoundError, PreconditionError, ShoalError
-from shoal.core.ids import WorkloadId
 from shoal.model.events import Event
 from shoal.model.trust import SecretRecord
 from shoal.model.workloads import DesiredState, WorkloadRecord
@@ -42,7 +41,6 @@ class SecretBook:
         given_key: the key as text, from the environment.
         shared: other control planes may use the same store. A key that only this one has would not do then.
         clock: for the dates.
-        on_change: told of the workloads that name a secret which was set.
     """
 
     def __init__(
@@ -53,14 +51,12 @@ class SecretBook:
         given_key: str,
         shared: bool,
         clock: Clock,
-        on_change: Callable[[list[WorkloadId]], None],
     ) -> None:
         self._ledger = ledger
         self._key_file = key_file
         self._given_key = given_key
         self._shared = shared
         self._clock = clock
-        self._on_change = on_change
         self._sealer: Sealer | None = None
 
     async def set(self, name: str, value: bytes, *, by: str) -> SecretRecord:
@@ -97,7 +93,6 @@ class SecretBook:
                 await self._ledger.commit(Batch(secrets=(record,), events=(event,)))
             except ConflictError:
                 continue
-            self._on_change([WorkloadId(each) for each in self._users(name)])
             return record
         raise ConflictError(f"secret {name!r} is changed again and again", id=name)
 

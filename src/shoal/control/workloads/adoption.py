@@ -19,7 +19,7 @@ from shoal.control.placement.scheduler import place
 from shoal.control.state.facts import PlacementRequest
 from shoal.control.state.fleet import Ledger, workload_event
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch, describe_rejections
+from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.errors import ExhaustedError, PreconditionError, UnsupportedError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
@@ -32,10 +32,9 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 class Adoption:
     """Makes orphans ours."""
 
-    def __init__(self, ledger: Ledger, dispatch: Dispatch, placer: Placer, agents: Agents, *, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, placer: Placer, agents: Agents, *, clock: Clock) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
         self._placer = placer
         self._agents = agents
         self._clock = clock
@@ -73,7 +72,6 @@ class Adoption:
 
         async with self._placer.exclusive():
             await self._ledger.change(decide)
-        self._dispatch.enqueue(workload_id)
         return self._fleet.workload(workload_id)
 
     def _check_unknown(self, workload_id: WorkloadId) -> None:

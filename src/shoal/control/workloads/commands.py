@@ -1,7 +1,7 @@
-"""What agents were told, and what they refused: the control plane's memory of its own words.
+"""Remembers the last command about each workload, its answer, and which nodes refused the workload.
 
-It lives in memory only. After a restart it is read off the reports, and an order that was sent before is recognised by
-the agent by its generation. Owned by `shoal.control.workloads.dispatch`.
+In memory only. After a restart it is learned from status reports, and an agent recognizes a command that it has already
+taken by its generation. Written by `shoal.control.workloads.sender`.
 """
 
 from __future__ import annotations
@@ -19,54 +19,55 @@ from shoal.core.retry import Backoff
 from shoal.model.workloads import RunState, RunStatus, WorkloadRecord
 
 COMMAND_BACKOFF = Backoff(first=0.2, cap=5.0)
-#: The same order is not repeated sooner than this.
+#: The same command is not repeated sooner than this.
 SAME_COMMAND_SECONDS = 1.0
 #: A node that refused a workload is not asked again for this long, unless nothing else fits.
 REFUSAL_SECONDS = 30.0
 
 
-class CommandBook:
-    """The last order about each workload, and the refusals that still stand."""
+class CommandLog:
+    """The last command about each workload, and the refusals that still stand."""
 
     def __init__(self, *, clock: Clock, entropy: Entropy) -> None:
         self._clock = clock
         self._entropy = entropy
         self._commands: dict[WorkloadId, Command] = {}
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
+        #: What went wrong last, for people.
+        self.trouble: dict[WorkloadId, str] = {}
 
     def get(self, workload_id: WorkloadId) -> Command | None:
-        """The last order about a workload, if one was given."""
+        """The last command about a workload, if there was one."""
         return self._commands.get(workload_id)
 
     def put(self, workload_id: WorkloadId, command: Command) -> None:
-        """Note what became of an order."""
-        self._commands[workload_id] = command
+        """Note what became of a command, unless it is no longer the last one: an answer may come late."""
+        last = self._commands.get(workload_id)
+        if last is None or last.is_same(command.kind, command.node_id, command.generation):
+            self._commands[workload_id] = command
 
     def begin(self, record: WorkloadRecord, kind: CommandKind) -> Command:
-        """An order is about to be given. Failures count on while it is the same one."""
+        """A command is about to be sent. Failures count on while it is the same one."""
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
         known = self._commands.get(record.workload_id)
-        same = (
-            known is not None
-            and known.kind is kind
-            and known.generation == record.generation
-            and known.node_id == record.node_id
-        )
+        same = known is not None and known.is_same(kind, record.node_id, record.generation)
         command = Command(kind, record.node_id, record.generation, failures=known.failures if same and known else 0)
         self._commands[record.workload_id] = command
         return command
 
     def applied(self, workload_id: WorkloadId, command: Command) -> None:
-        """An agent took it. Should it drop it again at once, it is not told again in a tight circle."""
+        """An agent took it. Should it drop it again at once, the command is not repeated in a tight circle."""
         not_before = self._clock.monotonic() + SAME_COMMAND_SECONDS
-        self._commands[workload_id] = dataclasses.replace(command, accepted=True, failures=0, not_before=not_before)
+        self.put(workload_id, dataclasses.replace(command, accepted=True, failures=0, not_before=not_before))
         self._refusals.pop(workload_id, None)
+        self.trouble.pop(workload_id, None)
 
-    def failed(self, workload_id: WorkloadId, command: Command) -> None:
-        """It is to be given again, later and later."""
+    def failed(self, workload_id: WorkloadId, command: Command, why: str) -> None:
+        """It has to be sent again, later and later."""
+        self.trouble[workload_id] = why
         failures = command.failures + 1
         not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
-        self._commands[workload_id] = dataclasses.replace(command, failures=failures, not_before=not_before)
+        self.put(workload_id, dataclasses.replace(command, failures=failures, not_before=not_before))
 
     def listed(self, workload_ids: Iterable[WorkloadId]) -> None:
         """A foreign agent's heartbeat lists these: a delete that it accepted is not done."""
@@ -85,7 +86,7 @@ class CommandBook:
         after = after_removal(current, removal)
         self._commands[workload_id] = after
         if current.accepted and not after.accepted:
-            self.failed(workload_id, after)
+            self.failed(workload_id, after, f"node {after.node_id}: it has not carried out a delete")
         return after is not current
 
     def asked(self, workload_id: WorkloadId, status: RunStatus) -> None:
@@ -101,30 +102,30 @@ class CommandBook:
             self._commands[workload_id] = dataclasses.replace(command, accepted=False, not_before=0.0)
 
     def hurry(self, workload_id: WorkloadId) -> None:
-        """What stood in the way of an order is gone: no waiting."""
+        """What stood in the way of a command is gone: no backoff."""
         command = self._commands.get(workload_id)
         if command is not None and not command.accepted:
             self._commands[workload_id] = dataclasses.replace(command, not_before=0.0)
 
-    def refused(self, workload_id: WorkloadId, node_id: NodeId, words: str) -> None:
-        """A node will not have it, or it is better off elsewhere."""
-        self._refusals[workload_id][node_id] = (words, self._clock.monotonic() + REFUSAL_SECONDS)
+    def refused(self, workload_id: WorkloadId, node_id: NodeId, why: str) -> None:
+        """A node does not take it, or it is better off elsewhere."""
+        self._refusals[workload_id][node_id] = (why, self._clock.monotonic() + REFUSAL_SECONDS)
 
     def standing_refusals(self, workload_id: WorkloadId) -> dict[NodeId, str]:
-        """The nodes that are not to be asked for now, with their words."""
+        """The nodes that are not to be asked for now, with their reasons."""
+        if workload_id not in self._refusals:
+            return {}
         now = self._clock.monotonic()
         standing = {
-            node_id: (words, until)
-            for node_id, (words, until) in self._refusals.get(workload_id, {}).items()
-            if until > now
+            node_id: (why, until) for node_id, (why, until) in self._refusals[workload_id].items() if until > now
         }
         if standing:
             self._refusals[workload_id] = standing
         else:
-            self._refusals.pop(workload_id, None)
-        return {node_id: words for node_id, (words, _until) in standing.items()}
+            del self._refusals[workload_id]
+        return {node_id: why for node_id, (why, _until) in standing.items()}
 
     def forget(self, workload_id: WorkloadId) -> None:
-        """Start anew with a workload, or be done with it."""
+        """Drop the last command and every refusal."""
         self._commands.pop(workload_id, None)
         self._refusals.pop(workload_id, None)

@@ -1,21 +1,24 @@
 """Removes copies of workloads from nodes that own them no longer, and notes when they are gone.
 
-Owned by `shoal.control.workloads.dispatch`. A copy is only ever removed because a newer placement, or a delete, was the
-wish.
+A copy is only removed after a newer placement or a delete. Removals go through the command pump, so a node that does
+not answer delays neither the owner nor other copies. Called by `shoal.control.workloads.dispatch` and for heartbeats.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 from shoal.control.agents.calls import Agents, is_foreign
+from shoal.control.agents.pump import Pump
 from shoal.control.state.facts import Removal
 from shoal.control.state.fleet import Fleet, Ledger
 from shoal.control.store.base import Batch
 from shoal.control.workloads import changes
 from shoal.control.workloads.reports import is_superseded
+from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.nodes import HeartbeatMark
@@ -25,15 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class Copies:
-    """The copies that lost their ownership, as far as they are known to be there still."""
+    """The copies that lost their ownership, as far as they are known to exist."""
 
-    def __init__(self, ledger: Ledger, agents: Agents, *, enqueue: Callable[[WorkloadId], None]) -> None:
+    def __init__(self, ledger: Ledger, agents: Agents, pump: Pump, queue: WorkQueue) -> None:
         self._ledger = ledger
         self._fleet: Fleet = ledger.fleet
         self._agents = agents
-        self._enqueue = enqueue
-        #: Copies that a node was told to remove and has agreed to: it will take no older order about them any more.
-        #: With the first beat that it made after that.
+        self._pump = pump
+        self._queue = queue
+        #: Copies that a node was told to remove and has agreed to: it takes no older command about them. With the first
+        #: heartbeat that it made after that.
         self._fenced: defaultdict[WorkloadId, dict[NodeId, HeartbeatMark | None]] = defaultdict(dict)
         self._superseded: defaultdict[WorkloadId, dict[NodeId, int]] = defaultdict(dict)
         ledger.on_batch(self._stored)
@@ -43,7 +47,7 @@ class Copies:
         self._drop_old_fences([each.workload_id for each in batch.workloads if each.workload_id in self._fenced])
 
     def _drop_old_fences(self, workload_ids: Iterable[WorkloadId]) -> None:
-        """What a node agreed to is over once it owns the workload again, or is gone: the next copy is another one."""
+        """What a node agreed to ends when it owns the workload again, or is removed: the next copy is another one."""
         for workload_id in workload_ids:
             record, fenced = self._fleet.workloads.get(workload_id), self._fenced[workload_id]
             for node_id in list(fenced):
@@ -57,14 +61,13 @@ class Copies:
     def superseded(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
         """A node holds a copy that lost its ownership: remove that copy there."""
         self.note(workload_id, node_id, generation)
-        self._enqueue(workload_id)
+        self._queue.enqueue(workload_id)
 
     async def absent(self, node_id: NodeId, workload_ids: Iterable[WorkloadId], heartbeat: HeartbeatMark) -> None:
-        """A node that may hold older copies of these reports without them.
+        """A node that may hold older copies of these sent a heartbeat without them.
 
-        That alone is no proof: an order that was sent before the move may still be on its way there. So the node is
-        told to remove what it has first, which it remembers; what a beat that was made after that does not list is gone
-        for good.
+        That alone is no proof: a command that was sent before the move may still be in flight. So the node is told to
+        remove what it has first, which it remembers. What a heartbeat made after that does not list is gone for good.
         """
         confirmed = []
         for workload_id in workload_ids:
@@ -84,23 +87,32 @@ class Copies:
         ids = tuple(workload_ids)
         if await self._ledger.change(lambda: changes.copies_gone(self._fleet, node_id, ids)) is not None:
             for workload_id in ids:
-                self._enqueue(workload_id)
+                self._queue.enqueue(workload_id)
         for workload_id in ids:
             if node_id in self._fenced.get(workload_id, {}):
                 del self._fenced[workload_id][node_id]
 
     def forget(self, workload_id: WorkloadId) -> None:
-        """There is no such workload any more."""
+        """A workload was deleted."""
         self._fenced.pop(workload_id, None)
         self._superseded.pop(workload_id, None)
 
-    async def remove(self, workload_id: WorkloadId) -> None:
+    def remove(self, workload_id: WorkloadId) -> None:
         """Tell the nodes that hold copies of a workload, and do not own it, to remove them."""
-        for node_id, generation in (self._superseded.pop(workload_id, None) or {}).items():
-            try:
-                await self._remove_one(workload_id, node_id, generation)
-            except ShoalError as error:  # the next heartbeat reports the copy again
-                log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
+        for node_id in self._superseded.get(workload_id, ()):
+            self._pump.submit(node_id, workload_id, partial(self._remove, workload_id, node_id))
+
+    async def _remove(self, workload_id: WorkloadId, node_id: NodeId) -> None:
+        superseded = self._superseded.get(workload_id, {})
+        generation = superseded.pop(node_id, None)
+        if not superseded:
+            self._superseded.pop(workload_id, None)
+        if generation is None:
+            return
+        try:
+            await self._remove_one(workload_id, node_id, generation)
+        except ShoalError as error:  # the next heartbeat reports the copy again
+            log.info("superseded copy of %s on node %s: %s", workload_id, node_id, error)
 
     async def _remove_one(self, workload_id: WorkloadId, node_id: NodeId, generation: int) -> None:
         record = self._fleet.workloads.get(workload_id)

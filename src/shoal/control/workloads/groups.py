@@ -2,8 +2,8 @@
 
 A change of a group is placed, reserved and stored in one transaction, or nothing of it is. Starting the members is
 not atomic: each agent is told on its own. Until every agent concerned has taken its part, the group remembers what its
-members were; if one is refused everywhere, the change is undone. Called by `shoal.control.api.service` and, through
-`GroupUndo`, by `shoal.control.workloads.dispatch`.
+members were; if one is refused everywhere, the change is undone. Called by `shoal.control.api.service`, and by
+`shoal.control.workloads.dispatch` when a member was accepted or fits nowhere.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from shoal.control.placement.scheduler import place_together
 from shoal.control.state.facts import PlacementDecision, PlacementPlan
 from shoal.control.state.fleet import Ledger, group_event, workload_event
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch, describe_rejections
 from shoal.control.workloads.entitlements import check_entitled
+from shoal.control.workloads.pending import Pending
+from shoal.control.workloads.rejections import describe_rejections
 from shoal.control.workloads.requests import Outcome, WorkloadRequest, deletion, merge
+from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
@@ -62,7 +64,8 @@ class Groups:
     def __init__(
         self,
         ledger: Ledger,
-        dispatch: Dispatch,
+        facts: WorkloadFacts,
+        pending: Pending,
         placer: Placer,
         *,
         clock: Clock,
@@ -70,7 +73,8 @@ class Groups:
     ) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._facts = facts
+        self._pending = pending
         self._placer = placer
         self._clock = clock
         self._decode_spec = decode_spec
@@ -127,7 +131,7 @@ class Groups:
         if result.outcome is not Outcome.UNCHANGED:
             faults.reach("control.apply.accepted")
         for workload_id in changed:
-            self._dispatch.reset_backoff(workload_id)
+            self._pending.start_over(workload_id)
         return GroupApplied(self._fleet.groups.get(group_id, result.record), result.outcome)
 
     async def delete(self, group_id: GroupId, *, cause: str, expected_generation: int | None = None) -> int:
@@ -255,6 +259,14 @@ class Groups:
     # -----------------------------------------------------------------------------------------------------
     # What becomes of a change: called by the dispatch
 
+    def is_complete_with(self, record: WorkloadRecord) -> bool:
+        """Whether a change is under way in its group, and every member has arrived. Asked whenever a member rests."""
+        group = self._fleet.groups.get(record.group_id) if record.group_id is not None else None
+        if group is None or not group.before:
+            return False
+        waits = record.desired is DesiredState.RUNNING and not self._facts.has_accepted(record)
+        return not waits and not self._is_missing_one(group)
+
     async def member_accepted(self, record: WorkloadRecord) -> None:
         """Note that an agent has taken a member; when all have, the change can no longer be undone."""
         group_id = record.group_id
@@ -289,22 +301,19 @@ class Groups:
         record = self._fleet.workloads.get(before.workload_id)
         if record is None or record.desired is DesiredState.DELETED:
             return True
-        return record.desired is DesiredState.STOPPED or self._dispatch.has_accepted(record)
+        return record.desired is DesiredState.STOPPED or self._facts.has_accepted(record)
 
     async def member_unplaceable(self, record: WorkloadRecord, rejections: tuple[Rejection, ...]) -> bool:
         """Undo the change under way, because one of its members fits nowhere."""
         group_id = record.group_id
-        touched: tuple[WorkloadId, ...] = ()
 
         def decide() -> Batch | None:
-            nonlocal touched
             group = self._fleet.groups.get(group_id) if group_id is not None else None
             changed = {each.workload_id for each in group.before} if group else set()
             if group is None or record.workload_id not in changed or group.desired is DesiredState.DELETED:
                 return None
             why = f"undone: member {record.workload_id} was refused, {describe_rejections(rejections)}"
             restored = [each for before in group.before if (each := self._restored(before)) is not None]
-            touched = tuple(each.workload_id for each in restored)
             undone = dataclasses.replace(
                 group,
                 generation=group.generation + 1,
@@ -329,7 +338,6 @@ class Groups:
 
         async with self._placer.exclusive():
             batch = await self._ledger.change(decide)
-        self._dispatch.enqueue_all(touched)
         return batch is not None
 
     def _restored(self, before: GroupMemberBefore) -> WorkloadRecord | None:

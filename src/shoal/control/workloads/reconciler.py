@@ -71,6 +71,10 @@ class Command:
     #: The first heartbeat that was made after the answer; None when the agent did not say.
     first_heartbeat: HeartbeatMark | None = None
 
+    def is_same(self, kind: CommandKind, node_id: NodeId | None, generation: int) -> bool:
+        """Whether it says the same to the same node."""
+        return self.kind is kind and self.node_id == node_id and self.generation == generation
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -426,10 +430,7 @@ def _send_when_due(facts: Facts, command: Command, step: Step) -> Step:
 
 def _current_command(facts: Facts, kind: CommandKind) -> Command | None:
     command, record = facts.command, facts.record
-    if command is None or command.kind is not kind:
-        return None
-    same = command.node_id == record.node_id and command.generation == record.generation
-    return command if same else None
+    return command if command and command.is_same(kind, record.node_id, record.generation) else None
 
 
 def _accepted(facts: Facts, kind: CommandKind) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from shoal.control.state.fleet import Ledger, workload_event
 from shoal.control.state.lifecycle import workload_status
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import Dispatch
+from shoal.control.workloads.pending import Pending
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
@@ -113,10 +113,10 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
 class Workloads:
     """The control plane's book of wishes."""
 
-    def __init__(self, ledger: Ledger, dispatch: Dispatch, *, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, pending: Pending, *, clock: Clock) -> None:
         self._ledger = ledger
         self._fleet = ledger.fleet
-        self._dispatch = dispatch
+        self._pending = pending
         self._clock = clock
 
     async def apply(self, requested: WorkloadRequest, *, cause: str, expected_revision: str = "") -> Applied:
@@ -146,7 +146,7 @@ class Workloads:
         assert result is not None  # noqa: S101 decide has run at least once
         if result.outcome is not Outcome.UNCHANGED:
             faults.reach("control.apply.accepted")
-            self._dispatch.reset_backoff(requested.workload_id)
+            self._pending.start_over(requested.workload_id)
         return result
 
     async def delete(self, workload_id: WorkloadId, *, cause: str) -> None:
@@ -160,7 +160,6 @@ class Workloads:
             return deletion(record, clock=self._clock, cause=cause)
 
         await self._ledger.change(decide)
-        self._dispatch.enqueue(workload_id)
 
     async def set_desired(self, workload_id: WorkloadId, desired: DesiredState, *, cause: str) -> WorkloadRecord:
         """Start or stop, with spec and revision as they are."""
@@ -186,7 +185,7 @@ class Workloads:
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
-            self._dispatch.reset_backoff(workload_id)
+            self._pending.start_over(workload_id)
         return self._fleet.workload(workload_id)
 
     async def retry(self, workload_id: WorkloadId, *, cause: str) -> bool:
@@ -219,7 +218,7 @@ class Workloads:
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
-            self._dispatch.reset_backoff(workload_id)
+            self._pending.start_over(workload_id)
         return True
 
     def _runs(self, record: WorkloadRecord) -> bool:

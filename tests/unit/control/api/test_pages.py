@@ -161,7 +161,7 @@ async def test_a_list_tells_the_reasons_of_a_few_nodes_and_one_workload_those_of
         kit.node(f"n{number:02}", cpu_millicores=100)
         await kit.wait_node(f"n{number:02}", "Ready")
     await kit.apply("huge", cpu=200)
-    await kit.wait(lambda: "huge" in kit.plane.leadership.dispatch.rejections)
+    await kit.wait(lambda: "huge" in kit.plane.leadership.pending.rejections)
     listed = await kit.channel.call(AgentControl.LIST_WORKLOADS, pb.ListWorkloadsRequest())
     assert len(listed.workloads[0].rejections) == 20
     assert len((await kit.workload("huge")).rejections) == 30

@@ -40,7 +40,7 @@ class TestCordon:
         await kit.clock.sleep(60)
         assert (await kit.node_view("n1")).wish == "cordoned"
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         assert [each.code for each in (await kit.workload("web")).rejections] == ["cordoned"]
         await uncordon(kit, "n1")
         await kit.wait_status("web", "Running", seconds=2)

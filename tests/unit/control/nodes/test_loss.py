@@ -74,7 +74,7 @@ class TestPolicies:
     async def test_an_agent_that_stops_nothing_by_itself_gets_no_such_work(self, kit):
         await ready(kit, "n1", features=("generations", "sessions", "push"))
         await kit.apply("web", failover="stop", after=100.0)
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         assert [each.code for each in (await kit.workload("web")).rejections] == ["stop_alone"]
 
     async def test_rules_on_the_spec(self, kit):
@@ -90,6 +90,22 @@ class TestPolicies:
 
 
 class TestMassLoss:
+    async def test_the_verdicts_on_many_nodes_are_stored_together(self, kit):
+        nodes = await ready(kit, *(f"n{index}" for index in range(60)))
+        spared = await ready(kit, *(f"m{index}" for index in range(90)))
+        stored = []
+        kit.plane.leadership.ledger.on_batch(lambda batch: stored.extend([batch.nodes] if batch.nodes else []))
+        for node in nodes:
+            node.silent = True
+        for node in nodes:
+            await kit.wait_node(node.node_id, "NotReady", seconds=90)
+        fleet = kit.plane.leadership.fleet
+        await kit.wait(lambda: sum(node.declared_lost for node in fleet.nodes.values()) == 60)
+        # Suspect, lost, declared lost: each is one commit, or two when a tick lay between their heartbeats.
+        assert sum(len(changed) for changed in stored) == 180
+        assert len(stored) <= 6
+        assert all(fleet.nodes[node.node_id].state.value == "Ready" for node in spared)
+
     async def test_lost_nodes_are_given_up_one_after_another(self, kit):
         await ready(kit, *(f"n{index}" for index in range(10)))
         for index in range(10):

@@ -56,6 +56,6 @@ async def test_memory_that_fell_behind_is_read_anew_and_nothing_waits_for_ever(k
     await kit.wait_status("w", "Running")
     stored = await kit.store.load()
     fleet.load(dataclasses.replace(stored, workloads=(unplaced,)))
-    kit.plane.leadership.dispatch.enqueue("w")
+    kit.plane.leadership.queue.enqueue("w")
     await kit.wait(lambda: fleet.workloads["w"].node_id == "n1", what="it is known again where it runs")
     assert fleet.workloads["w"].version > unplaced.version

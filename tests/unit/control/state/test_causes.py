@@ -52,7 +52,7 @@ def test_a_status_is_told_with_what_the_agent_saw(now, before, words):
 @pytest.mark.looptime(start=time.monotonic)
 async def test_no_event_is_without_a_source_and_a_cause(kit):
     await kit.apply("waits")
-    await kit.wait(lambda: "waits" in kit.plane.leadership.dispatch.rejections)
+    await kit.wait(lambda: "waits" in kit.plane.leadership.pending.rejections)
     nodes = {name: kit.node(name) for name in ("n1", "n2", "n3")}
     for name in nodes:
         await kit.wait_node(name, "Ready")

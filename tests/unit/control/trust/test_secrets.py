@@ -159,7 +159,7 @@ async def test_what_cannot_be_a_secret_is_refused_and_not_repeated(kit, name, va
 
 async def test_there_is_an_end_to_secrets(kit, monkeypatch):
     monkeypatch.setattr(secrets, "MOST_SECRETS", 5)
-    book: SecretBook = kit.plane.leadership.dispatch.secrets
+    book: SecretBook = kit.plane.leadership.book
     for number in range(5):
         await book.set(f"s{number}", b"x", by="test")
     with pytest.raises(ExhaustedError):

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
+from shoal.control.nodes.operations import NO_PLACEMENTS_WITHIN
 from shoal.control.store.base import Batch
-from shoal.control.workloads.dispatch import NO_PLACEMENTS_WITHIN
 from shoal.core.errors import NotFoundError, UnavailableError
 from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.testing.stores import Fault
@@ -190,14 +190,14 @@ class TestDrain:
             await kit.apply(name, only_on=node_id)
             await kit.wait_status(name, "Running")
         leadership, tried = kit.plane.leadership, []
-        move_first = leadership.dispatch.move_first
+        move_first = leadership.relocation.move_first
 
         async def begin(workload_id, **settings):
             tried.append(workload_id)
             await leadership.operations.uncordon("n2", cause="test")
             return await move_first(workload_id, **settings)
 
-        monkeypatch.setattr(leadership.dispatch, "move_first", begin)
+        monkeypatch.setattr(leadership.relocation, "move_first", begin)
 
         def both():
             nodes = (leadership.fleet.nodes[each] for each in ("n1", "n2"))
@@ -221,7 +221,7 @@ class TestDrain:
         door.once(tells_that_it_left, lose)
         await drain(kit, here.node_id)
         await door.reached.wait()
-        copies = kit.plane.leadership.dispatch.copies
+        copies = kit.plane.leadership.copies
         assert here.node_id in copies._fenced["web"]
         await uncordon(kit, here.node_id)
         await drain(kit, other.node_id)

@@ -60,7 +60,7 @@ class TestAlone:
 
     async def test_one_that_waits_for_room_is_looked_at_at_once(self, kit):
         await kit.apply("web")
-        await kit.wait(lambda: "web" in kit.plane.leadership.dispatch.rejections)
+        await kit.wait(lambda: "web" in kit.plane.leadership.pending.rejections)
         await retry(kit, "web")
         assert "WorkloadRetried" in await kit.event_kinds("web")
 

@@ -1,45 +1,77 @@
-"""Looks at workloads end with their reign, whatever was asked for meanwhile."""
+"""Which workloads are due: each once, not while it is worked on, and nothing after the end."""
 
 import asyncio
+import time
+
+import pytest
 
 from shoal.control.workloads.work_queue import AT_ONCE, WorkQueue
-from shoal.core.tasks import TaskScope
+
+pytestmark = pytest.mark.looptime(start=time.monotonic)
 
 
-async def test_one_that_was_to_be_looked_at_again_is_not_after_the_end():
-    scope, begun = TaskScope("reign"), []
+async def take(queue):
+    return [workload_id for workload_id, _context in await queue.take()]
 
-    async def look(workload_id):
-        begun.append(workload_id)
-        await asyncio.sleep(3600)
 
-    queue = WorkQueue(scope, look)
-    queue.enqueue("w")
-    await asyncio.sleep(0)
-    queue.enqueue("w")
+async def take_nothing(queue):
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 10)
+
+
+async def test_a_workload_that_is_asked_for_twice_is_handed_out_once():
+    queue = WorkQueue()
+    queue.enqueue_all(["a", "b", "a"])
+    assert await take(queue) == ["a", "b"]
+    await take_nothing(queue)
+
+
+async def test_a_workload_is_not_handed_out_while_it_is_worked_on():
+    queue = WorkQueue()
+    queue.begin("a")
+    queue.enqueue("a")
+    await take_nothing(queue)
+    queue.end("a")
+    assert await take(queue) == ["a"]
+
+
+async def test_work_during_which_nothing_was_learned_brings_no_look():
+    queue = WorkQueue()
+    queue.begin("a")
+    queue.end("a")
+    await take_nothing(queue)
+
+
+async def test_a_look_that_is_due_later_comes_then_or_sooner():
+    queue = WorkQueue()
+    queue.look_again_in("a", 5.0)
+    queue.look_again_in("b", 5.0)
+    queue.enqueue("b")
+    assert await take(queue) == ["b"]
+    began = asyncio.get_running_loop().time()
+    assert await take(queue) == ["a"]
+    assert asyncio.get_running_loop().time() - began == pytest.approx(5.0)
+    await take_nothing(queue)
+
+
+async def test_a_timer_does_not_put_off_what_is_due():
+    queue = WorkQueue()
+    queue.enqueue("a")
+    queue.look_again_in("a", 5.0)
+    assert await take(queue) == ["a"]
+
+
+async def test_a_large_fleet_comes_in_lots():
+    queue = WorkQueue()
+    queue.enqueue_all(f"w{number}" for number in range(2 * AT_ONCE + 1))
+    assert [len(await take(queue)) for _ in range(3)] == [AT_ONCE, AT_ONCE, 1]
+
+
+async def test_nothing_is_due_after_the_end():
+    queue = WorkQueue()
+    queue.enqueue("a")
+    queue.look_again_in("b", 1.0)
     queue.close()
-    await scope.close()
-    await scope.failed()
-    queue.enqueue("w")
-    queue.look_again_in("w", 0.0)
-    await asyncio.sleep(0.01)
-    assert begun == ["w"]
-
-
-async def test_others_get_their_turn_while_a_large_fleet_is_looked_at():
-    scope, looked, seen = TaskScope("reign"), [], []
-
-    async def look(workload_id):
-        looked.append(workload_id)
-
-    queue = WorkQueue(scope, look)
-    queue.enqueue_all(f"w{number}" for number in range(3 * AT_ONCE + 1))
-    while len(looked) < 3 * AT_ONCE + 1:
-        seen.append(len(looked))
-        await asyncio.sleep(0)
-    assert len(seen) > 3
-    assert len(set(looked)) == len(looked)
-    queue.enqueue_all(f"w{number}" for number in range(2 * AT_ONCE))
-    queue.close()
-    await scope.close()
-    assert len(looked) <= 4 * AT_ONCE + 1
+    queue.enqueue("c")
+    queue.look_again_in("d", 1.0)
+    await take_nothing(queue)

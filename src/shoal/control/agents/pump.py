@@ -1,0 +1,195 @@
+"""Sends commands to agents: at most one at a time for each node and workload, a bounded number for each node.
+
+Commands wait in the line of their node, and nodes take turns. So a node that answers slowly or not at all fills its own
+line and delays no other node. While requests wait for a placement, fewer commands are started at once: a placement
+that was decided is durable, and its command can wait.
+
+Used by `shoal.control.workloads.dispatch` and `shoal.control.workloads.copies`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.tasks import TaskScope
+
+#: Commands that one node may have in flight.
+PER_NODE = 16
+#: Commands started and not answered, over all nodes: while requests wait for a placement, and while none does.
+FEW = 16
+MANY = 256
+#: After so many seconds without an answer a command no longer counts against `FEW` or `MANY`, and its node is late.
+LATE_SECONDS = 0.1
+#: So many late nodes are remembered.
+MAX_LATE = 10_000
+
+Send = Callable[[], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The commands of one node."""
+
+    node_id: NodeId
+    #: Each with the context of its submission, so that it belongs to the same trace.
+    waiting: dict[WorkloadId, tuple[Send, contextvars.Context]] = field(default_factory=dict)
+    in_flight: set[WorkloadId] = field(default_factory=set)
+    #: Those of both for which another command was submitted meanwhile.
+    again: set[WorkloadId] = field(default_factory=set)
+
+    @property
+    def can_start(self) -> bool:
+        return bool(self.waiting) and len(self.in_flight) < PER_NODE
+
+
+class Pump:
+    """The commands of every node.
+
+    Memory: one waiting command for each node and workload. Calls: at most `PER_NODE` in flight for each node.
+
+    Args:
+        scope: owns the tasks.
+        is_busy: whether requests wait for a placement.
+        on_free: called with a workload when a command about it has ended and another one was submitted meanwhile.
+    """
+
+    def __init__(self, scope: TaskScope, *, is_busy: Callable[[], bool], on_free: Callable[[WorkloadId], None]) -> None:
+        self._scope = scope
+        self._is_busy = is_busy
+        self._on_free = on_free
+        self._lines: dict[NodeId, _Line] = {}
+        #: The nodes with a command that can be started, in turn: those that answer, and those that are late.
+        self._prompt: dict[NodeId, _Line] = {}
+        self._tardy: dict[NodeId, _Line] = {}
+        #: Nodes whose last command was not answered in time.
+        self._late: set[NodeId] = set()
+        self._started = 0
+        self._started_tardy = 0
+        self._closed = False
+
+    def submit(self, node_id: NodeId, workload_id: WorkloadId, send: Send) -> bool:
+        """Start a command in its turn. False if one about this workload is waiting or in flight at this node.
+
+        The caller decides again when that one has ended: see `on_free`. A command handles its own errors.
+        """
+        if self._closed:
+            return False
+        line = self._lines.get(node_id)
+        if line is None:
+            line = self._lines[node_id] = _Line(node_id)
+        if workload_id in line.in_flight or workload_id in line.waiting:
+            line.again.add(workload_id)
+            return False
+        line.waiting[workload_id] = send, contextvars.copy_context()
+        self._queue(line)
+        self._start_some()
+        return True
+
+    def close(self) -> None:
+        """Start nothing more; what is in flight ends with its scope."""
+        self._closed = True
+        self._lines.clear()
+        self._prompt.clear()
+        self._tardy.clear()
+
+    def _queue(self, line: _Line) -> None:
+        """Put a line where it belongs, at the end of those that wait for their turn."""
+        if not line.can_start:
+            return
+        if line.node_id in self._late:
+            self._prompt.pop(line.node_id, None)
+            self._tardy.setdefault(line.node_id, line)
+        else:
+            self._tardy.pop(line.node_id, None)
+            self._prompt.setdefault(line.node_id, line)
+
+    def _start_some(self) -> None:
+        most = FEW if self._is_busy() else MANY
+        while self._started < most and (line := self._next(most)) is not None:
+            workload_id = next(iter(line.waiting))
+            send, context = line.waiting.pop(workload_id)
+            line.in_flight.add(workload_id)
+            call = _Call(self, line, workload_id, tardy=line.node_id in self._late)
+            self._queue(line)
+            name = f"command/{line.node_id}/{workload_id}"
+            self._scope.start(call.run(send), name=name, context=context)
+
+    def _next(self, most: int) -> _Line | None:
+        """The line whose turn it is. Nodes that are late share half of what may be started."""
+        for lines in (self._prompt, self._tardy):
+            if lines and (lines is self._prompt or self._started_tardy < most // 2):
+                return lines.pop(next(iter(lines)))
+        return None
+
+    # -----------------------------------------------------------------------------------------------------
+    # Called by the commands in flight
+
+    def count(self, change: int, *, tardy: bool) -> None:
+        """A command was started, or counts no longer."""
+        self._started += change
+        if tardy:
+            self._started_tardy += change
+
+    def late(self, line: _Line) -> None:
+        """A command was not answered in time."""
+        if self._closed:
+            return
+        if len(self._late) >= MAX_LATE:
+            self._late.clear()  # nodes come and go, and it is learned again soon
+        self._late.add(line.node_id)
+        self._queue(line)
+        self._start_some()
+
+    def ended(self, line: _Line, workload_id: WorkloadId, *, late: bool) -> None:
+        """A command has ended."""
+        again = workload_id in line.again
+        line.again.discard(workload_id)
+        line.in_flight.discard(workload_id)
+        if not late:
+            self._late.discard(line.node_id)
+        if not line.waiting and not line.in_flight and self._lines.get(line.node_id) is line:
+            del self._lines[line.node_id]
+        if self._closed:
+            return
+        self._queue(line)
+        self._start_some()
+        if again:
+            self._on_free(workload_id)
+
+
+class _Call:
+    """One command in flight."""
+
+    __slots__ = ("_counted", "_line", "_pump", "_tardy", "_timer", "_workload_id")
+
+    def __init__(self, pump: Pump, line: _Line, workload_id: WorkloadId, *, tardy: bool) -> None:
+        self._pump = pump
+        self._line = line
+        self._workload_id = workload_id
+        self._tardy = tardy
+        self._counted = True
+        pump.count(1, tardy=tardy)
+        self._timer = asyncio.get_running_loop().call_later(LATE_SECONDS, self._late)
+
+    async def run(self, send: Send) -> None:
+        try:
+            await send()
+        finally:
+            self._timer.cancel()
+            late = not self._counted
+            self._stop_counting()
+            self._pump.ended(self._line, self._workload_id, late=late)
+
+    def _late(self) -> None:
+        self._stop_counting()
+        self._pump.late(self._line)
+
+    def _stop_counting(self) -> None:
+        if self._counted:
+            self._counted = False
+            self._pump.count(-1, tardy=self._tardy)

@@ -1,0 +1,206 @@
+"""Commands to agents: one at a time for each node and workload, so many for each node, and nobody waits for others."""
+
+import asyncio
+import time
+
+import pytest
+
+from shoal.control.agents import pump
+from shoal.control.agents.pump import FEW, LATE_SECONDS, MANY, PER_NODE, Pump
+from shoal.control.placement.placer import BUSY_BATCH, BUSY_SECONDS
+from shoal.core.tasks import TaskScope
+
+pytestmark = pytest.mark.looptime(start=time.monotonic)
+
+
+class Commands:
+    """Commands that are answered when the test says so."""
+
+    def __init__(self):
+        self.scope = TaskScope("commands")
+        self.busy = False
+        self.freed = []
+        self.pump = Pump(self.scope, is_busy=lambda: self.busy, on_free=self.freed.append)
+        self.started = []
+        self.ended = []
+        self._answers = {}
+
+    def submit(self, node, workload):
+        async def send():
+            self.started.append((node, workload))
+            answer = self._answers[node, workload] = asyncio.Event()
+            await answer.wait()
+            self.ended.append((node, workload))
+
+        return self.pump.submit(node, workload, send)
+
+    async def answer(self, node, workload):
+        self._answers[node, workload].set()
+        await settle()
+
+
+async def settle():
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def commands():
+    made = Commands()
+    yield made
+    made.pump.close()
+    await made.scope.close()
+
+
+async def test_one_at_a_time_for_each_node_and_workload(commands):
+    assert commands.submit("n1", "w")
+    assert commands.submit("n2", "w")
+    assert commands.submit("n1", "v")
+    assert not commands.submit("n1", "w")
+    await settle()
+    assert commands.started == [("n1", "w"), ("n2", "w"), ("n1", "v")]
+    await commands.answer("n2", "w")
+    assert commands.freed == []
+    await commands.answer("n1", "w")
+    assert commands.freed == ["w"]
+    assert commands.submit("n1", "w")
+
+
+async def test_what_is_submitted_while_another_waits_is_decided_again_after_it(commands):
+    for number in range(PER_NODE):
+        commands.submit("n1", f"w{number}")
+    assert commands.submit("n1", "late")
+    assert not commands.submit("n1", "late")
+    await settle()
+    assert ("n1", "late") not in commands.started
+    await commands.answer("n1", "w0")
+    await commands.answer("n1", "late")
+    assert commands.freed == ["late"]
+
+
+async def test_a_silent_node_has_so_many_in_flight_and_the_rest_waits_in_its_own_line(commands):
+    for number in range(10 * PER_NODE):
+        commands.submit("silent", f"w{number}")
+    await asyncio.sleep(100 * LATE_SECONDS)
+    assert len(commands.started) == PER_NODE
+    commands.submit("healthy", "w")
+    await settle()
+    assert commands.started[-1] == ("healthy", "w")
+
+
+@pytest.mark.parametrize("busy", [False, True])
+async def test_a_healthy_node_does_not_wait_for_a_hundred_that_are_late(commands, busy):
+    commands.busy = busy
+    for number in range(100 * PER_NODE):
+        commands.submit(f"silent{number % 100}", f"w{number}")
+    await asyncio.sleep(LATE_SECONDS * (2 + 100 // FEW))  # each has had its first turn
+    commands.submit("healthy", "w")
+    await settle()
+    assert commands.started[-1] == ("healthy", "w")
+
+
+async def test_nodes_take_turns(commands):
+    commands.busy = True
+    for node in ("n1", "n2"):
+        for number in range(PER_NODE):
+            commands.submit(node, f"w{number}")
+    commands.submit("n3", "w")
+    await settle()
+    for number in range(3):
+        await commands.answer("n1", f"w{number}")
+    assert commands.started[FEW:] == [("n2", "w0"), ("n3", "w"), ("n2", "w1")]
+
+
+@pytest.mark.parametrize(("busy", "most"), [(True, FEW), (False, MANY)])
+async def test_only_so_many_are_started_at_once_and_each_answer_starts_the_next(commands, busy, most):
+    commands.busy = busy
+    for number in range(2 * most):
+        commands.submit(f"n{number}", "w")
+    await settle()
+    assert len(commands.started) == most
+    await commands.answer("n0", "w")
+    assert len(commands.started) == most + 1
+
+
+async def test_one_that_is_not_answered_in_time_lets_the_next_start(commands, monkeypatch):
+    monkeypatch.setattr(pump, "MANY", 1)
+    for node in ("n1", "n2", "n3"):
+        commands.submit(node, "w")
+    await asyncio.sleep(2.5 * LATE_SECONDS)
+    assert len(commands.started) == 3
+    for node in ("n1", "n2", "n3"):
+        await commands.answer(node, "w")
+    # A late answer does not count twice.
+    for node in ("n4", "n5"):
+        commands.submit(node, "w")
+    await settle()
+    assert len(commands.started) == 4
+
+
+async def test_a_node_that_answers_again_is_no_longer_late(commands, monkeypatch):
+    monkeypatch.setattr(pump, "MANY", 2)
+    commands.submit("slow", "w1")
+    await asyncio.sleep(2 * LATE_SECONDS)
+    await commands.answer("slow", "w1")
+    for number in range(2):
+        commands.submit("slow", f"v{number}")
+    await settle()
+    assert commands.started[1:] == [("slow", "v0")]  # half of what may be started
+    await commands.answer("slow", "v0")
+    commands.submit("slow", "v2")
+    await settle()
+    assert commands.started[2:] == [("slow", "v1"), ("slow", "v2")]
+
+
+async def test_nothing_is_kept_of_nodes_without_commands(commands):
+    for number in range(10):
+        commands.submit(f"n{number}", "w")
+    await settle()
+    for number in range(10):
+        await commands.answer(f"n{number}", "w")
+    assert not commands.pump._lines
+
+
+async def test_nothing_starts_after_the_end(commands):
+    for number in range(PER_NODE + 1):
+        commands.submit("n1", f"w{number}")
+    await settle()
+    commands.pump.close()
+    assert not commands.submit("n2", "w")
+    await commands.answer("n1", "w0")
+    assert len(commands.started) == PER_NODE
+
+
+async def test_commands_are_few_while_much_waits_for_a_place_and_many_otherwise(kit):
+    placer = kit.plane.leadership.placer
+    assert not placer.is_busy
+    kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    await asyncio.gather(*(kit.apply(f"w{number}", cpu=1, memory=1) for number in range(2 * BUSY_BATCH)))
+    await kit.wait(lambda: placer.is_busy)
+    await kit.clock.sleep(2 * BUSY_SECONDS)
+    assert not placer.is_busy
+
+
+async def test_a_request_that_changed_while_its_command_waited_is_sent_as_it_is_now(kit, monkeypatch):
+    node = kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    reign = kit.plane.leadership
+    told = []
+    apply = reign.agents.apply
+
+    async def listen(node, record, secrets=None):
+        told.append(record.revision_id)
+        return await apply(node, record, secrets)
+
+    monkeypatch.setattr(reign.agents, "apply", listen)
+    monkeypatch.setattr(pump, "PER_NODE", 1)
+    release = asyncio.Event()
+    reign.pump.submit("n1", "blocker", release.wait)
+    await kit.apply("w1", cpu=10, memory=10, revision="1")
+    await kit.wait(lambda: reign.fleet.workloads["w1"].node_id)
+    await kit.apply("w1", cpu=20, memory=10, revision="2")
+    await kit.wait(lambda: reign.fleet.workloads["w1"].revision_id == "2")
+    release.set()
+    await kit.wait(lambda: "w1" in node.runs)
+    assert told == ["2"]
