@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from google.protobuf.message import Message
 
@@ -21,6 +21,9 @@ from shoal.wire.methods import LIVE_HEADER, AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.routes import ControlAddresses, Route, in_doubt, was_said
 from shoal.wire.transport import DEFAULT_TIMEOUT, Channel, Method, Transport
+
+if TYPE_CHECKING:
+    from shoal.wire.diagnosis import Diagnosis
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -166,11 +169,11 @@ class Calls:
     async def _wait_to_try_again(self, route: Route, began: float, patience: float) -> None:
         """Wait before every address is tried again, or raise the error."""
         waited = self._clock.monotonic() - began
-        if any(map(was_said, route.failures)):
-            raise self._unavailable(route.failures)
+        for error in filter(was_said, route.failures):
+            raise error
         if waited >= (LEADER_WITHIN if route.refusal is not None else patience):
             # The leader's own failure says more than the refusal of a follower: the leader may even have done it.
-            raise route.failure_of_leader or route.refusal or self._unavailable(route.failures)
+            raise route.failure_of_leader or route.refusal or await self._unavailable(route.failures)
         await self._clock.sleep(_RETRY_EVERY)
 
     def _channel(self, address: str) -> Channel:
@@ -178,22 +181,43 @@ class Calls:
             self._channels[address] = self._transport.connect(address, peer=CONTROL_PLANE)
         return self._channels[address]
 
-    def _unavailable(self, errors: Sequence[UnavailableError | DeadlineError]) -> UnavailableError | DeadlineError:
-        """One error for all addresses. What a control plane itself raised counts more than a lost connection."""
-        for error in filter(was_said, errors):
-            return error
+    async def _unavailable(
+        self, errors: Sequence[UnavailableError | DeadlineError]
+    ) -> UnavailableError | DeadlineError:
+        """One error for all addresses, with the reason of each in one sentence."""
+        found = {error.facts["address"]: await self._diagnose(error.facts["address"]) for error in errors}
         if len(errors) == 1 and isinstance(errors[0], DeadlineError):
-            return errors[0]
+            known = found[errors[0].facts["address"]]
+            # It may have been reached and have done it, unless no connection is possible.
+            if known is None or errors[0].hint:
+                return errors[0]
+        reasons: dict[str, None] = {}
+        hints: dict[str, None] = {}
+        for error in errors:
+            known = found[error.facts["address"]]
+            reasons[known.reason if known is not None else _reason(error)] = None
+            hints[known.hint if known is not None else _START] = None
         where = ", ".join(self.addresses)
-        # The last clause is the cause; what comes before it is how the transport got there.
-        reasons = dict.fromkeys(error.message.rpartition(": ")[2].strip("[].") for error in errors)
-        # Somebody is there, and the two do not trust each other: another address is no help.
-        distrust = (error.hint for error in errors if "certificate" in error.hint)
         return UnavailableError(
             f"the control plane at {where} cannot be reached: {'; '.join(reasons)}",
-            hint=next(distrust, "start one with `shoal up`, or say where it is with --control or SHOAL_CONTROL"),
+            hint=next((each for each in hints if each), _START),
             address=where,
         )
+
+    async def _diagnose(self, address: str) -> Diagnosis | None:
+        """Why an address cannot be reached, if the transport can find out."""
+        look = getattr(self._transport, "diagnose", None)
+        known: Diagnosis | None = await look(address, peer=CONTROL_PLANE) if look is not None else None
+        return known
+
+
+_START = "start one with `shoal up`, or give its address with --control or SHOAL_CONTROL"
+
+
+def _reason(error: UnavailableError | DeadlineError) -> str:
+    """The cause at the end of gRPC's text. A connection that breaks has none: gRPC calls it OK."""
+    reason = error.message.rpartition(": ")[2].strip("[].")
+    return reason if reason not in ("", "OK") else "the connection broke"
 
 
 async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import InternalError, InvalidError, ShoalError, UnavailableError
@@ -27,6 +27,9 @@ from shoal.wire.server import GrpcServer, serve
 from shoal.wire.serving import RpcObserver, checked_metadata, close_stream, pack, unpack
 from shoal.wire.status import Code, Status, explain
 from shoal.wire.transport import DEFAULT_TIMEOUT, MAX_MESSAGE_BYTES, CheckCaller, Method, Request, Response, Service
+
+if TYPE_CHECKING:
+    from shoal.wire.diagnosis import Diagnosis
 
 _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -82,7 +85,9 @@ class GrpcTransport:
         clock: Clock | None = None,
         rules: Mapping[str, Rule] = RULES,
     ) -> None:
-        self._protection = protect(security, clock=clock or SystemClock())
+        self._security = security
+        self._clock: Clock = clock or SystemClock()
+        self._protection = protect(security, clock=self._clock)
         self._observer = observer
         self._rules = rules
 
@@ -98,6 +103,12 @@ class GrpcTransport:
     def connect(self, address: str, *, peer: Peer | None = None) -> GrpcChannel:
         """A channel to host:port. Does not connect yet. Raises `InvalidError` when that is no address."""
         return GrpcChannel(address, self._protection, peer)
+
+    async def diagnose(self, address: str, *, peer: Peer | None = None) -> Diagnosis | None:
+        """Why there is no connection to host:port; None when there is one."""
+        from shoal.wire.diagnosis import diagnose
+
+        return await asyncio.to_thread(diagnose, address, self._security, peer, now=self._clock.wall())
 
     async def serve(
         self, address: str, services: Sequence[Service], *, check_caller: CheckCaller | None = None
