@@ -285,7 +285,7 @@ async def _silence(node: HollowNode, seen: Observations) -> float:
     node.changed.set()
     async with asyncio.timeout(PATIENCE):
         sent: float = await last_heartbeat
-    lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == node.node_id)
+    lost = await seen.wait_for(lambda event: event.kind == "NodeNotReady" and event.subject_id == node.node_id)
     return lost[0] - sent
 
 
@@ -348,7 +348,7 @@ async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Observ
     seen.events.clear()  # only what happens from here on
     killed = asyncio.get_running_loop().time()
     await fleet.kill_machine(victim)
-    lost = await seen.wait_for(lambda event: event.kind == "NodeLost" and event.subject_id == victim)
+    lost = await seen.wait_for(lambda event: event.kind == "NodeNotReady" and event.subject_id == victim)
     running = [(await seen.wait_for(functools.partial(_runs, name=name)))[0] for name in sorted(orphaned)]
     return {"loss_noticed": lost[0] - killed, "loss_replaced": max(running) - killed}
 

@@ -1,7 +1,7 @@
 """Writes docs/reference from the code, or with --check says whether it is up to date.
 
 Called by `make docs` and `make check`. One JSON Schema per kind of workload, for editors and other checkers, and the
-table of the metrics.
+tables of the metrics and of the events.
 """
 
 from __future__ import annotations
@@ -14,11 +14,23 @@ from shoal.agent.metrics import AgentMetrics
 from shoal.control.metrics import ControlMetrics
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.documents import workload_schema
+from shoal.model.events import EventKind
 from shoal.model.workloads import WorkloadType
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
+EVENTS = ROOT / "docs" / "reference" / "events.md"
+
+EVENTS_PAGE = """# Events
+
+Written by `make docs` from the code. `shoal events` shows them, oldest first, with what each is about, a message and
+its cause. Events that an earlier version stored are shown under these names ([upgrade.md](../upgrade.md) has both).
+
+| Event | Happens when |
+| --- | --- |
+{events}
+"""
 
 METRICS_PAGE = """# Metrics
 
@@ -54,7 +66,8 @@ def pages() -> dict[Path, str]:
         SCHEMAS / f"{kind.value}.json": json.dumps(workload_schema(kind), indent=2, ensure_ascii=False) + "\n"
         for kind in WorkloadType
     }
-    return {**schemas, METRICS: metrics_page()}
+    events = "\n".join(f"| `{kind.value}` | {kind.description} |" for kind in EventKind)
+    return {**schemas, METRICS: metrics_page(), EVENTS: EVENTS_PAGE.format(events=events)}
 
 
 def metrics_page() -> str:

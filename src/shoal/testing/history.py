@@ -25,6 +25,7 @@ from typing import Any
 from shoal.control.store.base import EventQuery
 from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.events import EventKind
 from shoal.model.nodes import LEASE_MARGIN, NodeState
 from shoal.testing.control import AGENTS_ADDRESS, ControlKit
 from shoal.testing.hollow import ALL_FEATURES
@@ -273,7 +274,9 @@ class History:
         for node_id, name, generation in self._doubtful:
             query = EventQuery(limit=1000, subject_kind="workload", subject_id=name, newest=True)
             events = (await self._kit.store.events(query)).events
-            placed = [event.facts for event in events if event.kind in ("WorkloadPlaced", "WorkloadMoved")]
+            placed = [
+                event.facts for event in events if event.kind in (EventKind.WORKLOAD_PLACED, EventKind.WORKLOAD_MOVED)
+            ]
             if not any(facts["node"] != node_id and int(facts["generation"]) > generation for facts in placed):
                 raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
         self._doubtful.clear()

@@ -153,8 +153,8 @@ class TestMachine:
         assert (await control.get_workload("done")).status == "Completed"
         events = await control.list_events(limit=200)
         kinds = [event.kind for event in events.events]
-        assert "NodeLost" in kinds
-        assert kinds.index("NodeSuspect") < kinds.index("NodeLost")
+        assert "NodeNotReady" in kinds
+        assert kinds.index("NodeSuspect") < kinds.index("NodeNotReady")
 
     async def test_a_deletion_while_it_is_dead_is_done_when_it_returns(self, fleet, control):
         node = fleet.names[0]
@@ -236,7 +236,7 @@ class TestControlPlane:
         assert (after.assigned_node_id, after.generation) == (view.assigned_node_id, view.generation)
         assert processes_of(fleet, "web") == [pid]
         events = await control.list_events(limit=500)
-        assert "NodeLost" not in [event.kind for event in events.events]
+        assert "NodeNotReady" not in [event.kind for event in events.events]
 
     async def test_acknowledged_wishes_survive_kill_after_kill(self, fleet, control):
         acknowledged = []

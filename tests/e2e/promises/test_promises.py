@@ -199,7 +199,9 @@ async def test_past_the_deadline_of_a_drain_what_has_no_other_place_goes_too(pla
     await until_status(control, "pinned", "Running")
     after = await cursor_of(control)
     await control.drain_node(OTHER)
-    await until(lambda: was_told(control, "pinned", "MoveWaits", after), what="it is told that it has no other place")
+    await until(
+        lambda: was_told(control, "pinned", "WorkloadMoveWaiting", after), what="it is told that it has no other place"
+    )
     assert len(processes_of(planes, "pinned")) == 1
     await planes.operate("node", "drain", OTHER, "--deadline", "1s")
     await until_status(control, "pinned", "Pending")
@@ -279,7 +281,7 @@ async def test_what_becomes_of_work_whose_agent_is_killed_is_as_its_policy_says(
     kept = await control.get_workload("kept")
     assert (kept.status, kept.assigned_node_id) == ("Unknown", SILENT)
     kinds = await kinds_of(control, SILENT, after=after)
-    assert kinds.index("NodeSuspect") < kinds.index("NodeLost")
+    assert kinds.index("NodeSuspect") < kinds.index("NodeNotReady")
     await planes.start_agent(SILENT)
     await until(lambda: is_on(control, "kept", SILENT), what="what was kept is heard of")
     assert processes_of(planes, "kept") == [old["kept"]]
@@ -352,7 +354,7 @@ async def test_nothing_moves_when_most_agents_vanish_at_once(planes, control):
         return all((view.status, view.failover) == ("NotReady", "held") for view in views)
 
     await until(all_held, what="all are lost and held")
-    (fleet,) = {event.subject_id for event in (await events_of(control, after)) if event.kind == "MovesHeld"}
+    (fleet,) = {event.subject_id for event in (await events_of(control, after)) if event.kind == "FailoverPaused"}
     # The control plane goes on deciding: new work is placed, and old work is not.
     await control.apply(process("meanwhile"))
     assert (await until_status(control, "meanwhile", "Running")).assigned_node_id == OTHER
@@ -364,8 +366,8 @@ async def test_nothing_moves_when_most_agents_vanish_at_once(planes, control):
     for each, home in homes.items():
         await until(lambda each=each, home=home: is_on(control, each, home), what=f"{each} is where it was")
     assert {each: processes_of(planes, each) for each in homes} == pids
-    await until(lambda: was_told(control, fleet, "MovesResumed", after), what="the brake has let go")
-    assert not any(event.kind == "NodeGivenUp" for event in await events_of(control, after))
+    await until(lambda: was_told(control, fleet, "FailoverResumed", after), what="the brake has let go")
+    assert not any(event.kind == "NodeDeclaredLost" for event in await events_of(control, after))
 
 
 async def test_the_next_leader_finishes_a_drain_and_keeps_what_was_acknowledged(planes, control, tmp_path):
@@ -423,4 +425,6 @@ async def test_a_database_that_is_away_stops_writes_and_nothing_else(planes, con
     for name in names:
         await until_status(control, name, "Running", revision="v1")
     assert {name: processes_of(planes, name) for name in names} == pids
-    assert not {"NodeLost", "NodeGivenUp", "WorkloadMoved"} & {event.kind for event in await events_of(control, after)}
+    assert not {"NodeNotReady", "NodeDeclaredLost", "WorkloadMoved"} & {
+        event.kind for event in await events_of(control, after)
+    }

@@ -687,7 +687,7 @@ class TestGroups:
         await kit.wait(lambda: not kit.plane.leadership.fleet.workloads)
         await kit.wait(lambda: not kit.plane.leadership.fleet.groups)
         assert one.runs == two.runs == {}
-        assert "GroupChangeUndone" in await kit.event_kinds("gang")
+        assert "GroupChangeReverted" in await kit.event_kinds("gang")
 
     async def test_a_refused_change_is_undone_and_the_group_is_as_before(self, kit):
         (node,) = await ready(kit, "n1")

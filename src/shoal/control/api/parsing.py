@@ -11,6 +11,7 @@ from shoal.control.store.base import EventQuery
 from shoal.control.workloads.requests import WorkloadRequest
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.model.events import SubjectKind
 from shoal.model.workloads import DesiredState
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -19,7 +20,7 @@ MAX_REVISION = 256
 MAX_ID = 256
 DEFAULT_EVENTS = 100
 MAX_EVENTS = 1000
-SUBJECT_KINDS = ("", "node", "workload", "group", "control")
+SUBJECT_KINDS = ("", *SubjectKind)
 
 
 def read_workload(

@@ -28,6 +28,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import Signal
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.workloads import DesiredState, MoveKind, WorkloadRecord
 
@@ -177,7 +178,14 @@ class Drains:
         record = self._fleet.workloads.get(workload_id)
         if is_news and record is not None:
             cause = f"node {record.node_id} is drained, and no other takes it"
-            event = workload_event(record, "MoveWaits", words, at=self._clock.wall(), source="drain", cause=cause)
+            event = workload_event(
+                record,
+                EventKind.WORKLOAD_MOVE_WAITING,
+                words,
+                at=self._clock.wall(),
+                source=EventSource.DRAIN,
+                cause=cause,
+            )
             try:
                 await self._ledger.commit(Batch(events=(event,)))
             except ShoalError:

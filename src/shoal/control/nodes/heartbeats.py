@@ -27,6 +27,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import TaskScope
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import ConditionType, HeartbeatMark, NodeState
 
 log = logging.getLogger(__name__)
@@ -167,8 +168,8 @@ class Heartbeats:
     async def _store_condition_events(self, heartbeat: Heartbeat, contact: Contact) -> None:
         now = {each.type: each.message for each in heartbeat.conditions}
         events = [
-            *(("NodeConditionRaised", kind, now[kind]) for kind in now.keys() - contact.told_conditions),
-            *(("NodeConditionCleared", kind, "it is over") for kind in contact.told_conditions - now.keys()),
+            *((EventKind.NODE_CONDITION_RAISED, kind, now[kind]) for kind in now.keys() - contact.told_conditions),
+            *((EventKind.NODE_CONDITION_CLEARED, kind, "it is over") for kind in contact.told_conditions - now.keys()),
         ]
         if not events:
             return
@@ -181,7 +182,7 @@ class Heartbeats:
                         event,
                         f"{kind}: {message}",
                         at=at,
-                        source="agent",
+                        source=EventSource.AGENT,
                         cause="its heartbeat says so",
                     )
                     for event, kind, message in sorted(events)
@@ -195,10 +196,10 @@ class Heartbeats:
         events = tuple(
             node_event(
                 node_id,
-                "OrphanSeen",
+                EventKind.ORPHAN_FOUND,
                 f"workload {orphan} is not known here and is left alone",
                 at=at,
-                source="agent",
+                source=EventSource.AGENT,
                 cause="its heartbeat lists it",
             )
             for orphan in orphans

@@ -21,6 +21,7 @@ from shoal.control.store.base import Batch
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.ids import NodeId
+from shoal.model.events import EventSource
 from shoal.model.nodes import NodeRecord, NodeState
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class LeaseWatch:
         if contact is None or node is None or node.state is not NodeState.READY:
             return
         silent = Silent(NodeState.SUSPECT, "its stream broke", contact.lease.last_receipt)
-        await self._states.set_silent({node_id: silent}, by="stream")
+        await self._states.set_silent({node_id: silent}, by=EventSource.STREAM)
 
     @property
     def _tick(self) -> float:
@@ -137,7 +138,7 @@ class LeaseWatch:
             elif state is not NodeState.NOT_READY:
                 suspect += verdict.state is NodeState.SUSPECT
                 alive += verdict.state is not NodeState.SUSPECT
-        returned = await self._states.set_silent(silent, by="lease")
+        returned = await self._states.set_silent(silent, by=EventSource.LEASE)
         for node_id, each in silent.items():
             if node_id in returned:
                 alive += 1

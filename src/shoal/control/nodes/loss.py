@@ -25,7 +25,7 @@ from shoal.control.workloads.failover import (
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource, SubjectKind
 from shoal.model.nodes import NodeState
 
 log = logging.getLogger(__name__)
@@ -93,10 +93,14 @@ class LostNodes:
         at = self._clock.wall()
         if braked:
             message = f"{share}: the fault may be on this side, so nothing is moved until nodes return"
-            event = Event(at, "control", self._cluster_id, "MovesHeld", message, "lease", share)
+            event = Event(
+                at, SubjectKind.CONTROL, self._cluster_id, EventKind.FAILOVER_PAUSED, message, EventSource.LEASE, share
+            )
         else:
             message = "enough nodes are heard of again"
-            event = Event(at, "control", self._cluster_id, "MovesResumed", message, "lease", share)
+            event = Event(
+                at, SubjectKind.CONTROL, self._cluster_id, EventKind.FAILOVER_RESUMED, message, EventSource.LEASE, share
+            )
         await self._ledger.commit(Batch(events=(event,)))
         (log.error if braked else log.info)("%s", event.message)
         self.brake = share if braked else ""
@@ -109,7 +113,14 @@ class LostNodes:
             lost = [each for each in found if each and not each.declared_lost and each.state is NodeState.NOT_READY]
             message, at = "its work is started elsewhere, as far as each workload's policy allows", self._clock.wall()
             events = (
-                node_event(each.node_id, "NodeGivenUp", message, at=at, source="lease", cause=each.state_reason)
+                node_event(
+                    each.node_id,
+                    EventKind.NODE_DECLARED_LOST,
+                    message,
+                    at=at,
+                    source=EventSource.LEASE,
+                    cause=each.state_reason,
+                )
                 for each in lost
             )
             declared = tuple(dataclasses.replace(each, declared_lost=True) for each in lost)

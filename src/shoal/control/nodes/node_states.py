@@ -15,9 +15,10 @@ from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeRecord, NodeState
 
-_EVENTS = {NodeState.SUSPECT: "NodeSuspect", NodeState.NOT_READY: "NodeLost"}
+_EVENTS = {NodeState.SUSPECT: EventKind.NODE_SUSPECT, NodeState.NOT_READY: EventKind.NODE_NOT_READY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class NodeStates:
 
         def decide() -> Batch | None:
             states = ((each, state_in_contact(self._fleet.nodes.get(each))) for each in node_ids)
-            return self._changed(((each, state, "it beats again") for each, state in states), by="heartbeat")
+            return self._changed(((each, state, "it beats again") for each, state in states), by=EventSource.HEARTBEAT)
 
         await self._ledger.change(decide)
         for node_id in node_ids:
@@ -89,7 +90,7 @@ class NodeStates:
                 declared_lost=node.declared_lost and state is NodeState.NOT_READY,
             )
             nodes.append(changed)
-            kind, cause = _EVENTS.get(state, "NodeReady"), f"it was {node.state.value}"
+            kind, cause = _EVENTS.get(state, EventKind.NODE_READY), f"it was {node.state.value}"
             events.append(node_event(node_id, kind, reason, at=at, source=by, cause=cause))
         return Batch(nodes=tuple(nodes), events=tuple(events)) if nodes else None
 

@@ -23,6 +23,7 @@ from shoal.control.workloads.pending import Pending
 from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError
 from shoal.core.ids import NodeId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 
 #: A change that keeps placements out waits this long for those that are being stored. Well below client timeouts.
@@ -61,7 +62,7 @@ class NodeOperations:
             )
 
         message = "it gets no new work"
-        return await self._change(node_id, change, "NodeCordoned", message, cause=cause, ends_work=True)
+        return await self._change(node_id, change, EventKind.NODE_CORDONED, message, cause=cause, ends_work=True)
 
     async def uncordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
         """Take a cordon or a drain back. What has left already does not come back by itself."""
@@ -69,7 +70,7 @@ class NodeOperations:
         def change(node: NodeRecord) -> NodeRecord | None:
             return None if node.desired is DesiredNodeState.NONE else self._with_desired(node, DesiredNodeState.NONE)
 
-        record = await self._change(node_id, change, "NodeUncordoned", "it takes work again", cause=cause)
+        record = await self._change(node_id, change, EventKind.NODE_UNCORDONED, "it takes work again", cause=cause)
         self._pending.capacity_changed()
         self._contacts.changed.set()
         return record
@@ -90,7 +91,7 @@ class NodeOperations:
 
         when = f"until {ends_at:%Y-%m-%d %H:%M:%S}, then by force" if ends_at is not None else "without a deadline"
         message = f"it is to be emptied {when}"
-        return await self._change(node_id, change, "NodeDrainWished", message, cause=cause, ends_work=True)
+        return await self._change(node_id, change, EventKind.NODE_DRAIN_REQUESTED, message, cause=cause, ends_work=True)
 
     async def drained(self, node_id: NodeId) -> None:
         """A node that was to be emptied is empty."""
@@ -101,7 +102,15 @@ class NodeOperations:
             return self._with_desired(node, DesiredNodeState.DRAINED)
 
         cause = "its last workload left"
-        await self._change(node_id, change, "NodeDrained", "it is empty", source="drain", cause=cause, ends_work=True)
+        await self._change(
+            node_id,
+            change,
+            EventKind.NODE_DRAINED,
+            "it is empty",
+            source=EventSource.DRAIN,
+            cause=cause,
+            ends_work=True,
+        )
 
     async def mark_dead(self, node_id: NodeId, *, force: bool, cause: str) -> NodeRecord:
         """An operator knows that nothing runs on a node any more: everything that it owned moves now."""
@@ -120,7 +129,7 @@ class NodeOperations:
                 session="",  # whoever beats for it now has to register first
                 state=NodeState.NOT_READY,
                 state_reason="declared dead",
-                state_by="operator",
+                state_by=EventSource.OPERATOR,
                 state_at=self._clock.wall(),
                 declared_lost=True,
                 dead=True,
@@ -128,7 +137,7 @@ class NodeOperations:
 
         said = "an operator says that nothing runs there; its certificates are revoked"
         record = await self._change(
-            node_id, change, "NodeDeclaredDead", said, cause=cause, revokes="the node was declared dead"
+            node_id, change, EventKind.NODE_DECLARED_DEAD, said, cause=cause, revokes="the node was declared dead"
         )
         self._contacts.forget(node_id)
         return record
@@ -152,7 +161,7 @@ class NodeOperations:
                 )
             at = self._clock.wall()
             said = "removed by an operator; its certificates are revoked"
-            event = node_event(node_id, "NodeRemoved", said, at=at, source="api", cause=cause)
+            event = node_event(node_id, EventKind.NODE_REMOVED, said, at=at, source=EventSource.API, cause=cause)
             revocation, dropped = self._revocations.revoke(node_id, "the node was removed", at=at)
             # In the same batch: no heartbeat of this node will ever report its copies as gone.
             gone = changes.copies_gone(self._fleet, node_id, self._fleet.left_on(node_id))
@@ -189,17 +198,19 @@ class NodeOperations:
         if state is None or state is node.state:
             return changed
         reason = desired.value or "it takes work again"
-        return dataclasses.replace(changed, state=state, state_reason=reason, state_by="operator", state_at=at)
+        return dataclasses.replace(
+            changed, state=state, state_reason=reason, state_by=EventSource.OPERATOR, state_at=at
+        )
 
     async def _change(
         self,
         node_id: NodeId,
         change: Callable[[NodeRecord], NodeRecord | None],
-        kind: str,
+        kind: EventKind,
         message: str,
         *,
         cause: str,
-        source: str = "operator",
+        source: EventSource = EventSource.OPERATOR,
         ends_work: bool = False,
         revokes: str = "",
     ) -> NodeRecord:

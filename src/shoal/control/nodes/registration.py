@@ -18,6 +18,7 @@ from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, Feature, NodeRecord, NodeSpec
 
 
@@ -109,7 +110,7 @@ class Registration:
             session=session,
             state=state_in_contact(known),
             state_reason="registered",
-            state_by="register",
+            state_by=EventSource.REGISTER,
             state_at=at,
             registered_at=known.registered_at if known else at,
             last_heartbeat=at,
@@ -120,9 +121,10 @@ class Registration:
             drain_deadline=known.drain_deadline if known else None,
             version=known.version if known else 0,
         )
-        kind = "NodeRegistered" if known is None else "NodeReturned"
+        kind = EventKind.NODE_REGISTERED if known is None else EventKind.NODE_REREGISTERED
         message = f"agent {spec.agent_version or 'of unknown version'} at {spec.endpoint or 'no endpoint'}"
         cause = f"it registered and was {known.state.value}" if known else "it registered for the first time"
         return Batch(
-            nodes=(record,), events=(node_event(spec.node_id, kind, message, at=at, source="agent", cause=cause),)
+            nodes=(record,),
+            events=(node_event(spec.node_id, kind, message, at=at, source=EventSource.AGENT, cause=cause),),
         )

@@ -36,7 +36,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
 
 MAX_BATCH = 1000
@@ -130,9 +130,9 @@ def placement_event(before: WorkloadRecord, after: WorkloadRecord, *, at: dateti
     """What to tell about a placement. Staying where it is is no news."""
     if before.node_id == after.node_id:
         return None
-    kind = "WorkloadPlaced" if before.node_id is None else "WorkloadMoved"
+    kind = EventKind.WORKLOAD_PLACED if before.node_id is None else EventKind.WORKLOAD_MOVED
     message = f"on node {after.node_id}" + (f", away from {before.node_id}" if before.node_id else "")
-    return workload_event(after, kind, message, at=at, source="scheduler", cause=cause)
+    return workload_event(after, kind, message, at=at, source=EventSource.SCHEDULER, cause=cause)
 
 
 class Placer:

@@ -22,7 +22,7 @@ from shoal.control.store.errors import LeadershipLostError, StoreError, StoreOut
 from shoal.core.errors import ConflictError, NotFoundError, ShoalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.core.tasks import TaskScope
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, SubjectKind
 from shoal.model.nodes import DesiredNodeState, NodeRecord
 from shoal.model.resources import Resources
 from shoal.model.trust import Revocation
@@ -515,22 +515,24 @@ def _way_to_look(batch: Batch) -> str:
     return f"it may have been stored: look with `{command}` before you ask again"
 
 
-def node_event(node_id: str, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
+def node_event(node_id: str, kind: EventKind, message: str, *, at: datetime, source: str, cause: str) -> Event:
     """An event about a node."""
-    return Event(at, "node", node_id, kind, message, source, cause)
+    return Event(at, SubjectKind.NODE, node_id, kind, message, source, cause)
 
 
-def workload_event(record: WorkloadRecord, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
+def workload_event(
+    record: WorkloadRecord, kind: EventKind, message: str, *, at: datetime, source: str, cause: str
+) -> Event:
     """An event about a workload, with what identifies its state."""
     facts = {"revision": record.revision_id, "generation": str(record.generation)}
     if record.node_id is not None:
         facts["node"] = record.node_id
     if record.group_id is not None:
         facts["group"] = record.group_id
-    return Event(at, "workload", record.workload_id, kind, message, source, cause, facts)
+    return Event(at, SubjectKind.WORKLOAD, record.workload_id, kind, message, source, cause, facts)
 
 
-def group_event(record: GroupRecord, kind: str, message: str, *, at: datetime, source: str, cause: str) -> Event:
+def group_event(record: GroupRecord, kind: EventKind, message: str, *, at: datetime, source: str, cause: str) -> Event:
     """An event about a group."""
     facts = {"generation": str(record.generation), "members": str(len(record.members))}
-    return Event(at, "group", record.group_id, kind, message, source, cause, facts)
+    return Event(at, SubjectKind.GROUP, record.group_id, kind, message, source, cause, facts)

@@ -7,6 +7,7 @@ connection comes here. Called by `shoal.control.store.sql` and `shoal.control.st
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,7 @@ from shoal.control.store.base import Batch
 from shoal.control.store.codec import FORMAT, DocumentCodec
 from shoal.core.errors import InternalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
-from shoal.model.events import Event
+from shoal.model.events import RENAMED, Event
 from shoal.model.nodes import NodeRecord, NodeState
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, WorkloadRecord, WorkloadSpec
@@ -277,8 +278,9 @@ def observation_from_row(row: Any) -> Observation:
 
 
 def event_from_row(row: Any) -> Event:
-    """A stored event."""
-    return _EVENT.decode(row.document, written_as=row.format, cursor=row.cursor)
+    """A stored event, under the present name of its kind."""
+    event = _EVENT.decode(row.document, written_as=row.format, cursor=row.cursor)
+    return dataclasses.replace(event, kind=RENAMED[event.kind]) if event.kind in RENAMED else event
 
 
 def _microseconds(moment: datetime) -> int:

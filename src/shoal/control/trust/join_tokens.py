@@ -22,7 +22,7 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ConflictError, DeniedError, ExhaustedError, NotFoundError
 from shoal.core.ids import NodeId
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource, SubjectKind
 from shoal.model.identity import Identity, Role
 from shoal.model.trust import JOINED_LIFETIME, SECRET_LENGTH, TOKEN_ID_LENGTH, JoinToken, TokenText, TokenUse
 
@@ -71,7 +71,7 @@ class JoinTokens:
         )
         nodes = f"node {node_id}" if node_id else f"{uses} new node{'s' if uses > 1 else ''}"
         event = self._event(
-            "JoinTokenCreated", token.token_id, f"for {nodes}, by {by}", cause=f"CreateJoinToken by {by}"
+            EventKind.JOIN_TOKEN_CREATED, token.token_id, f"for {nodes}, by {by}", cause=f"CreateJoinToken by {by}"
         )
         kept = [(each, self._pending(each, now)) for each in expired]
         shortened = [replace(each, used=pending) for each, pending in kept if pending and pending != each.used]
@@ -91,7 +91,7 @@ class JoinTokens:
             found = next((token for token in await self._ledger.store.tokens() if token.token_id == token_id), None)
             if found is None or found.expires_at <= now:
                 raise NotFoundError("join token", token_id, hint="`shoal token list` shows those there are")
-            event = self._event("JoinTokenRevoked", token_id, f"by {by}", cause=f"RevokeJoinToken by {by}")
+            event = self._event(EventKind.JOIN_TOKEN_REVOKED, token_id, f"by {by}", cause=f"RevokeJoinToken by {by}")
             pending = self._pending(found, now)
             if pending:
                 batch = Batch(tokens=(replace(found, expires_at=now, used=pending),), events=(event,))
@@ -121,7 +121,9 @@ class JoinTokens:
                 used = (*token.used, TokenUse(wanted.name, key_sha256, now))
                 message = f"a certificate was issued for join token {token.token_id}"
                 cause = f"Join with join token {token.token_id}"
-                event = Event(now, "node", wanted.name, "NodeJoined", message, "join", cause)
+                event = Event(
+                    now, SubjectKind.NODE, wanted.name, EventKind.NODE_JOINED, message, EventSource.JOIN, cause
+                )
                 try:
                     await self._ledger.commit(Batch(tokens=(replace(token, used=used),), events=(event,)))
                 except ConflictError:
@@ -171,8 +173,8 @@ class JoinTokens:
         nodes = self._ledger.fleet.nodes
         return tuple(u for u in token.used if u.at + JOINED_LIFETIME > now and NodeId(u.node_id) not in nodes)
 
-    def _event(self, kind: str, token_id: str, message: str, *, cause: str) -> Event:
-        return Event(self._clock.wall(), "control", token_id, kind, message, "api", cause)
+    def _event(self, kind: EventKind, token_id: str, message: str, *, cause: str) -> Event:
+        return Event(self._clock.wall(), SubjectKind.CONTROL, token_id, kind, message, EventSource.API, cause)
 
 
 def _find(given: TokenText, stored: Sequence[JoinToken], now: datetime) -> JoinToken:

@@ -16,7 +16,7 @@ from shoal.control.state.fleet import Ledger
 from shoal.control.store.base import Batch
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, NotFoundError, PreconditionError, ShoalError
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource, SubjectKind
 from shoal.model.trust import SecretRecord
 from shoal.model.workloads import DesiredState, WorkloadRecord
 
@@ -87,7 +87,13 @@ class SecretBook:
                 version=known.version if known is not None else 0,
             )
             event = Event(
-                now, "control", name, "SecretSet", f"revision {record.revision}, by {by}", "api", f"SetSecret by {by}"
+                now,
+                SubjectKind.CONTROL,
+                name,
+                EventKind.SECRET_SET,
+                f"revision {record.revision}, by {by}",
+                EventSource.API,
+                f"SetSecret by {by}",
             )
             try:
                 await self._ledger.commit(Batch(secrets=(record,), events=(event,)))
@@ -119,7 +125,13 @@ class SecretBook:
                     secret=name,
                 )
             event = Event(
-                self._clock.wall(), "control", name, "SecretDeleted", f"by {by}", "api", f"DeleteSecret by {by}"
+                self._clock.wall(),
+                SubjectKind.CONTROL,
+                name,
+                EventKind.SECRET_DELETED,
+                f"by {by}",
+                EventSource.API,
+                f"DeleteSecret by {by}",
             )
             try:
                 await self._ledger.commit(Batch(removed_secrets={name: known.version}, events=(event,)))

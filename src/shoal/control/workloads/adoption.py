@@ -23,6 +23,7 @@ from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.errors import ExhaustedError, PreconditionError, UnsupportedError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeState
 from shoal.model.workloads import WorkloadRecord
 from shoal.wire import convert
@@ -62,10 +63,10 @@ class Adoption:
             owned = placed_on(record, node_id, at=self._clock.wall())
             event = workload_event(
                 owned,
-                "WorkloadAdopted",
+                EventKind.WORKLOAD_ADOPTED,
                 f"as it runs on node {node_id}",
                 at=self._clock.wall(),
-                source="operator",
+                source=EventSource.OPERATOR,
                 cause=cause,
             )
             return Batch(workloads=(owned,), events=(event,))

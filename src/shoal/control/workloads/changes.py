@@ -15,6 +15,7 @@ from shoal.control.state.fleet import Fleet, group_event, node_event, workload_e
 from shoal.control.store.base import Batch
 from shoal.control.workloads import retries
 from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeRecord
 from shoal.model.workloads import DesiredState, FailureReason, RetryState, WorkloadRecord
 
@@ -31,7 +32,9 @@ def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> 
         raised = dataclasses.replace(raised, placed_generation=highest + 1)
     message = f"above {highest}, which its agent had accepted already"
     cause = f"node {record.node_id} refused generation {record.generation}"
-    event = workload_event(raised, "GenerationRaised", message, at=at, source="reconciler", cause=cause)
+    event = workload_event(
+        raised, EventKind.WORKLOAD_GENERATION_RAISED, message, at=at, source=EventSource.RECONCILER, cause=cause
+    )
     return Batch(workloads=(raised,), events=(event,))
 
 
@@ -74,7 +77,9 @@ def type_unsupported(node: NodeRecord | None, kind: str, *, at: datetime) -> Bat
     changed = dataclasses.replace(node, unsupported_types=tuple(sorted({*node.unsupported_types, kind})))
     message = f"its agent has no runtime for {kind}; it gets no more of it until it registers again"
     cause = f"it refused a {kind} as unsupported"
-    event = node_event(node.node_id, "NodeTypeUnsupported", message, at=at, source="agent", cause=cause)
+    event = node_event(
+        node.node_id, EventKind.NODE_TYPE_UNSUPPORTED, message, at=at, source=EventSource.AGENT, cause=cause
+    )
     return Batch(nodes=(changed,), events=(event,))
 
 
@@ -112,7 +117,9 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     """The wish to delete a workload was carried out; with the last member of a deleted group the group goes too."""
     if record.desired is not DesiredState.DELETED or record.node_id is not None or record.left_on:
         return None
-    event = workload_event(record, "WorkloadDeleted", reason, at=at, source="reconciler", cause="deletion wished")
+    event = workload_event(
+        record, EventKind.WORKLOAD_DELETED, reason, at=at, source=EventSource.RECONCILER, cause="deletion wished"
+    )
     batch = Batch(
         removed_workloads={record.workload_id: record.version}, generation_floor=record.generation, events=(event,)
     )
@@ -124,7 +131,12 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     if any(each in fleet.workloads for each in left):
         return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
     ended = group_event(
-        group, "GroupDeleted", "all members are gone", at=at, source="reconciler", cause="deletion wished"
+        group,
+        EventKind.GROUP_DELETED,
+        "all members are gone",
+        at=at,
+        source=EventSource.RECONCILER,
+        cause="deletion wished",
     )
     return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
 
@@ -138,7 +150,14 @@ def move_begun(record: WorkloadRecord, node_id: NodeId, reason: str, *, at: date
     if record.node_id != node_id or record.desired is not DesiredState.RUNNING or moves.is_leaving(record):
         return None
     leaving = moves.begun_after(record, at=at)
-    event = workload_event(leaving, "MoveBegun", f"it leaves node {node_id}", at=at, source="drain", cause=reason)
+    event = workload_event(
+        leaving,
+        EventKind.WORKLOAD_MOVE_STARTED,
+        f"it leaves node {node_id}",
+        at=at,
+        source=EventSource.DRAIN,
+        cause=reason,
+    )
     return Batch(workloads=(leaving,), events=(event,))
 
 
@@ -147,7 +166,9 @@ def move_finished(record: WorkloadRecord, reason: str, *, at: datetime) -> Batch
     if record.move is None:
         return None
     message = f"away from node {record.move.away_from}"
-    event = workload_event(record, "MoveFinished", message, at=at, source="reconciler", cause=reason)
+    event = workload_event(
+        record, EventKind.WORKLOAD_MOVE_FINISHED, message, at=at, source=EventSource.RECONCILER, cause=reason
+    )
     return Batch(workloads=(moves.finished(record),), events=(event,))
 
 
@@ -157,7 +178,9 @@ def move_taken_back(record: WorkloadRecord, reason: str, *, at: datetime) -> Bat
         return None
     back = moves.returned(record, at=at)
     message = f"it stays on node {back.node_id}"
-    event = workload_event(back, "MoveTakenBack", message, at=at, source="reconciler", cause=reason)
+    event = workload_event(
+        back, EventKind.WORKLOAD_MOVE_CANCELED, message, at=at, source=EventSource.RECONCILER, cause=reason
+    )
     return Batch(workloads=(back,), events=(event,))
 
 
@@ -169,10 +192,10 @@ def failure_noted(record: WorkloadRecord, failure: FailureReason, *, at: datetim
     """A failure is counted, and the next try planned if there is one."""
     retry = retries.after_failure(record, failure, at=at, chance=chance)
     if retry.next_at is None:
-        kind, message = "RetriesExhausted", f"it failed {retry.failures} times and is not tried again"
+        kind, message = EventKind.WORKLOAD_RETRIES_EXHAUSTED, f"it failed {retry.failures} times and is not tried again"
     else:
-        kind, message = "RetryPlanned", f"in {(retry.next_at - at).total_seconds():.1f} s"
-    event = workload_event(record, kind, message, at=at, source="reconciler", cause=failure.value)
+        kind, message = EventKind.WORKLOAD_RETRY_SCHEDULED, f"in {(retry.next_at - at).total_seconds():.1f} s"
+    event = workload_event(record, kind, message, at=at, source=EventSource.RECONCILER, cause=failure.value)
     return Batch(workloads=(dataclasses.replace(record, retry=retry),), events=(event,))
 
 
@@ -186,7 +209,9 @@ def tried_again(record: WorkloadRecord, *, at: datetime) -> Batch:
         updated_at=at,
     )
     message = f"attempt {record.retry.attempts} of {record.retry.max_attempts}"
-    event = workload_event(again, "WorkloadRetried", message, at=at, source="reconciler", cause="it had failed")
+    event = workload_event(
+        again, EventKind.WORKLOAD_RETRIED, message, at=at, source=EventSource.RECONCILER, cause="it had failed"
+    )
     return Batch(workloads=(again,), events=(event,))
 
 

@@ -27,7 +27,7 @@ from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
 from shoal.core.ids import GroupId, WorkloadId
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.identity import Identity
 from shoal.model.workloads import (
     DesiredState,
@@ -113,10 +113,10 @@ class Groups:
             result = GroupApplied(record, Outcome.CREATED if known is None else Outcome.UPDATED)
             told = group_event(
                 record,
-                "GroupCreated" if known is None else "GroupUpdated",
+                EventKind.GROUP_CREATED if known is None else EventKind.GROUP_UPDATED,
                 f"{len(placed)} placed, {len(change.removed)} removed",
                 at=self._clock.wall(),
-                source="api",
+                source=EventSource.API,
                 cause=cause,
             )
             return Batch(
@@ -157,7 +157,12 @@ class Groups:
                 updated_at=self._clock.wall(),
             )
             event = group_event(
-                gone, "GroupDeletionWished", "it is to be deleted", at=self._clock.wall(), source="api", cause=cause
+                gone,
+                EventKind.GROUP_DELETE_REQUESTED,
+                "it is to be deleted",
+                at=self._clock.wall(),
+                source=EventSource.API,
+                cause=cause,
             )
             if not members:
                 return Batch(removed_groups={group_id: record.version}, events=(event,))
@@ -278,10 +283,10 @@ class Groups:
             settled = dataclasses.replace(group, before=(), before_members=(), message="")
             event = group_event(
                 settled,
-                "GroupSettled",
+                EventKind.GROUP_ACCEPTED,
                 "every agent has its part",
                 at=self._clock.wall(),
-                source="reconciler",
+                source=EventSource.RECONCILER,
                 cause=f"member {record.workload_id} was the last to be accepted",
             )
             return Batch(groups=(settled,), events=(event,))
@@ -328,11 +333,23 @@ class Groups:
                 undone = dataclasses.replace(undone, members=group.members)
             cause = f"member {record.workload_id} fits nowhere"
             events = [
-                workload_event(each, "ChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause)
+                workload_event(
+                    each,
+                    EventKind.WORKLOAD_CHANGE_REVERTED,
+                    why,
+                    at=self._clock.wall(),
+                    source=EventSource.RECONCILER,
+                    cause=cause,
+                )
                 for each in restored
             ]
             told = group_event(
-                undone, "GroupChangeUndone", why, at=self._clock.wall(), source="reconciler", cause=cause
+                undone,
+                EventKind.GROUP_CHANGE_REVERTED,
+                why,
+                at=self._clock.wall(),
+                source=EventSource.RECONCILER,
+                cause=cause,
             )
             return Batch(workloads=tuple(restored), groups=(undone,), events=(told, *events))
 

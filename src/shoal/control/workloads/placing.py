@@ -15,6 +15,7 @@ from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeState
 from shoal.model.workloads import WorkloadRecord
 
@@ -63,10 +64,10 @@ class Placing:
         if is_news:
             event = workload_event(
                 record,
-                "WorkloadUnplaceable",
+                EventKind.WORKLOAD_UNPLACEABLE,
                 describe_rejections(unplaced.rejections),
                 at=self._clock.wall(),
-                source="scheduler",
+                source=EventSource.SCHEDULER,
                 cause=f"generation {record.generation} fits on no node",
             )
             await self._ledger.commit(Batch(events=(event,)))

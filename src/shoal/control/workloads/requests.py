@@ -21,6 +21,7 @@ from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
 from shoal.core.ids import WorkloadId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.workloads import DesiredState, RetryState, WorkloadRecord, WorkloadSpec
 
 
@@ -137,9 +138,11 @@ class Workloads:
             result = merge(requested, known, clock=self._clock, floor=self._fleet.generation_floor)
             if result.outcome is Outcome.UNCHANGED:
                 return None
-            kind = "WorkloadCreated" if result.outcome is Outcome.CREATED else "WorkloadUpdated"
+            kind = EventKind.WORKLOAD_CREATED if result.outcome is Outcome.CREATED else EventKind.WORKLOAD_UPDATED
             message = f"revision {result.record.revision_id}, {result.record.desired.value}"
-            event = workload_event(result.record, kind, message, at=self._clock.wall(), source="api", cause=cause)
+            event = workload_event(
+                result.record, kind, message, at=self._clock.wall(), source=EventSource.API, cause=cause
+            )
             return Batch(workloads=(result.record,), events=(event,))
 
         await self._ledger.change(decide)
@@ -179,9 +182,13 @@ class Workloads:
                 retry=RetryState(),
                 move=None,
             )
-            kind = "WorkloadStartWished" if desired is DesiredState.RUNNING else "WorkloadStopWished"
+            kind = (
+                EventKind.WORKLOAD_START_REQUESTED
+                if desired is DesiredState.RUNNING
+                else EventKind.WORKLOAD_STOP_REQUESTED
+            )
             message = f"it is to be {desired.value}"
-            event = workload_event(changed, kind, message, at=self._clock.wall(), source="api", cause=cause)
+            event = workload_event(changed, kind, message, at=self._clock.wall(), source=EventSource.API, cause=cause)
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
@@ -213,7 +220,12 @@ class Workloads:
                 updated_at=self._clock.wall(),
             )
             event = workload_event(
-                changed, "WorkloadRetried", "it is to be run again", at=self._clock.wall(), source="api", cause=cause
+                changed,
+                EventKind.WORKLOAD_RETRIED,
+                "it is to be run again",
+                at=self._clock.wall(),
+                source=EventSource.API,
+                cause=cause,
             )
             return Batch(workloads=(changed,), events=(event,))
 
@@ -253,6 +265,11 @@ def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
         move=None,
     )
     event = workload_event(
-        requested, "WorkloadDeletionWished", "it is to be deleted", at=clock.wall(), source="api", cause=cause
+        requested,
+        EventKind.WORKLOAD_DELETE_REQUESTED,
+        "it is to be deleted",
+        at=clock.wall(),
+        source=EventSource.API,
+        cause=cause,
     )
     return Batch(workloads=(requested,), events=(event,))

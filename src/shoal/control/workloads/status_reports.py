@@ -24,13 +24,22 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.nodes import HeartbeatMark, NodeRecord
-from shoal.model.workloads import DesiredState, Observation, RunStatus
+from shoal.model.workloads import DesiredState, Observation, RunState, RunStatus
 
 log = logging.getLogger(__name__)
 
 Report = tuple[NodeId, RunStatus]
+
+
+_KINDS = {
+    RunState.PENDING: EventKind.WORKLOAD_PENDING,
+    RunState.RUNNING: EventKind.WORKLOAD_RUNNING,
+    RunState.STOPPED: EventKind.WORKLOAD_STOPPED,
+    RunState.FAILED: EventKind.WORKLOAD_FAILED,
+    RunState.UNKNOWN: EventKind.WORKLOAD_UNKNOWN,
+}
 
 
 class StatusReports:
@@ -172,13 +181,13 @@ class StatusReports:
         )
         if unchanged:
             return None
-        kind = "WorkloadCompleted" if status.completed else f"Workload{status.state.value}"
+        kind = EventKind.WORKLOAD_COMPLETED if status.completed else _KINDS[status.state]
         before = known.status if known is not None and known.node_id == observation.node_id else None
         return workload_event(
             record,
             kind,
             status.message,
             at=observation.observed_at,
-            source="agent",
+            source=EventSource.AGENT,
             cause=f"{cause_of_status(status, before)}, on node {observation.node_id}",
         )

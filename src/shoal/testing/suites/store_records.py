@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shoal.core.errors import InternalError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.core.shape import build, to_mapping
-from shoal.model.events import Event
+from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.nodes import NodeRecord, NodeSpec, NodeState
 from shoal.model.resources import Resources
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
@@ -195,7 +195,7 @@ def event(subject_id: str, *, subject_kind: str = "workload", message: str = "")
         time=MOMENT,
         subject_kind=subject_kind,
         subject_id=subject_id,
-        kind="WorkloadAccepted",
+        kind=EventKind.WORKLOAD_CREATED,
         message=message,
-        source="api",
+        source=EventSource.API,
     )

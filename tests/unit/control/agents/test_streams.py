@@ -386,7 +386,7 @@ class TestRealAgents:
         assert (await fleet.node_view("n1")).status == "Ready"
         assert (await fleet.workload("web")).status == "Running"
         assert (await fleet.event_kinds("n1")).count("NodeRegistered") == 1
-        assert "NodeReturned" not in await fleet.event_kinds("n1")
+        assert "NodeReregistered" not in await fleet.event_kinds("n1")
         await fleet.delete("web")
         await fleet.wait_gone("web", seconds=2)
         assert fleet.machines["n1"].count("started", "web") == 1
@@ -447,7 +447,7 @@ class TestStreamsAreUsed:
             assert (await fleet.node_view("n1")).status_reason == "its stream broke"
             fleet.network.heal()
             await fleet.wait_node("n1", "Ready", seconds=1)
-            assert "NodeReturned" not in await fleet.event_kinds("n1")
+            assert "NodeReregistered" not in await fleet.event_kinds("n1")
             assert fleet.machines["n1"].count("started", "web") == 1
 
     async def test_a_node_whose_stream_broke_is_reached_at_its_port_if_it_has_one(self, tmp_path):

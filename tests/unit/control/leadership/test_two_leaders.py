@@ -117,7 +117,7 @@ async def test_agents_of_a_leader_that_lost_the_store_are_heard_of_by_the_next_o
         assert it.other.leads
         assert it.machines[first].count("ended", "only") == 0
         assert {node.state.value for node in it.other.leadership.fleet.nodes.values()} == {"Ready"}
-        assert "NodeLost" not in await _event_kinds(it)
+        assert "NodeNotReady" not in await _event_kinds(it)
 
 
 async def test_a_store_that_is_away_for_everyone_ends_only_what_may_exist_once(tmp_path):
@@ -139,7 +139,7 @@ async def test_a_store_that_is_away_for_everyone_ends_only_what_may_exist_once(t
             each.heal()
         await it.wait(lambda: it.nodes_with("only") == [first], what="it runs again")
         assert sum(machine.count("ended", "plain") for machine in it.machines.values()) == 0
-        assert "NodeLost" not in await _event_kinds(it)
+        assert "NodeNotReady" not in await _event_kinds(it)
 
 
 async def test_the_old_leader_follows_when_it_reaches_the_store_again(tmp_path):

@@ -162,7 +162,7 @@ class TestDrain:
         await drain(kit, here.node_id)
         await kit.wait(lambda: "web" in other.runs)
         other.fail("web")
-        await wait_event(kit, "MoveTakenBack")
+        await wait_event(kit, "WorkloadMoveCanceled")
         view = await kit.wait_status("web", "Running")
         assert view.assigned_node_id == here.node_id
         assert "web" in here.runs
@@ -189,7 +189,7 @@ class TestDrain:
         here, (other,) = await running_on(kit, "web")
         other.refuse["web"] = ExhaustedError("no room")
         await drain(kit, here.node_id)
-        await wait_event(kit, "MoveTakenBack")
+        await wait_event(kit, "WorkloadMoveCanceled")
         assert copies(kit, "web") == [here.node_id]
         other.refuse.clear()
         await kit.wait_node(here.node_id, "Drained", seconds=120)
@@ -301,7 +301,7 @@ class TestRetries:
             waits.append(kit.clock.monotonic() - began)
         assert [round(wait / 5 / 2**index) for index, wait in enumerate(waits)] == [1, 1, 1, 1, 1]
         node.fail("web")
-        await wait_event(kit, "RetriesExhausted")
+        await wait_event(kit, "WorkloadRetriesExhausted")
         await kit.clock.sleep(310)
         view = await kit.workload("web")
         assert (view.status, view.reason.retryable) == ("Failed", False)

@@ -141,12 +141,12 @@ class TestMassLoss:
         await kit.clock.sleep(200)
         assert {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()} == before
         assert "3 of 4 nodes" in kit.plane.leadership.lost_nodes.brake
-        assert "MovesHeld" in await kit.event_kinds("default")
+        assert "FailoverPaused" in await kit.event_kinds("default")
         assert (await kit.node_view("n1")).failover == "held"
         nodes[0].silent = False
         await kit.wait(lambda: kit.plane.leadership.lost_nodes.brake == "", seconds=60)
         await kit.wait(lambda: kit.plane.leadership.fleet.nodes["n2"].declared_lost, seconds=60)
-        assert "MovesResumed" in await kit.event_kinds("default")
+        assert "FailoverResumed" in await kit.event_kinds("default")
 
     async def test_nodes_that_come_back_one_after_another_keep_their_work(self, kit):
         nodes = await ready(kit, "n1", "n2", "n3", "n4")
@@ -167,7 +167,7 @@ class TestMassLoss:
         await kit.clock.sleep(100)
         assert {name: record.node_id for name, record in kit.plane.leadership.fleet.workloads.items()} == before
         for node in nodes:
-            assert "NodeGivenUp" not in await kit.event_kinds(node.node_id)
+            assert "NodeDeclaredLost" not in await kit.event_kinds(node.node_id)
 
     async def test_an_operator_who_knows_lets_go_of_the_brake(self, kit):
         nodes = await ready(kit, "n1", "n2", "n3", "n4")

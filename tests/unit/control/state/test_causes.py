@@ -83,4 +83,4 @@ async def test_no_event_is_without_a_source_and_a_cause(kit):
     causes = {each.kind: each.cause for each in events}
     assert causes["WorkloadCreated"] == "ApplyWorkload by insecure caller"
     assert causes["NodeRemoved"] == "RemoveNode by insecure caller"
-    assert {"WorkloadUnplaceable", "NodeDrained", "NodeLost", "GroupCreated", "WorkloadDeleted"} <= causes.keys()
+    assert {"WorkloadUnplaceable", "NodeDrained", "NodeNotReady", "GroupCreated", "WorkloadDeleted"} <= causes.keys()

@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from hypothesis import given
 
 from shoal.control.store import codec
 from shoal.control.store.codec import FORMAT, DocumentCodec
+from shoal.control.store.rows import event_from_row
 from shoal.core.errors import InternalError, PreconditionError
+from shoal.model.events import Event
+from shoal.model.nodes import DesiredNodeState, NodeRecord
 from shoal.testing.suites import store_records
 
 
@@ -111,3 +114,19 @@ def test_a_type_without_a_form_is_told_at_once():
 
     with pytest.raises(InternalError, match="complex"):
         DocumentCodec(Odd)
+
+
+def test_a_renamed_field_is_stored_under_its_earlier_name():
+    node = replace(store_records.node("n"), desired=DesiredNodeState.DRAINING, declared_lost=True)
+    nodes = DocumentCodec(NodeRecord, columns=("state", "last_heartbeat", "version"))
+    stored = json.loads(nodes.encode(node))
+    assert (stored["wish"], stored["given_up"]) == ("draining", True)
+    assert not {"desired", "declared_lost"} & stored.keys()
+
+
+@pytest.mark.parametrize(("stored", "shown"), [("NodeGivenUp", "NodeDeclaredLost"), ("FromTheFuture", "FromTheFuture")])
+def test_an_event_of_another_version_is_shown_under_its_present_name(stored, shown):
+    events = DocumentCodec(Event, columns=("cursor",))
+    document = events.encode(replace(store_records.event("n1"), kind=stored))
+    row = SimpleNamespace(document=document, format=FORMAT, cursor=7)
+    assert event_from_row(row) == replace(store_records.event("n1"), kind=shown, cursor=7)

@@ -271,7 +271,7 @@ class TestNodes:
         await beaten.wait()
         await kit.clock.sleep(1)
         assert leadership.fleet.nodes["n1"].state is NodeState.READY
-        assert "NodeLost" not in await kit.event_kinds()
+        assert "NodeNotReady" not in await kit.event_kinds()
 
     async def test_copies_on_one_that_is_removed_are_gone_with_it(self, kit):
         await ready(kit, "n1", "n2")
