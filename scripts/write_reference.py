@@ -1,7 +1,7 @@
 """Writes docs/reference from the code, or with --check says whether it is up to date.
 
-Called by `make docs` and `make check`. One JSON Schema per kind of workload, for editors and other checkers, and the
-tables of the metrics and of the events.
+Called by `make docs` and `make check`. One JSON Schema per kind of workload and one for groups, for editors and other
+checkers, and the tables of the metrics and of the events.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.agent.metrics import AgentMetrics
 from shoal.control.metrics import ControlMetrics
 from shoal.core.telemetry import MetricRegistry
-from shoal.model.documents import workload_schema
+from shoal.model.documents import group_schema, workload_schema
 from shoal.model.events import EventKind
 from shoal.model.workloads import WorkloadType
 
@@ -63,8 +63,8 @@ happens instead of looking again and again, and removes nothing that no order st
 def pages() -> dict[Path, str]:
     """Every file of the reference with its content."""
     schemas = {
-        SCHEMAS / f"{kind.value}.json": json.dumps(workload_schema(kind), indent=2, ensure_ascii=False) + "\n"
-        for kind in WorkloadType
+        SCHEMAS / f"{name}.json": json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+        for name, schema in (*((kind.value, workload_schema(kind)) for kind in WorkloadType), ("group", group_schema()))
     }
     events = "\n".join(f"| `{kind.value}` | {kind.description} |" for kind in EventKind)
     return {**schemas, METRICS: metrics_page(), EVENTS: EVENTS_PAGE.format(events=events)}

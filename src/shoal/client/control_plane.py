@@ -211,7 +211,14 @@ class ControlPlane(Calls):
     async def apply_group(self, document: GroupDocument, *, expected_generation: int | None = None) -> GroupOutcome:
         """Create or update a set of workloads, all or none."""
         request = pb.ApplyGroupRequest(
-            group_id=document.id, members=_members(document.members), expected_generation=expected_generation
+            group_id=document.id,
+            members=_members(document.members),
+            expected_generation=expected_generation,
+            member_changes=(
+                convert.member_changes_to_proto(document.member_changes)
+                if document.member_changes is not None
+                else None
+            ),
         )
         answer = await self._call(
             AgentControl.APPLY_GROUP,

@@ -10,6 +10,7 @@ A value of `process.env` may be `{secret: NAME}` instead of text; the control pl
     kind: group
     id: trainers
     members: [{id: trainer-0, type: process, …}, …]
+    member_changes: {max_members: 8, arg_prefixes: [--rank=]}
 
 Called by `shoal.cli`; the schemas are written to docs/reference/schemas by `make docs`.
 """
@@ -25,14 +26,12 @@ from typing import Annotated, Any, TypeVar
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import Identifier
 from shoal.core.shape import MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
-from shoal.model.workloads import WorkloadSpec, WorkloadType
+from shoal.model.workloads import MAX_MEMBERS, MemberChanges, WorkloadSpec, WorkloadType
 
 T = TypeVar("T")
 
-MAX_MEMBERS = 4096
-
 _DOCUMENT_FIELDS = ("kind", "id", "revision", "desired_state")
-_GROUP_FIELDS = ("kind", "id", "members")
+_GROUP_FIELDS = ("kind", "id", "members", "member_changes")
 _NEVER = "never"
 _NO = re.compile(r"\bno\b")
 
@@ -54,6 +53,8 @@ class GroupDocument:
 
     id: Identifier
     members: Annotated[tuple[WorkloadDocument, ...], MaxLength(MAX_MEMBERS, 1)]
+    #: What its members may change with their own certificates; None: nothing but replacing a member by another.
+    member_changes: MemberChanges | None = None
 
 
 Document = WorkloadDocument | GroupDocument
@@ -174,7 +175,8 @@ def _read_group(given: Mapping[Any, Any], at: str) -> GroupDocument:
     members: dict[str, WorkloadDocument] = {}
     listed = given.get("members")
     prefix = f"{at}." if at else ""
-    envelope = _collect(_GroupEnvelope, {"id": given.get("id")}, at, problems)
+    outer = {key: value for key, value in given.items() if key in ("id", "member_changes")}
+    envelope = _collect(_GroupEnvelope, {"id": None, **outer}, at, problems)
     if not isinstance(listed, list) or not listed:
         problems.append(problem(f"{prefix}members", listed, "must be a list with at least one workload"))
         listed = []
@@ -197,7 +199,7 @@ def _read_group(given: Mapping[Any, Any], at: str) -> GroupDocument:
             members[member.id] = member
     if envelope is None or problems:
         raise InvalidError(problems)
-    return GroupDocument(id=envelope.id, members=tuple(members.values()))
+    return GroupDocument(id=envelope.id, members=tuple(members.values()), member_changes=envelope.member_changes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +212,20 @@ class _Envelope:
 @dataclass(frozen=True, slots=True)
 class _GroupEnvelope:
     id: Identifier
+    member_changes: MemberChanges | None = None
+
+
+def group_schema() -> dict[str, Any]:
+    """The JSON Schema of a group; its members are documents of workloads."""
+    schema = json_schema(_GroupEnvelope, title="Shoal group")
+    members = [{"$ref": f"{kind.value}.json"} for kind in WorkloadType]
+    schema["properties"] = {
+        "kind": {"const": "group"},
+        **schema["properties"],
+        "members": {"type": "array", "minItems": 1, "maxItems": MAX_MEMBERS, "items": {"anyOf": members}},
+    }
+    schema["required"] = ["kind", "id", "members"]
+    return schema
 
 
 def workload_schema(kind: WorkloadType) -> dict[str, Any]:

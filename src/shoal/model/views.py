@@ -12,7 +12,7 @@ from datetime import datetime
 
 from shoal.model.nodes import NodeCondition, NodeUsage
 from shoal.model.resources import Resources
-from shoal.model.workloads import Rejection, RunStatus, Usage, WorkloadSpec
+from shoal.model.workloads import MemberChanges, Rejection, RunStatus, Usage, WorkloadSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +112,8 @@ class GroupView:
     status: str
     message: str = ""
     members: tuple[WorkloadView, ...] = ()
+    #: What its members may change with their own certificates.
+    member_changes: MemberChanges | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,8 @@ from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB
 MAX_TEXT = 64 * 1024
 MAX_PAYLOAD = 1024 * 1024
 MAX_DURATION = timedelta(days=365)
+#: Of a group.
+MAX_MEMBERS = 4096
 SHORTEST_PERIOD = timedelta(milliseconds=100)
 
 Text = Annotated[str, MaxLength(MAX_TEXT)]
@@ -685,6 +687,28 @@ class GroupMemberBefore:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberChanges:
+    """What the members of a group may change of it with their own certificates (`identity: true`)."""
+
+    #: How many members the group may have; 0: as many as its operator applied.
+    min_members: Annotated[int, Range(0, MAX_MEMBERS)] = 0
+    max_members: Annotated[int, Range(0, MAX_MEMBERS)] = 0
+    #: Arguments of a process that begin with one of these may be changed, added and left out.
+    arg_prefixes: Annotated[tuple[Annotated[str, MaxLength(256, 1)], ...], MaxLength(64)] = ()
+
+    def extra_problems(self, at: str) -> Iterator[Problem]:
+        """Rules across fields."""
+        if self.max_members and self.min_members > self.max_members:
+            field = f"{at}.min_members" if at else "min_members"
+            yield problem(field, self.min_members, f"must not be above max_members ({self.max_members})")
+
+    def resolved(self, members: int) -> MemberChanges:
+        """The same bounds with numbers, for a group to which an operator gave so many members."""
+        least = self.min_members or min(members, self.max_members or members)
+        return MemberChanges(least, self.max_members or max(members, least), self.arg_prefixes)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupRecord:
     """A set of workloads placed all or none.
 
@@ -703,4 +727,6 @@ class GroupRecord:
     before_members: tuple[WorkloadId, ...] = ()
     #: What became of the last change: "" while all is well, else why it was undone.
     message: str = ""
+    #: Set by its operator. Without numbers in a group that an earlier version stored.
+    member_changes: MemberChanges = MemberChanges()
     version: int = 0

@@ -79,9 +79,11 @@ class TrustingFleet(RealFleet):
         await self.wait_node(name, "Ready")
         return agent
 
-    async def apply_trusted(self, group_id: str = "clicks", *, members=("a",), channel=None, expected=None, **process):
+    async def apply_trusted(
+        self, group_id: str = "clicks", *, members=("a",), channel=None, expected=None, bounds=None, **process
+    ):
         """Apply a group whose members have certificates of their own."""
-        request = pb.ApplyGroupRequest(group_id=group_id, expected_generation=expected)
+        request = pb.ApplyGroupRequest(group_id=group_id, expected_generation=expected, member_changes=bounds)
         for name in members:
             spec = process_spec()
             spec.process.MergeFrom(type(spec.process)(**{"identity": True, **process}))

@@ -135,7 +135,8 @@ CONTROL = {
     "CallReply": "1 response bytes, 2 more bool, 3 status CallStatus",
     "CallStatus": "1 code int32, 2 message string, 3 detail ErrorDetail, 4 invalid InvalidRequest",
     "GroupMember": "1 workload_id string, 2 spec WorkloadSpec, 3 revision_id string, 4 desired_state string",
-    "ApplyGroupRequest": "1 group_id string, 2 members GroupMember*, 3 expected_generation int64",
+    "ApplyGroupRequest": "1 group_id string, 2 members GroupMember*, 3 expected_generation int64, "
+    "100 member_changes MemberChanges",
     "ApplyGroupResponse": "1 generation int64, 2 outcome string, 3 members WorkloadView*",
     "DeleteGroupRequest": "1 group_id string, 2 expected_generation int64",
     "DeleteGroupResponse": "1 generation int64",
@@ -143,7 +144,8 @@ CONTROL = {
     "GetGroupResponse": "1 group GroupView",
     "ListGroupsRequest": "1 page_size int32, 2 page_token string",
     "ListGroupsResponse": "1 groups GroupView*, 2 next_page_token string",
-    "GroupView": "1 group_id string, 2 generation int64, 3 status string, 4 message string, 5 members WorkloadView*",
+    "GroupView": "1 group_id string, 2 generation int64, 3 status string, 4 message string, 5 members WorkloadView*, "
+    "100 member_changes MemberChanges",
     "SetDesiredStateRequest": "1 workload_id string, 2 desired_state string",
     "SetDesiredStateResponse": "1 workload WorkloadView",
     "RemoveNodeRequest": "1 node_id string",
@@ -258,6 +260,7 @@ SHOAL = {
     "Constraint": "1 key string, 2 operator string, 3 values string*",
     "Affinity": """
         1 workloads <string,string>, 2 scope string, 3 direction string, 4 required bool, 5 weight int32""",
+    "MemberChanges": "1 min_members int32, 2 max_members int32, 3 arg_prefixes string*",
     "Failover": "1 policy string, 2 after_ms int64, 3 migrate string",
     "ExitDetail": "1 code int32, 2 signal int32, 3 unknown bool, 4 ended_at_ms int64, 5 out_of_memory bool",
     "RunDetail": """

@@ -68,6 +68,19 @@ def read_members(members: Iterable[pb.GroupMember]) -> tuple[WorkloadRequest, ..
     return tuple(found)
 
 
+def check_known_fields(members: Iterable[pb.GroupMember]) -> None:
+    """Specs must have no fields that this version does not know: agents may know them. Raises `InvalidError`."""
+    problems = []
+    for index, member in enumerate(members):
+        known = pb.WorkloadSpec()
+        known.CopyFrom(member.spec)
+        known.DiscardUnknownFields()
+        if known.ByteSize() != member.spec.ByteSize():
+            problems.append(problem(f"members[{index}].spec", None, "must not have fields that are not known here"))
+    if problems:
+        raise InvalidError(problems)
+
+
 def check_given(field: str, value: str) -> None:
     """An id is required. One that is not an identifier is merely not found, unless it is too long to be repeated."""
     if not value.strip() or len(value) > MAX_ID:

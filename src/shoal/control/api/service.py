@@ -16,7 +16,15 @@ from shoal.control.agents.streams import Streams
 from shoal.control.api.event_feed import EventFeed
 from shoal.control.api.log_reading import check_log_request, chunk_for_clients, request_to_agent
 from shoal.control.api.pages import check_page, first_page, fitting
-from shoal.control.api.parsing import check_given, check_id, check_state, event_query, read_members, read_workload
+from shoal.control.api.parsing import (
+    check_given,
+    check_id,
+    check_known_fields,
+    check_state,
+    event_query,
+    read_members,
+    read_workload,
+)
 from shoal.control.api.views import NODE_STATES, Views
 from shoal.control.nodes.contacts import Contacts, Heartbeat
 from shoal.control.nodes.heartbeats import Heartbeats
@@ -30,8 +38,8 @@ from shoal.control.state.facts import PlacementDecision
 from shoal.control.state.fleet import Fleet
 from shoal.control.state.lifecycle import WORKLOAD_STATES
 from shoal.control.store.base import Store
+from shoal.control.trust.entitlements import check_identities, identity_problem
 from shoal.control.workloads.adoption import Adoption
-from shoal.control.workloads.entitlements import check_identities, identity_problem
 from shoal.control.workloads.groups import Groups
 from shoal.control.workloads.requests import Applied, Outcome, Workloads, merge
 from shoal.core.clock import Clock
@@ -46,6 +54,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.model.identity import Role
 from shoal.model.nodes import Feature, NodeRecord, NodeState, NodeUsage
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
@@ -307,11 +316,18 @@ class ControlService:
         expected = request.expected_generation if request.HasField("expected_generation") else None
         members = read_members(request.members)
         check_identities(members, issues=self._issues_certificates)
+        if call.identity is not None and call.identity.role is Role.WORKLOAD:
+            check_known_fields(request.members)
         applied = await self._groups.apply(
             GroupId(request.group_id),
             members,
             cause=cause_of_call(call),
             expected_generation=expected,
+            member_changes=(
+                convert.member_changes_from_proto(request.member_changes)
+                if request.HasField("member_changes")
+                else None
+            ),
             by=call.identity,
         )
         view = self._views.group(applied.record)

@@ -239,7 +239,8 @@ class Views:
             self.workload(self._fleet.workloads[each]) for each in record.members if each in self._fleet.workloads
         )
         status = group_status(record, [member.status for member in members])
-        return GroupView(record.group_id, record.generation, status, record.message, members)
+        bounds = record.member_changes.resolved(len(record.members))
+        return GroupView(record.group_id, record.generation, status, record.message, members, bounds)
 
     def groups(self, *, after: str = "") -> Iterator[GroupView]:
         """Every group, in order of the ids, from the one after `after` on."""

@@ -18,7 +18,7 @@ from shoal.control.placement.scheduler import place_together
 from shoal.control.state.facts import PlacementDecision, PlacementPlan
 from shoal.control.state.fleet import Ledger, group_event, workload_event
 from shoal.control.store.base import Batch
-from shoal.control.workloads.entitlements import check_entitled
+from shoal.control.trust.entitlements import check_entitled
 from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.control.workloads.requests import Outcome, WorkloadRequest, deletion, merge
@@ -27,18 +27,19 @@ from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, InvalidError, PreconditionError, problem
 from shoal.core.ids import GroupId, WorkloadId
+from shoal.core.shape import find_problems
 from shoal.model.events import Event, EventKind, EventSource
-from shoal.model.identity import Identity
+from shoal.model.identity import Identity, Role
 from shoal.model.workloads import (
+    MAX_MEMBERS,
     DesiredState,
     GroupMemberBefore,
     GroupRecord,
+    MemberChanges,
     Rejection,
     WorkloadRecord,
     WorkloadSpec,
 )
-
-MAX_MEMBERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +89,38 @@ class Groups:
         *,
         cause: str,
         expected_generation: int | None = None,
+        member_changes: MemberChanges | None = None,
         by: Identity | None = None,
     ) -> GroupApplied:
-        """Make the group what `wishes` say, all or none over the difference. A workload may not wish for just any."""
-        _check_requests(requests)
+        """Give the group the requested members, all or none over the difference.
+
+        A workload changes its own group within `member_changes`, which its operator set; without them, an operator
+        allows its members nothing but replacing one by another.
+        """
+        _check_requests(requests, member_changes)
         result: GroupApplied | None = None
         changed: tuple[WorkloadId, ...] = ()
 
         def decide() -> Batch | None:
             nonlocal result, changed
             known = self._fleet.groups.get(group_id)
-            check_entitled(by, group_id, known, self._members(known), requests, expected_generation=expected_generation)
+            check_entitled(
+                by,
+                group_id,
+                known,
+                self._members(known),
+                requests,
+                member_changes=member_changes,
+                expected_generation=expected_generation,
+            )
             _check_generation(group_id, known, expected_generation)
             change = self._difference(group_id, known, requests)
-            if known is not None and not change.records and not change.removed:
+            bounds = _bounds(by, known, member_changes, len(requests))
+            if known is not None and not change.records and not change.removed and known.member_changes == bounds:
                 result = GroupApplied(known, Outcome.UNCHANGED)
                 return None
             placed, events = self._place(group_id, change)
-            record = self._next_record(group_id, known, requests, change)
+            record = self._next_record(group_id, known, requests, change, bounds)
             removals = [
                 deletion(each, clock=self._clock, cause=f"left group {group_id}: {cause}") for each in change.removed
             ]
@@ -246,7 +261,12 @@ class Groups:
         return place_together(requests, self._fleet.facts(), strategy=self._placer.strategy)
 
     def _next_record(
-        self, group_id: GroupId, known: GroupRecord | None, requests: tuple[WorkloadRequest, ...], change: _Change
+        self,
+        group_id: GroupId,
+        known: GroupRecord | None,
+        requests: tuple[WorkloadRequest, ...],
+        change: _Change,
+        member_changes: MemberChanges,
     ) -> GroupRecord:
         at = self._clock.wall()
         return GroupRecord(
@@ -258,6 +278,7 @@ class Groups:
             desired=DesiredState.RUNNING,
             before=change.before,
             before_members=known.members if known else (),
+            member_changes=member_changes,
             version=known.version if known else 0,
         )
 
@@ -387,8 +408,24 @@ def _before(workload_id: WorkloadId, record: WorkloadRecord | None) -> GroupMemb
     return GroupMemberBefore(workload_id, record.spec_bytes, record.revision_id, record.desired, record.spec_sha256)
 
 
-def _check_requests(requests: tuple[WorkloadRequest, ...]) -> None:
+def _bounds(by: Identity | None, known: GroupRecord | None, given: MemberChanges | None, members: int) -> MemberChanges:
+    """What members may change from now on: an operator sets it, a workload keeps it."""
+    if by is not None and by.role is Role.WORKLOAD and known is not None:
+        return known.member_changes.resolved(len(known.members))
+    return (given or MemberChanges()).resolved(members)
+
+
+def _check_requests(requests: tuple[WorkloadRequest, ...], member_changes: MemberChanges | None) -> None:
     problems = []
+    if member_changes is not None:
+        problems += find_problems(member_changes, at="member_changes")
+        least, most = member_changes.min_members, member_changes.max_members
+        if least > len(requests):
+            rule = f"must not be above the number of members ({len(requests)})"
+            problems.append(problem("member_changes.min_members", least, rule))
+        if most and most < len(requests):
+            rule = f"must not be below the number of members ({len(requests)})"
+            problems.append(problem("member_changes.max_members", most, rule))
     if not requests:
         problems.append(problem("members", None, "must not be empty; delete the group instead"))
     if len(requests) > MAX_MEMBERS:

@@ -7,7 +7,7 @@ from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.resources import MAX_CPU_MILLICORES, Resources
 from shoal.model.views import ClusterSummary, GroupView, NodeScore, NodeView, PlannedPlacement, WorkloadView
-from shoal.model.workloads import Rejection, RunState, RunStatus, WorkloadSpec
+from shoal.model.workloads import MemberChanges, Rejection, RunState, RunStatus, WorkloadSpec
 from shoal.wire.convert.fields import failure_from_text, path, read_timestamp, timestamp_to_proto, writing
 from shoal.wire.convert.nodes import (
     node_condition_to_proto,
@@ -25,6 +25,7 @@ from shoal.wire.convert.statuses import (
 )
 from shoal.wire.convert.usages import usage_from_control, usage_to_control
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
 _MAX_CORES = MAX_CPU_MILLICORES // 1000
 
@@ -233,7 +234,20 @@ def group_view_to_proto(view: GroupView) -> control.GroupView:
             status=view.status,
             message=view.message,
             members=[workload_view_to_proto(each) for each in view.members],
+            member_changes=member_changes_to_proto(view.member_changes) if view.member_changes is not None else None,
         )
+
+
+def member_changes_to_proto(bounds: MemberChanges) -> run.MemberChanges:
+    """What members of a group may change."""
+    return run.MemberChanges(
+        min_members=bounds.min_members, max_members=bounds.max_members, arg_prefixes=bounds.arg_prefixes
+    )
+
+
+def member_changes_from_proto(pb: run.MemberChanges) -> MemberChanges:
+    """The inverse. Its rules are not checked."""
+    return MemberChanges(pb.min_members, pb.max_members, tuple(pb.arg_prefixes))
 
 
 def group_view_from_proto(pb: control.GroupView) -> GroupView:
@@ -244,6 +258,7 @@ def group_view_from_proto(pb: control.GroupView) -> GroupView:
         status=pb.status,
         message=pb.message,
         members=tuple(workload_view_from_proto(each) for each in pb.members),
+        member_changes=member_changes_from_proto(pb.member_changes) if pb.HasField("member_changes") else None,
     )
 
 

@@ -518,6 +518,37 @@ class Failover(_message.Message):
 Global___Failover: _TypeAlias = Failover  # noqa: Y015
 
 @_typing.final
+class MemberChanges(_message.Message):
+    """What the members of a group may change of it with their own certificates (ProcessSpec.identity)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MIN_MEMBERS_FIELD_NUMBER: _builtins.int
+    MAX_MEMBERS_FIELD_NUMBER: _builtins.int
+    ARG_PREFIXES_FIELD_NUMBER: _builtins.int
+    min_members: _builtins.int
+    """How many members the group may have. 0 means as many as its operator applied."""
+    max_members: _builtins.int
+    @_builtins.property
+    def arg_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Arguments of a process that begin with one of these may be changed, added and left out."""
+
+    def __init__(
+        self,
+        *,
+        min_members: _builtins.int = ...,
+        max_members: _builtins.int = ...,
+        arg_prefixes: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arg_prefixes", b"arg_prefixes", "max_members", b"max_members", "min_members", b"min_members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberChanges: _TypeAlias = MemberChanges  # noqa: Y015
+
+@_typing.final
 class ExitDetail(_message.Message):
     """How one run of a workload ended."""
 

@@ -2036,6 +2036,7 @@ class ApplyGroupRequest(_message.Message):
     GROUP_ID_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     EXPECTED_GENERATION_FIELD_NUMBER: _builtins.int
+    MEMBER_CHANGES_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     expected_generation: _builtins.int
     """Compare-and-set on the group's generation; 0 means that the group must not exist yet."""
@@ -2043,16 +2044,21 @@ class ApplyGroupRequest(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """The whole set: a member that is not named is removed."""
 
+    @_builtins.property
+    def member_changes(self) -> _run_pb2.MemberChanges:
+        """What its members may change; set by operators. Unset by an operator: nothing but replacing a member by another."""
+
     def __init__(
         self,
         *,
         group_id: _builtins.str = ...,
         members: _abc.Iterable[Global___GroupMember] | None = ...,
         expected_generation: _builtins.int | None = ...,
+        member_changes: _run_pb2.MemberChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "member_changes", b"member_changes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "group_id", b"group_id", "members", b"members"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation", "expected_generation", b"expected_generation", "group_id", b"group_id", "member_changes", b"member_changes", "members", b"members"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expected_generation: _TypeAlias = _typing.Literal["expected_generation"]  # noqa: Y015
     _WhichOneofArgType__expected_generation: _TypeAlias = _typing.Literal["_expected_generation", b"_expected_generation"]  # noqa: Y015
@@ -2223,6 +2229,7 @@ class GroupView(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
+    MEMBER_CHANGES_FIELD_NUMBER: _builtins.int
     group_id: _builtins.str
     generation: _builtins.int
     status: _builtins.str
@@ -2230,6 +2237,8 @@ class GroupView(_message.Message):
     message: _builtins.str
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadView]: ...
+    @_builtins.property
+    def member_changes(self) -> _run_pb2.MemberChanges: ...
     def __init__(
         self,
         *,
@@ -2238,10 +2247,11 @@ class GroupView(_message.Message):
         status: _builtins.str = ...,
         message: _builtins.str = ...,
         members: _abc.Iterable[Global___WorkloadView] | None = ...,
+        member_changes: _run_pb2.MemberChanges | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member_changes", b"member_changes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group_id", b"group_id", "members", b"members", "message", b"message", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "group_id", b"group_id", "member_changes", b"member_changes", "members", b"members", "message", b"message", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
