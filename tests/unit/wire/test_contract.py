@@ -246,12 +246,15 @@ SHOAL = {
     "ProcessSpec": """
         1 command string*, 2 env <string,string>, 3 working_dir string, 4 args string*, 5 user string,
         6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool,
-        11 env_from_secrets <string,string>, 12 identity bool""",
+        11 env_from_secrets <string,string>, 12 identity bool, 100 liveness Liveness""",
     "RestartPolicy": """
         1 policy string, 2 max_retries int32, 3 delay_ms int64, 4 max_delay_ms int64, 5 healthy_after_ms int64""",
     "Readiness": """
         1 tcp_port string, 2 http HttpProbe, 3 command CommandProbe, 10 interval_ms int64, 11 timeout_ms int64,
-        12 deadline_ms int64""",
+        12 deadline_ms int64, 100 period_ms int64, 101 failure_threshold int32""",
+    "Liveness": """
+        1 tcp_port string, 2 http HttpProbe, 3 command CommandProbe, 10 interval_ms int64, 11 timeout_ms int64,
+        12 failure_threshold int32""",
     "HttpProbe": "1 port string, 2 path string",
     "CommandProbe": "1 command string*",
     "StopPolicy": "1 signal string, 2 grace_ms int64",
