@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import enum
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -179,9 +179,9 @@ class KeptStore:
         """Every join token."""
         return await self._do("tokens", self._inner.tokens)
 
-    async def secrets(self) -> tuple[SecretRecord, ...]:
-        """Every secret."""
-        return await self._do("secrets", self._inner.secrets)
+    async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
+        """Every secret, or those with these names."""
+        return await self._do("secrets", lambda: self._inner.secrets(names))
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Take or renew the leadership."""

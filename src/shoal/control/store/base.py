@@ -12,7 +12,7 @@ Called by `shoal.control.state.fleet` and `shoal.control.workloads.requests`; ba
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
@@ -150,8 +150,8 @@ class Store(Protocol):
         """Every join token."""
         ...
 
-    async def secrets(self) -> tuple[SecretRecord, ...]:
-        """Every secret, sealed."""
+    async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
+        """Every secret, sealed; with `names`, those of them that exist."""
         ...
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:

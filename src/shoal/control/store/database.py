@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection, Transaction, exc
@@ -282,9 +282,9 @@ class SqlStore:
         """Every join token."""
         return await self._read(lambda connection: sql.load_tokens(connection, self._statements))
 
-    async def secrets(self) -> tuple[SecretRecord, ...]:
-        """Every secret, sealed."""
-        return await self._read(lambda connection: sql.load_secrets(connection, self._statements))
+    async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
+        """Every secret, sealed, or those with these names."""
+        return await self._read(lambda connection: sql.load_secrets(connection, self._statements, names))
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Lead, or say who does."""

@@ -10,7 +10,7 @@ Called by `shoal.control.store.database` with a connection inside a transaction;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -396,11 +396,16 @@ def load_tokens(connection: Connection, statements: Statements) -> tuple[JoinTok
     return tuple(token_from_row(row) for row in _sorted_rows(connection, statements.join_tokens))
 
 
-def load_secrets(connection: Connection, statements: Statements) -> tuple[SecretRecord, ...]:
-    """Every secret, sorted by name."""
-    return tuple(secret_from_row(row) for row in _sorted_rows(connection, statements.secrets))
+def load_secrets(
+    connection: Connection, statements: Statements, names: Collection[str] | None = None
+) -> tuple[SecretRecord, ...]:
+    """Every secret, or those with these names, sorted by name."""
+    return tuple(secret_from_row(row) for row in _sorted_rows(connection, statements.secrets, only=names))
 
 
-def _sorted_rows(connection: Connection, table: Table, key: str = "id") -> list[Any]:
+def _sorted_rows(
+    connection: Connection, table: Table, key: str = "id", *, only: Collection[str] | None = None
+) -> list[Any]:
     # Sorted here: databases order texts by rules of their own.
-    return sorted(connection.execute(select(table)), key=lambda row: getattr(row, key))
+    query = select(table) if only is None else select(table).where(table.c[key].in_(sorted(only)))
+    return sorted(connection.execute(query), key=lambda row: getattr(row, key))

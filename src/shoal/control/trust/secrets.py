@@ -113,7 +113,7 @@ class SecretBook:
     async def delete(self, name: str, *, by: str) -> None:
         """Forget a secret. Raises `PreconditionError` while a workload names it, unless nobody can open it here."""
         for _ in range(_TRIES):
-            known = {secret.name: secret for secret in await self._ledger.store.secrets()}.get(name)
+            known = {secret.name: secret for secret in await self._ledger.store.secrets([name])}.get(name)
             if known is None:
                 raise NotFoundError("secret", name, hint="`shoal secret list` shows those there are")
             users = self._users(name)
@@ -145,7 +145,7 @@ class SecretBook:
         wanted = named_by(record)
         if not wanted or record.desired is DesiredState.STOPPED:
             return {}
-        stored = {secret.name: secret for secret in await self._ledger.store.secrets()}
+        stored = {secret.name: secret for secret in await self._ledger.store.secrets(wanted)}
         for name in sorted(wanted):
             if name not in stored:
                 raise NotFoundError("secret", name, hint=f"set it with `shoal secret set {name}`")

@@ -136,6 +136,9 @@ class StoreSuite:
         revoked = (await store.load()).revocations
         assert revoked == _later(sorted(revocations, key=lambda each: each.node_id))
         found, sealed = await store.tokens(), await store.secrets()
+        for secret in sealed:
+            assert await store.secrets([secret.name, "no-such"]) == (secret,)
+        assert await store.secrets([]) == ()
         assert found == _later(sorted(tokens, key=lambda each: each.token_id))
         assert sealed == _later(sorted(secrets, key=lambda each: each.name))
         stale = Batch(revocations=tuple(revocations))

@@ -190,3 +190,20 @@ def test_what_is_no_key_is_not_repeated(text):
     with pytest.raises(InvalidError, match="must be the base64 of 32 bytes") as caught:
         parse_key(text, name="SHOAL_SECRET_KEY")
     assert caught.value.problems[0].value == ""
+
+
+async def test_a_command_reads_the_secrets_that_it_names_and_no_others(kit, monkeypatch):
+    read = []
+    find = kit.store.secrets
+
+    async def listen(names=None):
+        read.append(names)
+        return await find(names)
+
+    for name in ("db-password", "other", "third"):
+        await set_secret(kit, name)
+    monkeypatch.setattr(kit.store, "secrets", listen)
+    kit.node("n1")
+    await apply(kit)
+    await kit.wait_status("web", "Running")
+    assert read == [frozenset({"db-password"})]
