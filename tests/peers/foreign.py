@@ -24,6 +24,7 @@ _STATES = {
     agent.ACTUAL_STATE_RUNNING: "Running",
     agent.ACTUAL_STATE_STOPPED: "Stopped",
     agent.ACTUAL_STATE_FAILED: "Failed",
+    agent.ACTUAL_STATE_UNKNOWN: "Unknown",
 }
 
 
@@ -65,7 +66,7 @@ class Caller:
             request_serializer=lambda packed: packed,
             response_deserializer=response.FromString,
         )
-        return await stub(data, timeout=PASSING)
+        return await stub(data, timeout=PASSING, wait_for_ready=True)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -92,6 +93,8 @@ class Behavior:
     without_runtime: frozenset[int] = frozenset()
     #: Whether its heartbeats say why a workload failed.
     reasons: bool = True
+    #: Whether a workload that could not be started is removed from its records, so that only a failed action tells.
+    forgets_failed: bool = False
 
 
 #: Behaviors that a control plane has to cope with, by name.
@@ -192,6 +195,9 @@ class ForeignAgent:
         await asyncio.gather(*self._work, return_exceptions=True)
         self.tasks.clear()
         self._queued.clear()
+        for run in self.runs.values():
+            if run.state == agent.ACTUAL_STATE_PENDING:
+                run.state, run.message = agent.ACTUAL_STATE_UNKNOWN, "container not found"
         self._spawn(self._live())
 
     def state_of(self, workload_id: str) -> int:
@@ -343,7 +349,7 @@ class ForeignAgent:
 
     def _is_as_asked(self, known: ForeignRun, request: Any) -> bool:
         same = known.request.revision_id == request.revision_id and known.request.desired_state == request.desired_state
-        return same and known.state not in (agent.ACTUAL_STATE_FAILED, agent.ACTUAL_STATE_STOPPED)
+        return same and known.state in (agent.ACTUAL_STATE_PENDING, agent.ACTUAL_STATE_RUNNING)
 
     def _queue(self, task: ForeignTask, work: Callable[[], Awaitable[str]]) -> bool:
         """Have a worker do a task. False when the queue is full."""
@@ -379,14 +385,20 @@ class ForeignAgent:
         """Start or stop a workload. Returns why it could not be."""
         behavior = self.behavior
         self.ghosts.discard(request.id)
-        run = self.runs[request.id] = ForeignRun(request)
+        known = self.runs.get(request.id)
+        run = ForeignRun(request)
+        if known is None or known.request.revision_id != request.revision_id:
+            self.runs[request.id] = run
         await asyncio.sleep(behavior.takes)
+        self.runs[request.id] = run
         failure = behavior.failure
         if request.type in behavior.without_runtime:
             failure = ("RUNTIME_UNHEALTHY", f"runtime not available for type {request.type}")
         if failure is not None:
             run.state, (run.failure, run.message) = agent.ACTUAL_STATE_FAILED, failure
-            return run.message
+            if behavior.forgets_failed:
+                del self.runs[request.id]
+            return f"[{run.failure}] {run.message}"
         stopped = request.desired_state == agent.DESIRED_STATE_STOPPED
         run.state = agent.ACTUAL_STATE_STOPPED if stopped else agent.ACTUAL_STATE_RUNNING
         run.message = "exited" if stopped else "running"
@@ -461,7 +473,7 @@ class ForeignClient(Caller):
                 await self.view(workload_id)
             except grpc.aio.AioRpcError as error:
                 words = error.details() or ""
-                return True
+                return error.code() is grpc.StatusCode.NOT_FOUND
             return False
 
         await until(gone, f"{workload_id} gone")

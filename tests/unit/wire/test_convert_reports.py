@@ -215,6 +215,20 @@ def test_the_message_of_a_foreign_status_comes_before_that_of_its_reason():
     assert status.message == "at length"
 
 
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        ("[RESOURCE_QUOTA_EXCEEDED] cpu at 91 %", FailureReason.INSUFFICIENT_RESOURCES),
+        ("ERROR: INVALID_SPECIFICATION: no pool", FailureReason.INVALID_SPEC),
+        ("runtime not available", FailureReason.RUNTIME_ERROR),
+        ("", FailureReason.RUNTIME_ERROR),
+    ],
+)
+def test_the_error_of_a_failed_action_becomes_a_status(error, failure):
+    status = convert.failed_status("web", error)
+    assert (status.state, status.failure, status.message) == (RunState.FAILED, failure, error)
+
+
 def test_a_reason_without_a_failure_makes_none():
     reason = control.ReasonDetail(code="INVALID_SPECIFICATION", message="it was so")
     status = convert.run_status_from_control(control.WorkloadStatus(workload_id="web", state="Running", reason=reason))

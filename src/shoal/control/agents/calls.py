@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.control.agents.streams import Streams
@@ -102,9 +102,20 @@ class Agents:
         return HeartbeatMark(answer.session, answer.next_beat) if answer.session else None
 
     async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
-        """Ask an agent that does not push for one status. Raises NotFoundError when it has none."""
+        """Ask an agent that does not push for one status. Raises NotFoundError when it has none.
+
+        A foreign agent may forget what it could not start: then only its list of actions says why.
+        """
         request = pb.GetWorkloadStatusRequest(id=workload_id)
-        answer = await self._call(node, AgentService.GET_WORKLOAD_STATUS, request)
+        try:
+            answer = await self._call(node, AgentService.GET_WORKLOAD_STATUS, request)
+        except ShoalError as error:
+            if "not found" not in error.message:
+                raise
+            newest = next(iter(await self._actions(node, workload_id)), None)
+            if newest is None or (newest.action_type, newest.status) != ("apply_workload", "failed"):
+                raise
+            return convert.failed_status(workload_id, newest.error)
         return convert.run_status_from_agent(answer.status)
 
     async def spec(self, node: NodeRecord, workload_id: WorkloadId) -> pb.GetWorkloadSpecResponse:
@@ -117,18 +128,23 @@ class Agents:
 
         Its status is no proof: a status poll that overlaps a removal may bring the record back.
         """
-        request = pb.ListActionsRequest(workload_id=workload_id, limit=RECENT_ACTIONS, newest_first=True)
-        try:
-            answer = await self._call(node, AgentService.LIST_ACTIONS, request)
-        except UnsupportedError:
-            return Removal.UNLISTED
-        if any(action.status in ("pending", "running") for action in answer.actions):
+        actions = await self._actions(node, workload_id)
+        if any(action.status in ("pending", "running") for action in actions):
             return Removal.BUSY
-        newest = next((each for each in answer.actions if each.action_type == "delete_workload"), None)
+        newest = next((each for each in actions if each.action_type == "delete_workload"), None)
         if newest is None:
             return Removal.UNLISTED
         done = newest.status == "completed" or "not found" in newest.error
         return Removal.DONE if done else Removal.FAILED
+
+    async def _actions(self, node: NodeRecord, workload_id: WorkloadId) -> Sequence[pb.AgentAction]:
+        """The newest actions about a workload; none from an agent that keeps no list."""
+        request = pb.ListActionsRequest(workload_id=workload_id, limit=RECENT_ACTIONS, newest_first=True)
+        try:
+            answer = await self._call(node, AgentService.LIST_ACTIONS, request)
+        except UnsupportedError:
+            return ()
+        return answer.actions
 
     async def read_logs(self, node: NodeRecord, request: pb.ReadLogsRequest) -> AsyncIterator[pb.LogChunk]:
         """The output of a workload."""

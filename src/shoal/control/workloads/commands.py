@@ -16,7 +16,7 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.retry import Backoff
-from shoal.model.workloads import RunState, RunStatus, WorkloadRecord
+from shoal.model.workloads import RunStatus, WorkloadRecord
 
 COMMAND_BACKOFF = Backoff(first=0.2, cap=5.0)
 #: The same command is not repeated sooner than this.
@@ -90,16 +90,23 @@ class CommandLog:
         return after is not current
 
     def asked(self, workload_id: WorkloadId, status: RunStatus) -> None:
-        """A foreign agent has answered with a status; of one that failed, the answer says why."""
+        """A foreign agent has answered with a status, which says more than its heartbeats."""
         command = self._commands.get(workload_id)
-        if command is not None and status.state is RunState.FAILED:
-            self._commands[workload_id] = dataclasses.replace(command, asked=True)
+        if command is not None:
+            self._commands[workload_id] = dataclasses.replace(command, asked=status.state)
+
+    def lost(self, workload_id: WorkloadId) -> None:
+        """A foreign agent has lost a command that it accepted."""
+        command = self._commands.get(workload_id)
+        if command is not None and command.accepted:
+            again = dataclasses.replace(command, accepted=False, asked=None)
+            self.failed(workload_id, again, f"node {command.node_id}: it has lost a command")
 
     def repeat(self, workload_id: WorkloadId) -> None:
         """A foreign agent registered: it may have lost what it accepted before, so it is told again."""
         command = self._commands.get(workload_id)
         if command is not None and command.accepted and not command.gone:
-            self._commands[workload_id] = dataclasses.replace(command, accepted=False, not_before=0.0)
+            self._commands[workload_id] = dataclasses.replace(command, accepted=False, asked=None, not_before=0.0)
 
     def hurry(self, workload_id: WorkloadId) -> None:
         """What stood in the way of a command is gone: no backoff."""

@@ -34,7 +34,7 @@ from shoal.control.workloads import retries
 from shoal.control.workloads.failover import seconds_until_move
 from shoal.core.ids import NodeId
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord, NodeState
-from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, WorkloadRecord
+from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, RunStatus, WorkloadRecord
 
 #: A foreign agent answers before it has acted: how often its answer is asked for, and how many heartbeats without
 #: the workload it takes to believe that it is not there.
@@ -66,8 +66,8 @@ class Command:
     present_heartbeats: int = 0
     #: The agent confirmed that the workload is gone.
     gone: bool = False
-    #: A foreign agent was asked why the workload failed.
-    asked: bool = False
+    #: The state that a foreign agent answered with when it was asked for one; heartbeats say less.
+    asked: RunState | None = None
     #: The first heartbeat that was made after the answer; None when the agent did not say.
     first_heartbeat: HeartbeatMark | None = None
 
@@ -366,7 +366,7 @@ def _towards_leaving(facts: Facts, owner: Owner) -> Step:
 def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> Step:
     retry, command = facts.record.retry, facts.command
     vague = failure is FailureReason.RUNTIME_ERROR and owner.foreign
-    if vague and command is not None and not command.asked:
+    if vague and command is not None and command.asked is not RunState.FAILED:
         return ConfirmWithForeignAgent("its heartbeats do not say why it failed")
     if retry.failed_generation != facts.record.generation or retry.next_at is None:
         return NoteFailure("its agent gave up", failure=failure)
@@ -398,8 +398,7 @@ def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     if command is not None and command.accepted and command.absent_heartbeats >= ABSENT_HEARTBEATS:
         return _send_when_due(facts, command, SendApply("its agent does not have it any more"))
     if is_current(facts) and not _contradicts(facts, wanted):
-        settled = facts.observation is not None and facts.observation.status.state is wanted
-        if settled or not owner.foreign:
+        if not owner.foreign or _is_verified(facts, wanted):
             return Settled("its agent has it")
         return ConfirmWithForeignAgent("its agent does not push its statuses")
     if command is None:
@@ -411,6 +410,23 @@ def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent does not push its statuses")
     return Settled("its agent has accepted it")
+
+
+def _is_verified(facts: Facts, wanted: RunState) -> bool:
+    """Whether a foreign agent is known to have carried out the last command: its heartbeats name no revision."""
+    observation, command = facts.observation, facts.command
+    if observation is None or observation.status.state is not wanted:
+        return False
+    same = observation.status.revision_id == facts.record.revision_id
+    return same or (command is not None and command.asked is wanted)
+
+
+def is_lost(record: WorkloadRecord, status: RunStatus) -> bool:
+    """Whether a foreign agent's status shows that it lost a command which it accepted."""
+    if status.state in (RunState.PENDING, RunState.UNKNOWN):
+        return False
+    another = bool(status.revision_id) and status.revision_id != record.revision_id
+    return another or (record.desired is DesiredState.STOPPED and status.state is RunState.RUNNING)
 
 
 def _contradicts(facts: Facts, wanted: RunState) -> bool:

@@ -13,12 +13,13 @@ from datetime import datetime
 
 from shoal.control.agents.calls import Agents, is_foreign, is_unsupported
 from shoal.control.state import moves
+from shoal.control.state.facts import Removal
 from shoal.control.state.fleet import Fleet, Ledger
 from shoal.control.trust.secrets import SecretBook
 from shoal.control.workloads import changes
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.placing import Placing
-from shoal.control.workloads.reconciler import Command, CommandKind
+from shoal.control.workloads.reconciler import Command, CommandKind, is_lost
 from shoal.control.workloads.relocation import Relocation
 from shoal.control.workloads.status_reports import StatusReports
 from shoal.control.workloads.workload_facts import WorkloadFacts
@@ -231,6 +232,9 @@ class Sender:
             if command is not None and command.kind is CommandKind.DELETE:
                 return self._commands.removed(workload_id, command, await self._agents.removal(node, workload_id))
             status = await self._agents.status(node, workload_id)
+            if is_lost(record, status) and await self._agents.removal(node, workload_id) is not Removal.BUSY:
+                self._commands.lost(workload_id)
+                return True
             await self._reports.take_in(node.node_id, [status])
             self._commands.asked(workload_id, status)
         except ShoalError as error:

@@ -46,6 +46,7 @@ from shoal.wire.convert.specs import (
 from shoal.wire.convert.statuses import (
     PERMANENT_FAILURES,
     Measurements,
+    failed_status,
     reason_of,
     run_status_from_agent,
     run_status_from_control,
@@ -91,6 +92,7 @@ __all__ = [
     "desired_state_to_text",
     "event_from_proto",
     "event_to_proto",
+    "failed_status",
     "failure_from_proto",
     "failure_to_proto",
     "group_view_from_proto",

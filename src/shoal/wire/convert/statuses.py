@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
@@ -65,6 +66,10 @@ _FOREIGN_REASONS = {
     "INVALID_CONFIGURATION": FailureReason.INVALID_SPEC,
     "CLOUD_INIT_INVALID": FailureReason.VM_BOOT_FAILED,
 }
+
+#: The failure of which nothing more is known.
+_ANY_FAILURE = FailureReason.RUNTIME_ERROR
+_CODE = re.compile(r"\b[A-Z][A-Z_]{3,}\b")
 
 _STATES_TO_AGENT: dict[RunState, agent.ActualState.ValueType] = {
     RunState.PENDING: agent.ACTUAL_STATE_PENDING,
@@ -236,6 +241,13 @@ def _failure_from_agent(pb: agent.WorkloadStatus, state: RunState) -> FailureRea
         return _failure_from_code(code)
     foreign = not pb.HasField("run")
     return FailureReason.RUNTIME_ERROR if state is RunState.FAILED and foreign else FailureReason.NONE
+
+
+def failed_status(workload_id: WorkloadId, error: str) -> RunStatus:
+    """The status of a workload of which a foreign agent only keeps the error of a failed action."""
+    found = next((code for code in _CODE.findall(error) if _failure_from_code(code) is not _ANY_FAILURE), "")
+    failure = _failure_from_code(found) if found else _ANY_FAILURE
+    return RunStatus(workload_id, RunState.FAILED, failure=failure, message=shorten(error, MAX_MESSAGE))
 
 
 def _failure_from_code(code: str) -> FailureReason:

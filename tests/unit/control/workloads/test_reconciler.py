@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.control.state.facts import Removal
 from shoal.control.state.moves import is_leaving
 from shoal.control.workloads.reconciler import (
     ABSENT_HEARTBEATS,
@@ -27,6 +28,8 @@ from shoal.control.workloads.reconciler import (
     Settled,
     TakeMoveBack,
     Wait,
+    after_removal,
+    is_lost,
     reconcile,
 )
 from shoal.core.ids import NodeId, WorkloadId
@@ -255,8 +258,13 @@ ROWS = [
     ),
     ("foreign, accepted", facts(owner=owner(foreign=True), command=told(accepted=True)), ConfirmWithForeignAgent),
     (
-        "foreign, reported running",
+        "foreign, reported running, its revision not known",
         facts(owner=owner(foreign=True), command=told(accepted=True), observation=seen(generation=0)),
+        ConfirmWithForeignAgent,
+    ),
+    (
+        "foreign, known to run",
+        facts(owner=owner(foreign=True), command=told(accepted=True), observation=seen(generation=0, revision_id="r1")),
         Settled,
     ),
     ("foreign after a restart of ours", facts(owner=owner(foreign=True), observation=seen(generation=0)), SendApply),
@@ -468,3 +476,73 @@ def test_a_wait_is_never_empty(given_facts):
     step = reconcile(given_facts)
     if isinstance(step, Wait):
         assert step.seconds > 0
+
+
+class TestForeignAgents:
+    @pytest.mark.parametrize(
+        ("removal", "absent", "present", "gone", "accepted"),
+        [
+            (Removal.DONE, 0, 3, True, True),  # it may go on reporting what it has removed
+            (Removal.BUSY, 5, 0, False, True),  # an apply may wait before the delete
+            (Removal.BUSY, 0, 5, False, True),
+            (Removal.FAILED, 0, 0, False, False),
+            (Removal.UNLISTED, 0, 0, False, True),
+            (Removal.UNLISTED, ABSENT_HEARTBEATS - 1, 0, False, True),
+            (Removal.UNLISTED, ABSENT_HEARTBEATS, 0, True, True),  # it was done inside the call
+            (Removal.UNLISTED, 0, 1, False, False),  # it was lost
+        ],
+    )
+    def test_what_its_list_of_actions_makes_of_a_delete(self, removal, absent, present, gone, accepted):
+        command = Command(
+            CommandKind.DELETE, NODE, 3, accepted=True, absent_heartbeats=absent, present_heartbeats=present
+        )
+        after = after_removal(command, removal)
+        assert (after.gone, after.accepted) == (gone, accepted)
+
+    @pytest.mark.parametrize(
+        ("desired", "state", "revision", "lost"),
+        [
+            (DesiredState.RUNNING, RunState.RUNNING, "r1", False),
+            (DesiredState.RUNNING, RunState.RUNNING, "", False),
+            (DesiredState.RUNNING, RunState.RUNNING, "r0", True),
+            (DesiredState.RUNNING, RunState.PENDING, "r0", False),
+            (DesiredState.RUNNING, RunState.UNKNOWN, "r0", False),
+            (DesiredState.STOPPED, RunState.RUNNING, "r1", True),
+            (DesiredState.STOPPED, RunState.STOPPED, "r1", False),
+            (DesiredState.STOPPED, RunState.FAILED, "r1", False),
+        ],
+    )
+    def test_a_command_that_it_accepted_and_lost(self, desired, state, revision, lost):
+        status = RunStatus(WorkloadId("w"), state, revision_id=revision)
+        assert is_lost(record(desired=desired), status) is lost
+
+    @pytest.mark.parametrize(
+        ("revision", "asked", "step"),
+        [
+            ("r1", None, Settled),
+            ("", RunState.RUNNING, Settled),
+            ("", None, ConfirmWithForeignAgent),
+            ("r0", None, ConfirmWithForeignAgent),
+        ],
+    )
+    def test_it_has_a_command_once_a_status_says_so(self, revision, asked, step):
+        command = Command(CommandKind.APPLY, NODE, 3, accepted=True, asked=asked)
+        observed = seen(generation=0, revision_id=revision)
+        given_facts = facts(owner=owner(foreign=True), observation=observed, command=command)
+        assert type(reconcile(given_facts)) is step
+
+    @pytest.mark.parametrize(
+        ("failure", "asked", "step"),
+        [
+            (FailureReason.RUNTIME_ERROR, None, ConfirmWithForeignAgent),
+            (FailureReason.RUNTIME_ERROR, RunState.RUNNING, ConfirmWithForeignAgent),
+            (FailureReason.RUNTIME_ERROR, RunState.FAILED, NoteFailure),
+            (FailureReason.IMAGE_PULL_FAILED, None, NoteFailure),
+            (FailureReason.INVALID_SPEC, None, Settled),
+        ],
+    )
+    def test_it_is_asked_why_something_failed(self, failure, asked, step):
+        command = Command(CommandKind.APPLY, NODE, 3, accepted=True, asked=asked)
+        observed = seen(RunState.FAILED, generation=0, failure=failure)
+        given_facts = facts(owner=owner(foreign=True), observation=observed, command=command)
+        assert type(reconcile(given_facts)) is step
