@@ -75,8 +75,8 @@ def root(
 
     Exit codes: 0 done, 1 error, 2 bad usage or a bad spec, 3 accepted but no node has room, 4 timed out.
 
-    Environment variables begin with SHOAL_. `shoal agent` and `shoal control` also read the PERSYS_ names that the
-    agents and schedulers of Persys use, so that their deployments can be taken over as they are.
+    Environment variables begin with SHOAL_. `shoal agent` also reads the PERSYS_ names of Persys agents, and metrics
+    also have persys_ names, so that deployments and dashboards made for Persys work unchanged.
     """
 
 

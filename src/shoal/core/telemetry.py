@@ -163,6 +163,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Seconds, from a call within a process to a start of a workload."""
 
+_PERSYS_NOTE = "The name is for dashboards made for Persys; shoal_ series tell more."
 _SERIES = re.compile(r"(?:shoal|persys)_[a-z]+(?:_[a-z0-9]+)+")
 _MAX_LABELS = 4
 
@@ -240,7 +241,8 @@ class MetricRegistry:
             if known[0] != shape:
                 raise ValueError(f"the series {name} exists already with another type, other labels or buckets")
             return known[1]
-        series = kind(name, help_text, labelnames=tuple(labels), registry=self._registry, **options)
+        shown = f"{help_text} {_PERSYS_NOTE}" if name.startswith("persys_") else help_text
+        series = kind(name, shown, labelnames=tuple(labels), registry=self._registry, **options)
         self._series[name] = (shape, series)
         self._described.append(Series(name, kind.__name__.lower(), tuple(labels), help_text))
         return series

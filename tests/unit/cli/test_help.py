@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from shoal.cli import main
 from shoal.cli.main import app
 from shoal.core.durations import parse_duration
 
@@ -49,3 +51,29 @@ def test_default_durations_are_shown_so_that_they_can_be_written():
 def test_one_minute_is_1m():
     shown = CliRunner().invoke(app, ["workload", "stop", "--help"], env={"COLUMNS": "200"})
     assert "default: 1m" in shown.output
+
+
+def texts_below(app, path="shoal"):
+    """Every help text of the tree, with where it stands."""
+    for command in app.registered_commands:
+        name = f"{path} {command.name}"
+        yield name, command.callback.__doc__ or ""
+        for parameter in inspect.signature(command.callback).parameters.values():
+            for option in getattr(parameter.annotation, "__metadata__", ()):
+                yield f"{name} {parameter.name}", getattr(option, "help", "") or ""
+    for group in app.registered_groups:
+        yield from texts_below(group.typer_instance, f"{path} {group.typer_instance.info.name}")
+
+
+def test_no_help_text_has_a_placeholder_that_is_taken_for_a_tag():
+    """Help is Markdown: what stands between < and > would not be shown."""
+    texts = list(texts_below(main.app))
+    assert len(texts) > 100
+    assert [name for name, text in texts if re.search(r"<\w", text)] == []
+
+
+def test_help_says_what_the_names_of_persys_are_for(capsys):
+    main.run(["--help"])
+    assert "made for Persys" in " ".join(capsys.readouterr().out.split())
+    main.run(["agent", "--help"])
+    assert "PERSYS_NODE_ID" in capsys.readouterr().out

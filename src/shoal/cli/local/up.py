@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 USUAL_PORTS = (8085, 8084, 8086)
 MOST_DEATHS = 5
 HEALTHY_AFTER = 60.0
-"""A process that dies so often in a row, without having served for so many seconds once, will not be saved by another
-start."""
+"""A process that dies so often in a row, without serving this many seconds in between, is not started again."""
 
 _LOUD = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL)\s+(?P<rest>.*)")
 _AT_ONCE = 64 * 1024
 _LOOK_EVERY = 0.5
 _REST = 0.5
+_ASK_WITHIN = 2.0
 
 
 def register(app: typer.Typer) -> None:
@@ -53,15 +53,13 @@ def up(
     *,
     agents: Annotated[int, typer.Option("--agents", min=1, max=64, metavar="N", help="How many agents")] = 3,
     cpu: Annotated[
-        float | None, typer.Option("--cpu", metavar="CORES", help="Cores of each agent; else the machine is divided")
+        float | None, typer.Option("--cpu", metavar="CORES", help="Cores of each agent [a share of this machine]")
     ] = None,
     memory: Annotated[
         str | None, typer.Option("--memory", metavar="SIZE", help="Memory of each agent, such as 512MB or 4GB")
     ] = None,
     slots: Annotated[int | None, typer.Option("--slots", min=0, metavar="N", help="Slots of each agent")] = None,
-    data_dir: Annotated[
-        str, typer.Option("--data-dir", metavar="PATH", help="Where everything is kept between two runs")
-    ] = FOLDER,
+    data_dir: Annotated[str, typer.Option("--data-dir", metavar="PATH", help="Where all state is kept")] = FOLDER,
     grpc_port: Annotated[
         int,
         typer.Option("--grpc-port", min=0, max=65535, metavar="PORT", help="0 is 8085 if it is free, else any"),
@@ -74,8 +72,8 @@ def up(
     """Run a control plane and some agents on this machine, until Ctrl-C.
 
     Ctrl-C stops the workloads, then the agents, then the control plane; a second one does not wait. The next `shoal up`
-    in the same folder goes on with what there was. A process that dies is started again. Only this machine can connect,
-    with certificates that are made in the data directory; commands in this folder find them by themselves.
+    in the same folder continues with the same workloads. A process that dies is started again. Only this machine can
+    connect, with certificates that are made in the data directory; commands in this folder and below it find them.
     """
     from shoal.agent.node.probes import detect_capacity
     from shoal.cli.local.fleet import LocalFleet
@@ -121,17 +119,47 @@ async def _run(fleet: LocalFleet) -> int:
 
 
 async def _stop(fleet: LocalFleet, hurry: asyncio.Event) -> None:
-    """Stop everything in order; by force when that is not waited for, or does not work."""
+    """Stop everything in order and say what is waited for; by force after a second Ctrl-C, or when that fails."""
     try:
-        if await _unless(hurry, fleet.stop()):
-            return
+        async with task_scope("stop") as scope:
+            scope.start(_show_what_still_runs(fleet, await _processes(fleet)), name="progress")
+            if await _unless(hurry, fleet.stop()):
+                return
     except (ShoalError, OSError) as error:
         output.words(f"{error}; the rest is ended by force", style="yellow")
     await fleet.kill()
 
 
+async def _processes(fleet: LocalFleet) -> dict[str, dict[str, int]]:
+    """The workloads that run, with their process ids, by node; empty when the control plane does not answer."""
+    found: dict[str, dict[str, int]] = {name: {} for name in fleet.names}
+    with contextlib.suppress(ShoalError, TimeoutError):
+        async with asyncio.timeout(_ASK_WITHIN), fleet.client() as control:
+            for view in await control.list_workloads():
+                if view.run is not None and view.run.pid and view.assigned_node_id in found:
+                    found[view.assigned_node_id][view.workload_id] = view.run.pid
+    return found
+
+
+async def _show_what_still_runs(fleet: LocalFleet, processes: Mapping[str, Mapping[str, int]]) -> None:
+    """Show each process that has not ended yet, and of an agent the workloads it waits for."""
+    with output.progress() as display:
+        while True:
+            display.show([_ending_row(fleet, name, processes.get(name, {})) for name in ("control", *fleet.names)])
+            await session.clock().sleep(_LOOK_EVERY)
+
+
+def _ending_row(fleet: LocalFleet, name: str, processes: Mapping[str, int]) -> ProgressRow:
+    if not fleet.is_running(name):
+        return ProgressRow(name, "Stopped", done=True)
+    left = sorted(workload for workload, pid in processes.items() if Path(f"/proc/{pid}").exists())
+    if left:
+        return ProgressRow(name, "Stopping", f"waits for {', '.join(left)}")
+    return ProgressRow(name, "Stopping", "waits for the agents" if name == "control" else "")
+
+
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work, but give it up when the event is set. Returns whether it was done."""
+    """Do the work, but stop it when the event is set. Returns whether it was done."""
     errors: list[Exception] = []
 
     async def do() -> None:
@@ -174,7 +202,7 @@ async def _start(fleet: LocalFleet) -> None:
 
 
 async def _watch(fleet: LocalFleet, stop: asyncio.Event) -> int:
-    """Say how to use the fleet, show what matters and start again what dies, until it is to stop or dies too often."""
+    """Show events and warnings, and start again what dies, until Ctrl-C or too many deaths."""
     _say_how(fleet)
     async with task_scope("up") as scope:
         scope.start(_show_events(fleet), name="events")
@@ -199,7 +227,7 @@ class _Death:
 
 
 async def _tend(fleet: LocalFleet) -> _Death:
-    """Start again whoever dies. Returns the last death of one that dies too often."""
+    """Start again each process that dies. Returns the last death of one that dies too often."""
     clock = session.clock()
     seen: asyncio.Queue[_Death] = asyncio.Queue()
     serving_since = dict.fromkeys(("control", *fleet.names), clock.monotonic())
@@ -215,7 +243,7 @@ async def _tend(fleet: LocalFleet) -> _Death:
             if in_a_row[death.name] == MOST_DEATHS:
                 return death
             output.words(f"{death.sentence}; it is started again", style="yellow")
-            # Beside the others: one that takes long to start must not keep the rest from being tended.
+            # In a task of its own: one that starts slowly must not delay the others.
             scope.start(_start_again(fleet, death.name, seen, serving_since), name=death.name)
 
 
@@ -239,12 +267,12 @@ async def _start_again(
 
 
 def _say_how(fleet: LocalFleet) -> None:
-    # Where commands look for the profile by themselves.
+    # Where commands look for the profile.
     is_usual = fleet.base_dir == Path(FOLDER).absolute()
     output.words(f"control plane at {fleet.control_address}, metrics and health at http://{fleet.http_address}")
     output.words(f"agents {', '.join(fleet.names)}; state and logs in {fleet.base_dir}")
     output.words("")
-    output.words(f"in another terminal, in this folder{'' if is_usual else ' with these variables'}:")
+    output.words(f"in another terminal, in this folder or below{'' if is_usual else ', with these variables'}:")
     if not is_usual:
         for name, value in fleet.client_variables.items():
             output.words(f"    export {name}={shlex.quote(value)}")
@@ -274,7 +302,7 @@ async def _show_lines(fleet: LocalFleet) -> None:
 
 
 class LoudLines:
-    """The warnings and errors that a process adds to its log, from now on."""
+    """The warnings and errors that a process writes to its log from now on."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -282,11 +310,11 @@ class LoudLines:
         self._rest = b""
 
     def read(self) -> list[str]:
-        """What came since the last call. A log that grows faster than it is read is shown with gaps."""
+        """The new lines since the last call. A log that grows faster than it is read is shown with gaps."""
         try:
             with self._path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
-                if size < self._at:  # it was cut
+                if size < self._at:  # it was truncated
                     self._at, self._rest = 0, b""
                 if size - self._at > _AT_ONCE:
                     self._at, self._rest = size - _AT_ONCE, b""

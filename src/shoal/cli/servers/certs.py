@@ -89,17 +89,19 @@ def issue(
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME|IP", help="Where others dial it, besides this machine; repeatable"),
+        typer.Option(
+            "--host", metavar="NAME|IP", help="A host where others reach it, besides this machine; repeatable"
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="PATH", help="Where to write the files [<dir>/<role>-<name>]")
+        str | None, typer.Option("--out", metavar="PATH", help="Where to write the files [DIR/ROLE-NAME]")
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How long it is good")] = 365,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, metavar="N", help="How many days it is valid")] = 365,
     directory: Directory = DEFAULT_DIR,
 ) -> None:
     """Make a key and a certificate for an agent, a control plane or an operator.
 
-    Issued again into the same place, the files are replaced; programs that use them take the new ones at once.
+    Issued again into the same folder, the files are replaced; programs that use them take the new ones at once.
     """
     from shoal.model.identity import Identity, Role
     from shoal.wire import authority as making
