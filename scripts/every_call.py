@@ -217,6 +217,8 @@ def _nodes() -> tuple[Step, ...]:
     return (
         _call(AgentControl.CORDON_NODE, control.CordonNodeRequest(node_id=GUEST_NODE)),
         _call(AgentControl.UNCORDON_NODE, control.UncordonNodeRequest(node_id=GUEST_NODE)),
+        _call(AgentControl.LABEL_NODE, control.LabelNodeRequest(node_id=GUEST_NODE, set={"rack": "r1"})),
+        _call(AgentControl.LABEL_NODE, control.LabelNodeRequest(node_id=GUEST_NODE, remove=["rack"])),
         _call(AgentControl.DRAIN_NODE, drain),
         _call(AgentControl.DRAIN_NODE, control.DrainNodeRequest(node_id="none-such"), ends="NOT_FOUND"),
         _wait("wish", GUEST_NODE, "drained"),

@@ -109,6 +109,7 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "RemoveNode": _same(control.RemoveNodeRequest(node_id="lost")),
     "CordonNode": _same(control.CordonNodeRequest(node_id="n1")),
     "UncordonNode": _same(control.UncordonNodeRequest(node_id="n1")),
+    "LabelNode": _same(control.LabelNodeRequest(node_id="n1", set={"zone": "a"}, remove=["rack"])),
     "DrainNode": _same(control.DrainNodeRequest(node_id="n1", deadline_ms=60_000)),
     "MarkNodeDead": _same(control.MarkNodeDeadRequest(node_id="lost")),
     "AdoptWorkload": _same(control.AdoptWorkloadRequest(node_id="n1", workload_id="stray")),

@@ -274,6 +274,14 @@ class ControlPlane(Calls):
         answer = await self._call(AgentControl.CORDON_NODE, request, look=f"shoal node get {node_id}")
         return convert.node_view_from_proto(answer.node)
 
+    async def label_node(
+        self, node_id: str, *, set_to: Mapping[str, str] | None = None, remove: Sequence[str] = ()
+    ) -> NodeView:
+        """Set and remove labels of a node. Raises `InvalidError` for a label that its agent registers."""
+        request = pb.LabelNodeRequest(node_id=node_id, set=set_to or {}, remove=remove)
+        answer = await self._call(AgentControl.LABEL_NODE, request, look=f"shoal node get {node_id}")
+        return convert.node_view_from_proto(answer.node)
+
     async def uncordon_node(self, node_id: str) -> NodeView:
         """Let a node take work again, after a cordon or a drain."""
         request = pb.UncordonNodeRequest(node_id=node_id)

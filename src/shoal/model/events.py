@@ -94,6 +94,7 @@ class EventKind(enum.StrEnum):
     NODE_REMOVED = "NodeRemoved", "An operator removed the record of the node."
     NODE_CORDONED = "NodeCordoned", "The node gets no new work."
     NODE_UNCORDONED = "NodeUncordoned", "The node takes work again."
+    NODE_LABELED = "NodeLabeled", "An operator changed the labels of the node."
     NODE_DRAIN_REQUESTED = "NodeDrainRequested", "The node is to be emptied."
     NODE_DRAINED = "NodeDrained", "The node is empty."
     NODE_CONDITION_RAISED = "NodeConditionRaised", "The agent reports a condition, such as DiskPressure."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,13 @@ LABEL_KEY = Annotated[
     ),
 ]
 LABEL_VALUE = Annotated[str, MaxLength(256)]
+CONSTRAINT_KEY = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z0-9]([A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?",
+        "must be a label key of at most 128 letters, digits or ._/-; node_id and host_id stand for the node's own",
+    ),
+]
 
 
 #: The part of a lease that is kept as distance, on both sides, between two owners of at-most-one work: an agent stops
@@ -172,6 +180,8 @@ class NodeRecord:
     dead: bool = False
     #: Types of workload that its agent registered with and then refused as unsupported. A registration clears them.
     unsupported_types: tuple[str, ...] = ()
+    #: Labels that an operator set. They win over those that the agent registers.
+    operator_labels: Mapping[str, str] = field(default_factory=dict)
     #: Compare-and-set: 0 before it was first stored.
     version: int = 0
 
@@ -179,3 +189,10 @@ class NodeRecord:
     def node_id(self) -> NodeId:
         """The node's id."""
         return NodeId(self.spec.node_id)
+
+    @property
+    def labeled_spec(self) -> NodeSpec:
+        """What the agent registered, with the labels of the operator: this is what placement goes by."""
+        if not self.operator_labels:
+            return self.spec
+        return dataclasses.replace(self.spec, labels={**self.spec.labels, **self.operator_labels})

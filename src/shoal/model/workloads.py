@@ -15,7 +15,7 @@ from typing import Annotated
 from shoal.core.errors import Problem, problem
 from shoal.core.ids import GroupId, Identifier, NodeId, WorkloadId
 from shoal.core.shape import Check, MaxLength, NumberToo, OneOf, Pattern, Range
-from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
+from shoal.model.nodes import CONSTRAINT_KEY, LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, Resources
 
 MAX_TEXT = 64 * 1024
@@ -354,7 +354,7 @@ class VmSpec:
 class Constraint:
     """A rule on the labels of a node; the keys node_id and host_id stand for the node's own."""
 
-    key: LABEL_KEY
+    key: CONSTRAINT_KEY
     operator: Annotated[str, OneOf(("in", "not_in", "exists", "not_exists"))] = "in"
     values: Annotated[tuple[LABEL_VALUE, ...], MaxLength(256)] = ()
 

@@ -75,6 +75,7 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentControl.REMOVE_NODE: _OPERATOR,
     AgentControl.CORDON_NODE: _OPERATOR,
     AgentControl.UNCORDON_NODE: _OPERATOR,
+    AgentControl.LABEL_NODE: _OPERATOR,
     AgentControl.DRAIN_NODE: _OPERATOR,
     AgentControl.MARK_NODE_DEAD: _OPERATOR,
     AgentControl.ADOPT_WORKLOAD: _OPERATOR,

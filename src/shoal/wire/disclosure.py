@@ -181,6 +181,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.SetDesiredStateResponse": {_OPERATOR: "workload"},
     "persys.control.v1.RemoveNodeResponse": {},
     "persys.control.v1.CordonNodeResponse": {_OPERATOR: "node"},
+    "persys.control.v1.LabelNodeResponse": {_OPERATOR: "node"},
     "persys.control.v1.UncordonNodeResponse": {_OPERATOR: "node"},
     "persys.control.v1.DrainNodeResponse": {_OPERATOR: "node"},
     "persys.control.v1.MarkNodeDeadResponse": {_OPERATOR: "node"},

@@ -53,6 +53,7 @@ class AgentControl:
     CORDON_NODE = Method(_CONTROL, "CordonNode", control.CordonNodeRequest, control.CordonNodeResponse)
     UNCORDON_NODE = Method(_CONTROL, "UncordonNode", control.UncordonNodeRequest, control.UncordonNodeResponse)
     DRAIN_NODE = Method(_CONTROL, "DrainNode", control.DrainNodeRequest, control.DrainNodeResponse)
+    LABEL_NODE = Method(_CONTROL, "LabelNode", control.LabelNodeRequest, control.LabelNodeResponse)
     MARK_NODE_DEAD = Method(_CONTROL, "MarkNodeDead", control.MarkNodeDeadRequest, control.MarkNodeDeadResponse)
     ADOPT_WORKLOAD = Method(_CONTROL, "AdoptWorkload", control.AdoptWorkloadRequest, control.AdoptWorkloadResponse)
     PLAN_PLACEMENT = Method(_CONTROL, "PlanPlacement", control.PlanPlacementRequest, control.PlanPlacementResponse)

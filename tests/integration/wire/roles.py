@@ -23,6 +23,7 @@ ALLOWED = {
         "DeleteGroup": {OPERATOR},
         "RemoveNode": {OPERATOR},
         "CordonNode": {OPERATOR},
+        "LabelNode": {OPERATOR},
         "UncordonNode": {OPERATOR},
         "DrainNode": {OPERATOR},
         "MarkNodeDead": {OPERATOR},

@@ -316,6 +316,13 @@ class ScriptedControl:
         self._note(call)
         return pb.CordonNodeResponse(node=self._changed(request.node_id, desired="cordoned"))
 
+    async def label_node(self, request: pb.LabelNodeRequest, call: Any) -> pb.LabelNodeResponse:
+        self._note(call)
+        labels = {**self.nodes[request.node_id].labels, **request.set}
+        return pb.LabelNodeResponse(
+            node=self._changed(request.node_id, labels={k: v for k, v in labels.items() if k not in request.remove})
+        )
+
     async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Any) -> pb.UncordonNodeResponse:
         self._note(call)
         return pb.UncordonNodeResponse(node=self._changed(request.node_id, desired="", status="Ready"))

@@ -43,6 +43,15 @@ def test_lists_by_label(labelled, capsys, arguments, names):
     assert {line.split()[0] for line in outcome.stdout.splitlines()[1:]} == names
 
 
+def test_a_node_is_labelled(control, capsys):
+    outcome = run_cli(control, ["node", "label", "node-1", "rack=r1", "zone-", "empty="], capsys)
+    assert (outcome.code, outcome.stderr) == (0, "node node-1 has the labels empty=, rack=r1\n")
+    assert "node-1" in run_cli(control, ["node", "list", "-l", "rack=r1"], capsys).stdout
+    wrong = run_cli(control, ["node", "label", "node-1", "rack", "=x", "-"], capsys)
+    assert wrong.code == 2
+    assert wrong.stderr.count("must be KEY=VALUE, or KEY- to remove a label") == 3
+
+
 def test_events_by_label(labelled, capsys):
     outcome = run_cli(labelled, ["events", "-l", "app=web", "--json"], capsys)
     assert [event["subject_id"] for event in json.loads(outcome.stdout)["events"]] == ["web"]

@@ -150,6 +150,8 @@ CONTROL = {
     "SetDesiredStateResponse": "1 workload WorkloadView",
     "RemoveNodeRequest": "1 node_id string",
     "RemoveNodeResponse": "",
+    "LabelNodeRequest": "1 node_id string, 2 set <string,string>, 3 remove string*",
+    "LabelNodeResponse": "1 node NodeView",
     "CordonNodeRequest": "1 node_id string",
     "CordonNodeResponse": "1 node NodeView",
     "UncordonNodeRequest": "1 node_id string",

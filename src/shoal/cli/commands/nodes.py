@@ -26,7 +26,7 @@ from shoal.cli.connection.options import (
 from shoal.cli.output import Cell, hints
 from shoal.cli.output.tables import Column
 from shoal.cli.output.units import cores, megabytes
-from shoal.core.errors import InvalidError
+from shoal.core.errors import InvalidError, problem
 from shoal.model.selectors import parse_selector
 from shoal.model.views import NodeView, WorkloadView
 
@@ -164,6 +164,34 @@ def conditions(view: NodeView, now: datetime) -> list[Condition]:
         found.append(Condition("Orphans", "True", "", message))
     found += [Condition(each.type, "True", output.ago(each.since, now), each.message) for each in view.conditions]
     return found
+
+
+@client_command(app, "label")
+async def label(
+    control: ControlPlane,
+    node: NodeName,
+    labels: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-…", help="KEY=VALUE sets, KEY- removes")],
+) -> None:
+    """Set and remove labels of a node, for the constraints of workloads.
+
+    They are kept when the agent restarts, and win over the labels it was started with (`shoal agent --label`).
+    """
+    set_to: dict[str, str] = {}
+    remove: list[str] = []
+    problems = []
+    for word in labels:
+        key, separator, value = word.partition("=")
+        if separator and key:
+            set_to[key] = value
+        elif word.endswith("-") and len(word) > 1:
+            remove.append(word[:-1])
+        else:
+            problems.append(problem("KEY=VALUE", word, "must be KEY=VALUE, or KEY- to remove a label"))
+    if problems:
+        raise InvalidError(problems)
+    view = await control.label_node(node, set_to=set_to, remove=remove)
+    shown = ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))
+    output.words(f"node {node} has the labels {shown}" if shown else f"node {node} has no labels")
 
 
 @client_command(app, "cordon")

@@ -89,9 +89,9 @@ def agent(
     """Run the agent of this machine.
 
     Settings come from flags, else from the environment (SHOAL_AGENT_ and the flag's name), else from --config, else
-    from the defaults shown in brackets. The PERSYS_ names that Persys agents read, such as PERSYS_NODE_ID, work too, so that
-    their deployments can be taken over unchanged. SIGTERM ends it gracefully and leaves its workloads running under
-    their keeper; the next agent with the same data directory adopts them.
+    from the defaults shown in brackets. The PERSYS_ names that Persys agents read, such as PERSYS_NODE_ID, work too, so
+    that their deployments can be taken over unchanged. SIGTERM ends it gracefully and leaves its workloads running
+    under their keeper; the next agent with the same data directory adopts them.
     """
     given = daemon.CommandLine(
         role="agent",

@@ -5,17 +5,23 @@ What breaks a rule raises `InvalidError` with the path of every field. Called by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from shoal.control.store.base import EventQuery
 from shoal.control.workloads.requests import WorkloadRequest
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.core.shape import MaxLength, find_problems
 from shoal.model.events import SubjectKind
+from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
 from shoal.model.workloads import DesiredState
 from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
+MAX_REMOVED = 256
+OWN_KEYS = ("node_id", "host_id")
 MAX_REVISION = 256
 MAX_ID = 256
 DEFAULT_EVENTS = 100
@@ -79,6 +85,28 @@ def check_known_fields(members: Iterable[pb.GroupMember]) -> None:
             problems.append(problem(f"members[{index}].spec", None, "must not have fields that are not known here"))
     if problems:
         raise InvalidError(problems)
+
+
+def check_labels(set_to: Mapping[str, str], remove: Sequence[str]) -> None:
+    """Labels follow the rules of an agent's. The keys node_id and host_id are the node's own, and cannot be set."""
+    problems = list(find_problems(_Labels(dict(set_to))))
+    problems += [
+        problem(f"labels.{key}", set_to[key], "cannot be set: it stands for the node's own")
+        for key in OWN_KEYS
+        if key in set_to
+    ]
+    problems += [problem("remove", key, "must not be set too") for key in remove if key in set_to]
+    if not set_to and not remove:
+        problems.append(problem("set", None, "must not be empty unless something is removed"))
+    if len(remove) > MAX_REMOVED:
+        problems.append(problem("remove", len(remove), f"must have at most {MAX_REMOVED} entries"))
+    if problems:
+        raise InvalidError(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    labels: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(256)]
 
 
 def check_given(field: str, value: str) -> None:

@@ -20,6 +20,7 @@ from shoal.control.api.parsing import (
     check_given,
     check_id,
     check_known_fields,
+    check_labels,
     check_state,
     event_query,
     read_members,
@@ -421,6 +422,15 @@ class ControlService:
         check_id("node_id", request.node_id)
         record = await self._operations.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.UncordonNodeResponse(node=self._node_view(record))
+
+    async def label_node(self, request: pb.LabelNodeRequest, call: Call) -> pb.LabelNodeResponse:
+        """Set and remove labels of a node."""
+        check_id("node_id", request.node_id)
+        check_labels(request.set, request.remove)
+        record = await self._operations.label(
+            NodeId(request.node_id), set_to=dict(request.set), remove=tuple(request.remove), cause=cause_of_call(call)
+        )
+        return pb.LabelNodeResponse(node=self._node_view(record))
 
     async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
         """Have a node emptied."""

@@ -200,7 +200,7 @@ class Views:
                 each for each in record.spec.workload_types if each not in record.unsupported_types
             ),
             storage_drivers=record.spec.storage_drivers,
-            labels=record.spec.labels,
+            labels=record.labeled_spec.labels,
             host_id=record.spec.host_id,
             session=record.session[-SHOWN_SESSION:],
             agent_version=record.spec.agent_version,

@@ -1,4 +1,4 @@
-"""What operators do with nodes: cordon, uncordon, drain, declare dead, remove.
+"""What operators do with nodes: label, cordon, uncordon, drain, declare dead, remove.
 
 The operator's decision is stored beside the node's state, so that no heartbeat, registration or restart undoes it;
 while the node is in contact, its state shows it. `shoal.control.nodes.drain` empties a draining node. Called by
@@ -8,7 +8,7 @@ while the node is in contact, its state shows it. `shoal.control.nodes.drain` em
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 
@@ -21,13 +21,14 @@ from shoal.control.workloads import changes
 from shoal.control.workloads.failover import seconds_until_move
 from shoal.control.workloads.pending import Pending
 from shoal.core.clock import Clock
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.core.ids import NodeId
 from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 
 #: A change that keeps placements out waits this long for those that are being stored. Well below client timeouts.
 NO_PLACEMENTS_WITHIN = 5.0
+MAX_LABELS = 256
 
 
 class NodeOperations:
@@ -73,6 +74,29 @@ class NodeOperations:
         record = await self._change(node_id, change, EventKind.NODE_UNCORDONED, "it takes work again", cause=cause)
         self._pending.capacity_changed()
         self._contacts.changed.set()
+        return record
+
+    async def label(
+        self, node_id: NodeId, *, set_to: Mapping[str, str], remove: Sequence[str], cause: str
+    ) -> NodeRecord:
+        """Set and remove labels. Raises `InvalidError` for a label of the agent, which only the agent can remove."""
+
+        def change(node: NodeRecord) -> NodeRecord | None:
+            problems = [
+                problem("remove", key, "is set by the agent of the node; start it without that --label")
+                for key in remove
+                if key in node.spec.labels and key not in node.operator_labels
+            ]
+            labels = {key: value for key, value in {**node.operator_labels, **set_to}.items() if key not in remove}
+            if len(labels) > MAX_LABELS:
+                problems.append(problem("set", len(labels), f"a node can have at most {MAX_LABELS} such labels"))
+            if problems:
+                raise InvalidError(problems)
+            return None if labels == node.operator_labels else dataclasses.replace(node, operator_labels=labels)
+
+        words = [*(f"{key}={value}" for key, value in sorted(set_to.items())), *(f"{key} removed" for key in remove)]
+        record = await self._change(node_id, change, EventKind.NODE_LABELED, ", ".join(words), cause=cause)
+        self._pending.capacity_changed()  # a constraint may hold now
         return record
 
     async def drain(self, node_id: NodeId, *, deadline: timedelta | None, cause: str) -> NodeRecord:

@@ -119,6 +119,7 @@ class Registration:
             desired=known.desired if known else DesiredNodeState.NONE,
             desired_at=known.desired_at if known else None,
             drain_deadline=known.drain_deadline if known else None,
+            operator_labels=known.operator_labels if known else {},
             version=known.version if known else 0,
         )
         kind = EventKind.NODE_REGISTERED if known is None else EventKind.NODE_REREGISTERED

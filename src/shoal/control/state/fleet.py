@@ -215,7 +215,7 @@ class Fleet:
         tenants = [each for each in owned if holds_reservation(each, self.observations.get(each.workload_id))]
         tenants += [each for each in left if is_held(each, node_id)]  # two copies for a while, and room for both
         return NodeFacts(
-            spec=node.spec,
+            spec=node.labeled_spec,
             state=node.state,
             reserved=Resources.total(each.reserved for each in tenants),
             ports=frozenset(parse_port(port) for each in tenants for port in each.reserved_ports),
