@@ -153,6 +153,73 @@ def test_it_runs_everything_or_what_was_named(folder: Path, capsys: pytest.Captu
     assert sorted(sys.modules["my_app"].seen) == [1, 1, 2]
 
 
+LEAVING_OUT = """\
+from shoal import App, Stream, col, tumbling
+
+app = App("shop")
+rows = [{"n": "1", "at": 100}, {"n": "one", "at": 101}, {"n": "2", "at": 1}]
+
+
+@app.dataflow()
+def totals():
+    read = Stream.from_iterable(rows, batch_size=1, event_time="at", time_unit="s", on_error="skip")
+    numbers = read.select("at", n=col("n").cast("int64"), on_error="skip")
+    return numbers.window(tumbling(seconds=10)).sum("n").to_callback(print)
+
+
+@app.dataflow()
+def shares():
+    records = Stream.from_list([4, 0, 2, 0]).records()
+    made = records.map(lambda record: {"share": 8 / record.value}, schema={"share": "double"}, on_error="side")
+    return [made.to_callback(print), made.side_output("errors").to_callback(print)]
+
+
+@app.dataflow()
+def breaks():
+    made = Stream.from_list(["1", "x", "y"], batch_size=2).select(n=col("value").cast("int64"), on_error="skip")
+    return made.records().map(lambda record: 1 // 0, schema={"value": "int64"}).to_callback(print)
+"""
+
+
+@pytest.mark.parametrize(
+    ("flow", "code", "lines"),
+    [
+        (
+            "totals",
+            0,
+            [
+                "shop: totals begins to leave rows out: 1 row skipped at select",
+                "shop: totals begins to leave rows out: 1 row late at aggregate",
+                "shop: totals left out 1 row skipped at select",
+                "1 row late at aggregate",
+            ],
+        ),
+        (
+            "shares",
+            0,
+            [
+                "shop: shares begins to leave rows out: 2 rows put aside as errors at records(lambda leaving.py:17)",
+                "shop: shares left out 2 rows put aside as errors at records(lambda leaving.py:17)",
+            ],
+        ),
+        ("breaks", 1, ["shop: breaks left out 1 row skipped at select"]),
+    ],
+)
+def test_rows_that_are_left_out_are_told_of(
+    folder: Path, capsys: pytest.CaptureFixture[str], flow: str, code: int, lines: list[str]
+) -> None:
+    (folder / "leaving.py").write_text(LEAVING_OUT)
+    assert main.run(["run", "leaving.py", "--dataflow", flow]) == code
+    said = capsys.readouterr().err
+    for line in lines:
+        assert line in said
+
+
+def test_nothing_is_said_of_rows_when_none_is_left_out(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["run", "my_app"]) == 0
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_wrong_dataflows_are_told_what_there_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run(["run", "my_app", "--dataflow", "larg"]) == 2
     assert "did you mean 'large'? (the dataflows are large, all of them)" in capsys.readouterr().err

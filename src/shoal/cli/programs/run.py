@@ -15,7 +15,10 @@ from shoal.cli.connection.options import START, LogFormat, duration
 from shoal.core.errors import InvalidError, Problem, ShoalError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from shoal.dataflow.api.app import Dataflow
+    from shoal.dataflow.api.left_out import LeftOut
 
 
 def register(app: typer.Typer) -> None:
@@ -104,7 +107,8 @@ def _located(error: InvalidError) -> ShoalError:
 
 def _words(app: str) -> Any:
     """What happens, for the person at the terminal."""
-    from shoal.dataflow.api.lifetime import Told
+    from shoal.dataflow.api.left_out import find_left_out
+    from shoal.dataflow.api.lifetime import Told, left_out_of
 
     class Words(Told):
         """Says it on stderr."""
@@ -114,8 +118,20 @@ def _words(app: str) -> Any:
             since = "" if restored is None else f", from checkpoint {restored}"
             output.words(f"{app}: {flow.name} runs{since}")
 
+        def left_out(self, flow: Dataflow, begun: Sequence[LeftOut]) -> None:  # type: ignore[override]
+            for each in begun:
+                output.words(f"{app}: {flow.name} begins to leave rows out: {each}")
+
         def ended(self, flow: Dataflow, report: Any) -> None:  # type: ignore[override]
             output.words(f"{app}: {flow.name} ended after {report.seconds:.1f} s")
+            self._total(flow, find_left_out(report.steps))
+
+        def failed(self, flow: Dataflow) -> None:  # type: ignore[override]
+            self._total(flow, left_out_of(flow))
+
+        def _total(self, flow: Dataflow, found: Sequence[LeftOut]) -> None:
+            if found:
+                output.words(f"{app}: {flow.name} left out {', '.join(map(str, found))}")
 
         def asked(self) -> None:
             output.words(f"{app}: stopping; once more ends at once")

@@ -36,6 +36,7 @@ from shoal.dataflow.api.lifetime import (
     stop_all,
     warn_user,
 )
+from shoal.dataflow.api.missing import no_method
 from shoal.dataflow.api.output import Output
 from shoal.dataflow.api.reading import check_unit, make_idle, make_schema
 from shoal.dataflow.api.steps import check_parallelism
@@ -331,7 +332,9 @@ class App:
         return [there[name] for name in dict.fromkeys(names)] if names else list(there.values())
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(legacy.missing_method(name))
+        if name.startswith("_"):
+            raise AttributeError(f"'App' object has no attribute {name!r}")
+        raise no_method("an app", name, legacy.METHODS, [each for each in dir(App) if not each.startswith("_")])
 
 
 def _has_loop() -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic
 
 from shoal.core.errors import problem
+from shoal.dataflow.api.missing import Named
 from shoal.dataflow.api.reading import check_unit
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.api.transforms import column_names, refuse_unknown
@@ -33,10 +34,12 @@ _AT_THE_END = Firing()
 _WINDOWS = (SlidingWindow, SessionWindow, CountWindow)
 
 
-class Windowed(Generic[S_co]):
+class Windowed(Named, Generic[S_co]):
     """A stream cut into windows, by key where there are keys."""
 
     __slots__ = ("_firing", "_keys", "_stream", "_window")
+
+    called = "a stream in windows, which has to be aggregated first,"
 
     def __init__(
         self, stream: Steps[S_co], keys: tuple[str, ...], window: Window | None, firing: Firing = _AT_THE_END
@@ -172,6 +175,8 @@ class GroupedStream(Windowed[S_co], Cuttable[S_co]):
     """What `group_by` gives."""
 
     __slots__ = ()
+
+    called = "a stream in groups, which has to be aggregated first,"
 
     def __init__(self, stream: Steps[S_co], keys: tuple[str, ...]) -> None:
         super().__init__(stream, keys, None)

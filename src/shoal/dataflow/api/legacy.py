@@ -1,4 +1,4 @@
-"""Arguments and methods that programs for other engines pass, and what to write here instead. Pure.
+"""Arguments and methods of apps that programs for other engines use, and what to write here instead. Pure.
 
 Called by `shoal.dataflow.api.app` and `shoal.dataflow.api.reading`: whatever they do not know is an error that helps.
 """
@@ -48,8 +48,8 @@ _ARGUMENTS: Mapping[str, str] = {
     "auto_offset_reset": 'say where to begin: from_kafka("orders", start="latest")',
 }
 
-#: What to write instead of a method that apps of other engines have.
-_METHODS: Mapping[str, str] = {
+#: What to write instead of a method that apps of other engines have; `missing` has those that nothing replaces.
+METHODS: Mapping[str, str] = {
     "channel": 'app.topic("name") is a channel that lasts',
     "async_channel": 'app.topic("name") is a channel that lasts',
     "memory_channel": 'app.topic("name") is a channel that lasts',
@@ -87,10 +87,3 @@ def refuse_others(
     ]
     hints = dict.fromkeys(f"{name}: {_ARGUMENTS[name]}" for name in given if name in _ARGUMENTS)
     raise PlanError(problems, at=at, hint="; ".join(hints))
-
-
-def missing_method(name: str) -> str:
-    """The words for an attribute that an app does not have."""
-    if name in _METHODS:
-        return f"an app has no {name}(); write {_METHODS[name]}"
-    return f"'App' object has no attribute {name!r}"

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import contextvars
 import gc
+import logging
 import os
 import signal
 import sys
@@ -24,15 +25,20 @@ import pyarrow as pa
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
+from shoal.dataflow.api.left_out import LeftOut, begun, find_left_out
 from shoal.dataflow.operators.policies import FunctionError
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _OURS = "shoal.dataflow."
 #: Seconds that a program which is about to end gives to what it started and never stopped.
 _LAST_SECONDS = 10.0
 #: Signals that come within so many seconds are one wish.
 _ONCE_SECONDS = 0.2
+#: Seconds between two looks whether rows are left out.
+_LOOK_SECONDS = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -70,8 +76,14 @@ class Told:
     def started(self, flow: Startable) -> None:
         """It runs."""
 
+    def left_out(self, flow: Startable, begun: Sequence[LeftOut]) -> None:
+        """It has begun to leave rows out: late ones, or bad ones. Said once for each step and kind."""
+
     def ended(self, flow: Startable, report: Any) -> None:
         """It came to its end, or was stopped."""
+
+    def failed(self, flow: Startable) -> None:
+        """It ended with an error."""
 
     def asked(self) -> None:
         """Somebody wants everything to stop."""
@@ -129,6 +141,8 @@ async def stop_all(flows: Sequence[Startable], told: Told | None = None) -> None
     outcomes = await asyncio.gather(*(flow.stop() for flow in left), return_exceptions=True)
     for flow, outcome in zip(left, outcomes, strict=True):
         if isinstance(outcome, BaseException):
+            if told is not None:
+                told.failed(flow)
             raise outcome
         if told is not None:
             told.ended(flow, outcome)
@@ -139,16 +153,42 @@ async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -
     waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}
     wish = asyncio.ensure_future(asked.wait())
     left = set(waits)
+    seen: dict[Startable, tuple[LeftOut, ...]] = {}
     try:
         while left and not asked.is_set():
-            done, _ = await asyncio.wait({*left, wish}, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*left, wish}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for flow in (waits[each] for each in left):
+                _tell_left_out(flow, seen, told)
             for each in done & left:
                 left.discard(each)
+                if each.exception() is not None:
+                    told.failed(waits[each])
                 told.ended(waits[each], each.result())
     finally:
         for each in (*left, wish):
             each.cancel()
         await asyncio.gather(*left, wish, return_exceptions=True)
+
+
+def _tell_left_out(flow: Startable, seen: dict[Startable, tuple[LeftOut, ...]], told: Told) -> None:
+    """Tell what has begun since the last look."""
+    now = left_out_of(flow)
+    new = begun(now, seen.get(flow, ()))
+    if new:
+        seen[flow] = (*seen.get(flow, ()), *new)
+        told.left_out(flow, new)
+
+
+def left_out_of(flow: Any) -> tuple[LeftOut, ...]:
+    """The rows that a dataflow has left out so far."""
+    running = getattr(flow, "running", None)
+    if running is None:
+        return ()
+    try:
+        return find_left_out(running.metrics().steps)
+    except Exception:
+        log.debug("the counts of dataflow %s cannot be read now", flow.name, exc_info=True)
+        return ()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ class Output(Steps[Any]):
 
     __slots__ = ("_flow",)
 
+    called = "a stream that ended in a sink"
+
     def __init__(self, node: Node, facts: Facts, before: tuple[Facts, ...] = ()) -> None:
         super().__init__(node, facts, before)
         self._flow: Any = None

@@ -188,10 +188,15 @@ class Reading(Steps[S_co]):
         disorder: Span = 0,
         time_unit: str = "",
     ) -> S_co:
-        """Parquet files: one, a directory, or a pattern. Only the columns that the program uses are read."""
+        """Parquet files: one, a directory, or a pattern. Only the columns that the program uses are read.
+
+        A column of `schema` that may be null, and that a file does not have, is null there.
+        """
         from shoal.dataflow.connectors.files import ParquetSource
 
-        connector = ParquetSource(str(path), columns=_names(columns), batch_size=batch_size)
+        declared = _schema(schema, find_location())
+        optional = () if declared is None else tuple(each.name for each in declared if each.nullable)
+        connector = ParquetSource(str(path), columns=_names(columns), batch_size=batch_size, optional=optional)
         return cls._of(connector, schema, event_time, disorder, time_unit)
 
     @classmethod

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Generic, Self, TypeVar
 
 from shoal.core.errors import problem
+from shoal.dataflow.api.missing import Named
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
@@ -25,7 +26,7 @@ S_co = TypeVar("S_co", covariant=True)
 _NOBODY = NoAnswers()
 
 
-class Steps(Generic[S_co]):
+class Steps(Named, Generic[S_co]):
     """A place in a plan. `S_co` is the kind of stream that a next step gives."""
 
     __slots__ = ("_before", "_facts", "_node")

@@ -21,13 +21,14 @@ from shoal.dataflow.api.terminals import Terminals
 from shoal.dataflow.api.transforms import Transforms, column_names
 from shoal.dataflow.api.writing import Writing
 from shoal.dataflow.language.elements import Schema
-from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.errors import PlanError, refuse
 from shoal.dataflow.language.expressions import Expression
 from shoal.dataflow.language.functions import find_location, label_of, make_ref
 from shoal.dataflow.language.logical import (
     Distinct,
     FunctionRef,
     KeyBy,
+    Location,
     MapRecords,
     Node,
     OnError,
@@ -35,6 +36,7 @@ from shoal.dataflow.language.logical import (
     Sink,
 )
 from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.operators.process_function import HOW_TO_PROCESS, is_maker
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
 from shoal.dataflow.plan.facts import Facts
 
@@ -110,7 +112,7 @@ class Stream(
         node = Process(
             inputs=(self._node,),
             keys=keys,
-            function=_process_ref(function),
+            function=_process_ref(function, at),
             schema=made,
             on_error=make_policy(on_error, at),
             at=at,
@@ -246,6 +248,13 @@ class RecordStream(Stream):
         return self._next(node).records(probe=self._probe)
 
 
-def _process_ref(function: Any) -> FunctionRef:
-    """A process function may be a function, an instance with methods, or a class of such."""
+def _process_ref(function: Any, at: Location | None) -> FunctionRef:
+    """A process function is an object of `ProcessFunction`, its class, or a function that makes one.
+
+    Raises `PlanError` for what can be none. What a function makes is seen when the program starts.
+    """
+    fits = hasattr(function, "process") if isinstance(function, type) else is_maker(function)
+    if not fits:
+        shown = label_of(function) if isinstance(function, type) else function
+        raise refuse("process", shown, "must be a ProcessFunction, or its class", at=at, hint=HOW_TO_PROCESS)
     return FunctionRef("", label_of(function), "", function)

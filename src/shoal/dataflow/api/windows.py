@@ -7,9 +7,11 @@ What is wrong with one is a `PlanError` that shows what was written, and where. 
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from numbers import Real
 from typing import Any
 
+from shoal.core.durations import parse_duration
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.functions import find_location
@@ -26,6 +28,8 @@ from shoal.dataflow.language.windows import (
 )
 
 _MAX_WRITTEN = 200
+#: What an example shows where nothing can be made out of what was written.
+_EXAMPLE_SECONDS = 60.0
 
 
 def tumbling(
@@ -109,7 +113,7 @@ class _Said:
         """The sum of the lengths whose names begin so, in microseconds."""
         given = {name: value for name, value in self._lengths.items() if name.startswith(prefix)}
         if not all(isinstance(each, Real) and not isinstance(each, bool) for each in given.values()):
-            raise self.refused("must be numbers")
+            raise self.refused(f"must be numbers: {self._in_numbers()}")
         what = f"its {prefix.removesuffix('_')}" if prefix else "its length"
         longest = f"{what} must be at most {LONGEST_TEXT}"
         try:
@@ -133,11 +137,44 @@ class _Said:
                 f"would put each row into {windows:,} windows, and at most {MOST_OVERLAP:,} are possible"
             )
 
+    def _in_numbers(self) -> str:
+        """How to write lengths that were given as texts or timedeltas."""
+        prefixes = list(dict.fromkeys(name.rpartition("_")[0] for name in self._lengths))
+        return f"{self._window}({', '.join(self._as_number(f'{each}_' if each else '') for each in prefixes)})"
+
+    def _as_number(self, prefix: str) -> str:
+        given = {name.removeprefix(prefix): each for name, each in self._lengths.items() if name.startswith(prefix)}
+        seconds = sum(_seconds(value, unit) for unit, value in given.items()) or _EXAMPLE_SECONDS
+        for unit in ("hours", "minutes", "seconds"):
+            if (seconds / _UNITS[unit]).is_integer():
+                return f"{prefix}{unit}={seconds / _UNITS[unit]:g}"
+        return f"{prefix}seconds={seconds:g}"
+
     def refused(self, rule: str) -> InvalidError:
         """The error, with the user's line."""
         said = self._lengths.items()
         written = ", ".join(f"{name}={value!r}" for name, value in said if name == "size" or not _is_zero(value))
         return PlanError([problem(f"{self._window}({written})"[:_MAX_WRITTEN], None, rule)], at=find_location())
+
+
+def _seconds(value: Any, unit: str) -> float:
+    """The length that somebody means who writes it as a number, a text or a timedelta; 0 for anything else."""
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    try:
+        found = parse_duration(value).total_seconds() if isinstance(value, str) else float(value) * _UNITS[unit]
+    except (TypeError, ValueError, OverflowError):
+        return _number(value) * _UNITS[unit]
+    return found if math.isfinite(found) else 0.0
+
+
+def _number(value: Any) -> float:
+    """A number that was written as a text."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 def _is_zero(value: Any) -> bool:

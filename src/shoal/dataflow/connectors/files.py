@@ -162,6 +162,9 @@ class _FileSource:
 class ParquetSource(_FileSource):
     """Parquet files. Folders below the path that are called `column=value` are columns too."""
 
+    #: Columns that were declared and may be null: in a file that lacks one they are.
+    optional: tuple[str, ...] = ()
+
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
 
     def with_columns(self, names: tuple[str, ...]) -> ParquetSource:
@@ -176,7 +179,9 @@ class ParquetSource(_FileSource):
             return pq.read_schema(file)
 
     def _open(self, path: str, schema: Schema, position: Any) -> Opened:
-        return _OpenedParquet(path, schema, self.batch_size, int(position or 0), folder_values(path, self.path))
+        values = folder_values(path, self.path)
+        missing: FolderValues = dict.fromkeys(self.optional)
+        return _OpenedParquet(path, schema, self.batch_size, int(position or 0), {**missing, **values})
 
 
 @dataclass(frozen=True, slots=True)

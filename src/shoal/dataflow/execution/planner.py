@@ -336,7 +336,8 @@ class _SourceStep(Operator):
 
     def statistics(self) -> Mapping[str, int]:
         """Rows that could not be read."""
-        return {"skipped": self._driver.skipped}
+        aside = {"put_aside": self._driver.put_aside} if self._driver.put_aside else {}
+        return {"skipped": self._driver.skipped, **aside}
 
     def snapshot(self) -> OperatorState:
         """The places that its splits have reached."""

@@ -128,6 +128,7 @@ class SourceDriver:
         self._is_woken = False
         self.size = BatchSize(settings)
         self.skipped = 0
+        self.put_aside = 0
 
     @property
     def is_bounded(self) -> bool:
@@ -352,8 +353,10 @@ class SourceDriver:
                 hint=hint or _HINT,
                 split=split.name,
             )
-        self.skipped += rows
-        if self._policy is OnError.SIDE:
+        if self._policy is OnError.SKIP:
+            self.skipped += rows
+        else:
+            self.put_aside += rows
             out.emit_side("errors", as_errors(poison, split))
 
 

@@ -2,6 +2,7 @@
 
     InvalidError
     └── PlanError          a stream program cannot work; says the line of it, and what to write instead
+        ├── NoMethodError  a name that a stream or an app does not have; an AttributeError, too
         └── DocumentError  a plan document cannot be read; says the field
 
 A `PlanError` is raised before anything runs: by `shoal.dataflow.plan.resolve` and `shoal.dataflow.language.binding`,
@@ -29,6 +30,14 @@ class PlanError(InvalidError):
     def __init__(self, problems: Iterable[Problem], *, at: Location | None = None, hint: str = "") -> None:
         self.at = at
         super().__init__(problems, what="" if at is None else str(at), hint=hint)
+
+
+class NoMethodError(PlanError, AttributeError):
+    """A name that is no method, with the one that was meant or the way that it is done here."""
+
+    def __init__(self, name: str, problems: Iterable[Problem], *, at: Location | None = None) -> None:
+        super().__init__(problems, at=at)
+        self.name = name
 
 
 class DocumentError(PlanError):

@@ -9,7 +9,6 @@ as if it had raised; the other rows of that record come out.
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -27,7 +26,7 @@ from shoal.dataflow.operators.base import Context, Operator, OperatorState, Outp
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time, processing_time
 from shoal.dataflow.operators.current import CurrentKey
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.process_function import ProcessFunction
+from shoal.dataflow.operators.process_function import ProcessFunction, make_process
 from shoal.dataflow.operators.rows import (
     CHUNK,
     MISFITS,
@@ -69,8 +68,7 @@ class ProcessOperator(Operator):
     ) -> None:
         if state not in ("memory", "rocks"):
             raise InvalidError([problem("state", state, "must be memory or rocks")])
-        # The plan holds one object for all tasks; each task has one of its own.
-        self._function = copy.copy(function) if isinstance(function, ProcessFunction) else function()
+        self._function = make_process(function, at=None if policy is None else policy.at)
         self._keys = keys
         self._schema = schema
         self._is_declared = schema is not None

@@ -20,12 +20,16 @@ of time are as everywhere: a number of seconds, a text such as "5s", or a `timed
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
+from shoal.dataflow.language.errors import refuse
+from shoal.dataflow.language.logical import Location
 from shoal.dataflow.language.record import Record
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
@@ -165,3 +169,36 @@ def timer_micros(time: Time | Delay, now: int) -> int:
     if isinstance(time, str | timedelta):
         return now + micros(time, "timer")
     return time_micros(time, "timer")
+
+
+HOW_TO_PROCESS = (
+    "class Totals(ProcessFunction): def process(self, record, context): …, and .process(Totals); a function of a "
+    "record alone is .records().map(f)"
+)
+
+
+def is_maker(function: Any) -> bool:
+    """Whether it is a process function, or may make one."""
+    return isinstance(function, ProcessFunction) or callable(function)
+
+
+def make_process(function: Any, *, at: Location | None = None) -> ProcessFunction:
+    """A process function of a task's own. Raises `PlanError` for what makes none.
+
+    The plan holds one object for all tasks; each task has a copy.
+    """
+    if isinstance(function, ProcessFunction):
+        return copy.copy(function)
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        rule = "must be a ProcessFunction, its class, or a function without arguments that makes one"
+        raise refuse("process", getattr(function, "__name__", function), rule, at=at, hint=HOW_TO_PROCESS) from None
+    except ValueError:
+        pass  # nothing says what it takes
+    made = function()
+    if not hasattr(made, "process"):
+        rule = f"must make a ProcessFunction, and made a {type(made).__name__}"
+        raise refuse("process", getattr(function, "__name__", function), rule, at=at, hint=HOW_TO_PROCESS)
+    found: ProcessFunction = made
+    return found

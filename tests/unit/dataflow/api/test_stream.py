@@ -314,7 +314,7 @@ def test_a_keyed_stream_is_a_stream() -> None:
     assert type(behind) is Stream
     assert isinstance(behind.node.inputs[0], KeyBy)
     assert keyed.with_parallelism(2).keys == ("user",)
-    processed = keyed.process(object(), schema={"a": int}).node
+    processed = keyed.process(Halving, schema={"a": int}).node
     assert isinstance(processed, Process)
     assert processed.keys == ("user",)
     assert isinstance(processed.inputs[0], Source)

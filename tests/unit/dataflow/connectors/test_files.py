@@ -548,3 +548,38 @@ def test_a_line_of_json_that_is_no_object_is_never_a_row(tmp_path, text):
     assert rows.to_pylist() == [{"a": 1}] * (text.count('{"a":1}\n'))
     with pytest.raises((OperatorFailedError, PlanError)):
         Stream.from_json(str(path)).collect()
+
+
+DECLARED = pa.schema([("id", pa.int64()), ("name", pa.string()), ("price", pa.float64())])
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (lambda stream: stream, [{"id": 1, "name": None, "price": None}, {"id": 2, "name": "two", "price": 2.5}]),
+        (lambda stream: stream.select("price"), [{"price": None}, {"price": 2.5}]),
+        (lambda stream: stream.select("name", "id"), [{"name": None, "id": 1}, {"name": "two", "id": 2}]),
+        (lambda stream: stream.filter(col("price").is_null()).select("id"), [{"id": 1}]),
+        (lambda stream: stream.aggregate(n=("*", "count"), prices=("price", "count")), [{"n": 2, "prices": 1}]),
+    ],
+    ids=["all", "only the missing one", "others", "filter", "count"],
+)
+def test_a_declared_column_that_a_parquet_file_lacks_is_null(tmp_path, program, expected):
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"id": [2], "name": ["two"], "price": [2.5]}), tmp_path / "b.parquet")
+    assert program(Stream.from_parquet(str(tmp_path), schema=DECLARED)).to_pylist() == expected
+
+
+@pytest.mark.parametrize("batch_rows", [1, 2, 100])
+def test_every_row_of_a_file_without_any_declared_column_is_there(tmp_path, batch_rows):
+    pq.write_table(pa.table({"other": list(range(7))}), tmp_path / "a.parquet", row_group_size=3)
+    stream = Stream.from_parquet(str(tmp_path), schema=DECLARED, batch_size=2)
+    found = stream.to_pylist(settings=FlowSettings(batch_rows=batch_rows))
+    assert found == [{"id": None, "name": None, "price": None}] * 7
+
+
+def test_a_declared_column_that_must_not_be_null_is_missed(tmp_path):
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "a.parquet")
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string(), nullable=False)])
+    with pytest.raises(OperatorFailedError, match=r"a\.parquet: column 'name': is not in this file; it has id"):
+        Stream.from_parquet(str(tmp_path), schema=schema).to_pylist()

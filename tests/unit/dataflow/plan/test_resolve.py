@@ -414,7 +414,7 @@ def test_refusals_name_the_line_and_what_to_write(make: Callable[[], Any], said:
         lambda s: s.group_by("user").aggregate(m=("n", "max")),
         lambda s: s.join(orders(), left_keys="user", right_keys="user"),
         lambda s: s.union(orders().select("user", n=col("id"))),
-        lambda s: s.process(object()),
+        lambda s: s.process(lambda: None),
         lambda s: s.reduce(lambda a, b: a),
         lambda s: Stream.merge(s, s, by="user"),
     ],
