@@ -18,13 +18,13 @@ from shoal.core.entropy import SeededEntropy
 from shoal.model.identity import Identity, Role
 from shoal.testing.control import START, ControlKit
 from shoal.testing.fuzz import check_typed, send, wrong_requests
+from shoal.testing.threads import InlineThreads
 from shoal.wire.authority import make_authority, make_signing_request
 from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.methods import Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.transport import Service
 from tests.fuzz.worlds import in_virtual_time
-from tests.unit.agent.making import Inline
 
 AGENT = Identity(Role.AGENT, "default", "n1")
 CSR = make_signing_request(AGENT).csr
@@ -58,7 +58,7 @@ async def world(folder):
         await kit.apply("web")
         leadership = kit.plane.leadership
         files = folder / "certs"
-        signer = Signer(files / CA_FILE, files / CA_KEY_FILE, cluster="default", threads=Inline())
+        signer = Signer(files / CA_FILE, files / CA_KEY_FILE, cluster="default", threads=InlineThreads())
         tokens = JoinTokens(leadership.ledger, signer, clock=kit.clock, entropy=SeededEntropy(1))
         issuer = issuing.Enrollment(
             leadership.fleet, signer, tokens, leadership.revocations, cluster_id="default", clock=kit.clock

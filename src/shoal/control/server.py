@@ -94,6 +94,7 @@ class ControlPlane:
         )
         #: Set when a change could not be stored: the store is checked at once.
         self._store_failed = Signal()
+        self._threads = threads
         self._signer = Signer(
             Path(settings.ca),
             Path(settings.ca_key) if settings.ca_key else None,
@@ -213,6 +214,7 @@ class ControlPlane:
             metrics=self._metrics,
             join=self._join,
             signer=self._signer,
+            threads=self._threads,
             term=term,
             is_confirmed=lambda: self._election.is_confirmed,
             on_store_failure=self._store_failed.set,
@@ -325,7 +327,7 @@ class ControlPlane:
         """Report whether this control plane can open the stored secrets: before it leads, not when work waits."""
         trouble = self._key_trouble
         with self._key_checks.attempt():
-            trouble = await self.leadership.book.key_trouble()
+            trouble = await self.leadership.cluster_secrets.key_trouble()
         if trouble != self._key_trouble:
             if trouble:
                 log.error("%s; workloads that name them wait while this control plane leads", trouble)

@@ -22,6 +22,7 @@ from shoal.core.entropy import SeededEntropy
 from shoal.testing.clock import LoopClock
 from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.testing.stores import KeptStore
+from shoal.testing.threads import InlineThreads
 from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.local import LocalNetwork
 from shoal.wire.methods import AgentControl
@@ -87,6 +88,7 @@ class ControlKit:
             store=self.store,
             clock=self.clock,
             entropy=SeededEntropy(1),
+            threads=InlineThreads(),
         )
         await self.plane.start(http=False)
 

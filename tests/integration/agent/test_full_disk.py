@@ -4,8 +4,9 @@ import pytest
 
 from shoal.agent.store import action_log, intents
 from shoal.agent.store.database import AgentDatabase
+from shoal.testing.threads import InlineThreads
 from tests.services.disks import fill, small_disk
-from tests.unit.agent.making import Inline, intent
+from tests.unit.agent.making import intent
 
 pytestmark = pytest.mark.integration
 
@@ -17,7 +18,7 @@ def disk(tmp_path):
 
 
 async def open_database(disk):
-    database = AgentDatabase(disk / "data", threads=Inline())
+    database = AgentDatabase(disk / "data", threads=InlineThreads())
     await database.open()
     return database
 

@@ -17,9 +17,10 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import DesiredState, WorkloadType
 from shoal.testing.clock import LoopClock
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
+from shoal.testing.threads import InlineThreads
 from shoal.wire.convert import agent_spec_from_proto
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
-from tests.unit.agent.making import START, Inline, order_bytes, workload
+from tests.unit.agent.making import START, order_bytes, workload
 
 CAPACITY = Resources(cpu_millicores=4000, memory_mb=4096, disk_gb=10, slots=4)
 
@@ -41,7 +42,7 @@ class Kit:
         self.database: AgentDatabase
 
     async def open(self) -> None:
-        self.database = AgentDatabase(self.data_dir, threads=Inline())
+        self.database = AgentDatabase(self.data_dir, threads=InlineThreads())
         await self.database.open()
         self.contact = Contact(self.clock)
         self.executor = Executor(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import Executor as Threads
-from concurrent.futures import Future
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -24,18 +22,6 @@ from shoal.model.workloads import (
 from shoal.wire.convert import agent_spec_from_control, spec_bytes, spec_sha256
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
-
-
-class Inline(Threads):
-    """Runs what it is given at once, so that nothing escapes virtual time."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-        return future
 
 
 def at(seconds: float = 0.0, *, run: str = "w.1", chance: float = 0.0) -> Moment:

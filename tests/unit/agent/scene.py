@@ -11,11 +11,12 @@ from shoal.core.entropy import SeededEntropy
 from shoal.model.workloads import WorkloadType
 from shoal.testing.clock import LoopClock
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
+from shoal.testing.threads import InlineThreads
 from shoal.wire.local import LocalNetwork
 from shoal.wire.methods import NODE_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from tests.unit.agent.making import START, Inline, workload
+from tests.unit.agent.making import START, workload
 from tests.unit.agent.scripted_control import ScriptedControl
 
 CONTROL = "127.0.0.1:8085"
@@ -61,7 +62,7 @@ class Scene:
             entropy=SeededEntropy(seed),
             runtimes=lambda _settings, _node_id: {WorkloadType.PROCESS: FakeRuntime(self.machine)},
             ports=PortBook(SeededEntropy(1), free=lambda _port: True),
-            database_threads=Inline(),
+            database_threads=InlineThreads(),
             metrics=self.metrics,
         )
         await agent.start()

@@ -11,9 +11,9 @@ from shoal.core.entropy import SeededEntropy
 from shoal.model.workloads import WorkloadType
 from shoal.testing.control import CONTROL_ADDRESS, ControlKit
 from shoal.testing.runtimes import FakeMachine, FakeRuntime
+from shoal.testing.threads import InlineThreads
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from tests.unit.agent.making import Inline
 
 
 class RealFleet(ControlKit):
@@ -55,7 +55,7 @@ class RealFleet(ControlKit):
             entropy=SeededEntropy(self._starts),
             runtimes=lambda _settings, _node_id: {WorkloadType.PROCESS: FakeRuntime(machine)},
             ports=PortBook(SeededEntropy(1), free=lambda _port: True),
-            database_threads=Inline(),
+            database_threads=InlineThreads(),
         )
         await agent.start()
         self.running[directory] = agent

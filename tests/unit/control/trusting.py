@@ -14,11 +14,11 @@ from shoal.model.identity import Identity, Role
 from shoal.model.workloads import WorkloadType
 from shoal.testing.control import CONTROL_ADDRESS, START, process_spec
 from shoal.testing.runtimes import FakeRuntime
+from shoal.testing.threads import InlineThreads
 from shoal.wire.authority import make_authority
 from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from tests.unit.agent.making import Inline
 from tests.unit.control.real_agents import FakeMachine, RealFleet
 
 CLUSTER = "blue"
@@ -49,7 +49,7 @@ class TrustingFleet(RealFleet):
             store=self.store,
             clock=self.clock,
             entropy=SeededEntropy(1),
-            threads=Inline(),
+            threads=InlineThreads(),
         )
         await self.plane.start(http=False)
 
@@ -72,7 +72,7 @@ class TrustingFleet(RealFleet):
             entropy=SeededEntropy(self._starts),
             runtimes=lambda _settings, _node_id: {WorkloadType.PROCESS: FakeRuntime(machine)},
             ports=PortBook(SeededEntropy(1), free=lambda _port: True),
-            database_threads=Inline(),
+            database_threads=InlineThreads(),
         )
         await agent.start()
         self.running[name] = agent

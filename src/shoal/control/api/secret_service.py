@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.control.state.causes import caller_of
-from shoal.control.trust.secrets import LARGEST_VALUE, SecretBook
+from shoal.control.trust.secrets import LARGEST_VALUE, ClusterSecrets
 from shoal.core.errors import InvalidError, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
 from shoal.wire import convert
@@ -14,7 +14,7 @@ from shoal.wire.transport import Call
 class SecretService:
     """The handlers."""
 
-    def __init__(self, secrets: SecretBook) -> None:
+    def __init__(self, secrets: ClusterSecrets) -> None:
         self._secrets = secrets
 
     async def set_secret(self, request: pb.SetSecretRequest, call: Call) -> pb.SetSecretResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Executor
 from pathlib import Path
 
 from shoal.control.agents.calls import Agents
@@ -34,7 +35,7 @@ from shoal.control.store.base import EventQuery, Store
 from shoal.control.trust.enrollment import Enrollment, JoinListener
 from shoal.control.trust.join_tokens import JoinTokens
 from shoal.control.trust.revocations import Revocations
-from shoal.control.trust.secrets import KEY_FILE, SecretBook
+from shoal.control.trust.secrets import KEY_FILE, ClusterSecrets
 from shoal.control.trust.signing import Signer
 from shoal.control.workloads.adoption import Adoption
 from shoal.control.workloads.commands import CommandLog
@@ -75,6 +76,7 @@ class Leadership:
         metrics: ControlMetrics,
         join: JoinListener,
         signer: Signer,
+        threads: Executor | None,
         term: int,
         is_confirmed: Callable[[], bool],
         on_store_failure: Callable[[], None],
@@ -112,12 +114,13 @@ class Leadership:
             groups=self.groups,
             clock=clock,
         )
-        self.book = SecretBook(
+        self.cluster_secrets = ClusterSecrets(
             self.ledger,
             key_file=Path(settings.data_dir) / KEY_FILE,
             given_key=settings.secret_key,
             shared=bool(settings.database),
             clock=clock,
+            threads=threads,
         )
         sender = Sender(
             self.ledger,
@@ -125,7 +128,7 @@ class Leadership:
             commands=self.commands,
             facts=facts,
             reports=self.reports,
-            secrets=self.book,
+            secrets=self.cluster_secrets,
             placing=placing,
             relocation=self.relocation,
             clock=clock,
@@ -223,7 +226,7 @@ class Leadership:
         enrollment = Enrollment(
             self.fleet, signer, tokens, self.revocations, cluster_id=settings.cluster_id, clock=clock
         )
-        self.secrets = SecretService(self.book)
+        self.secrets = SecretService(self.cluster_secrets)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False

@@ -1,14 +1,16 @@
-"""Secrets: set by people, named by specs, opened only when an order that needs them goes to an agent.
+"""Secrets: set by operators, named by specs, opened only for a command to an agent that needs them.
 
-The store has sealed values; nobody reads one back. Each bears the mark of its key, a hash. By it a control plane that
-has another key knows that, and says so (`key_trouble`) instead of adding values that the others could not open.
-`resolve` is asked by `shoal.control.workloads.dispatch` for each order. Made for each reign; served by
+The store has sealed values; no call reads one back. Each value names the hash of its key. So a control plane with
+another key reports that (`key_trouble`) and does not add values that the others could not open. Made for each
+leadership; `resolve` is called by `shoal.control.workloads.sender` for each command, the rest by
 `shoal.control.api.secret_service`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,15 +34,16 @@ _TRIES = 5
 _SHOWN = 5
 
 
-class SecretBook:
+class ClusterSecrets:
     """The secrets of a cluster.
 
     Args:
-        ledger: where they are kept.
+        ledger: where they are stored.
         key_file: the key they are sealed with, made when it is first needed; unused when `given_key` is not empty.
         given_key: the key as text, from the environment.
-        shared: other control planes may use the same store. A key that only this one has would not do then.
+        shared: other control planes use the same store, so all of them must have the same key.
         clock: for the dates.
+        threads: where the key file is written; the loop's own threads unless given.
     """
 
     def __init__(
@@ -51,12 +54,14 @@ class SecretBook:
         given_key: str,
         shared: bool,
         clock: Clock,
+        threads: Executor | None = None,
     ) -> None:
         self._ledger = ledger
         self._key_file = key_file
         self._given_key = given_key
         self._shared = shared
         self._clock = clock
+        self._threads = threads
         self._sealer: Sealer | None = None
 
     async def set(self, name: str, value: bytes, *, by: str) -> SecretRecord:
@@ -80,7 +85,7 @@ class SecretBook:
                 raise ExhaustedError(f"there are {MOST_SECRETS} secrets already", limit=MOST_SECRETS)
             record = SecretRecord(
                 name=name,
-                sealed=self._open_sealer(may_make=True).seal(value, purpose=_purpose(name)),
+                sealed=(await self._make_sealer()).seal(value, purpose=_purpose(name)),
                 created_at=known.created_at if known is not None else now,
                 updated_at=now,
                 revision=known.revision + 1 if known is not None else 1,
@@ -155,12 +160,16 @@ class SecretBook:
         sealer = self._open_sealer()
         return {name: sealer.open(stored[name].sealed, purpose=_purpose(name)) for name in wanted}
 
+    async def _make_sealer(self) -> Sealer:
+        """The sealer. Its key is made, in a thread, for a first secret."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: self._open_sealer(may_make=True))
+
     def _users(self, name: str) -> list[str]:
         workloads = self._ledger.fleet.workloads.values()
         return sorted(record.workload_id for record in workloads if name in named_by(record))
 
     def _open_sealer(self, *, may_make: bool = False) -> Sealer:
-        """What seals and opens. Raises `NotFoundError` when there is no key; one is made only for a first secret."""
+        """The sealer. Raises `NotFoundError` when there is no key; one is made only for a first secret."""
         if self._sealer is None:
             from shoal.wire.sealing import Sealer, load_key, load_or_make_key, parse_key
 
@@ -179,7 +188,7 @@ class SecretBook:
         try:
             mark = self._open_sealer().mark
         except NotFoundError:
-            return f"there are secrets, and not the key that they were sealed with: no {self._key_file}"
+            return f"the store has sealed secrets but their key is missing: no {self._key_file}"
         except ShoalError as error:
             return f"the key of the secrets cannot be read: {error.message}"
         foreign = sum(mark_of(secret.sealed) != mark for secret in secrets)

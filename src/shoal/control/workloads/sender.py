@@ -15,7 +15,7 @@ from shoal.control.agents.calls import Agents, is_foreign, is_unsupported
 from shoal.control.state import moves
 from shoal.control.state.facts import Removal
 from shoal.control.state.fleet import Fleet, Ledger
-from shoal.control.trust.secrets import SecretBook
+from shoal.control.trust.secrets import ClusterSecrets
 from shoal.control.workloads import changes
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.placing import Placing
@@ -49,7 +49,7 @@ class Sender:
         commands: CommandLog,
         facts: WorkloadFacts,
         reports: StatusReports,
-        secrets: SecretBook,
+        secrets: ClusterSecrets,
         placing: Placing,
         relocation: Relocation,
         clock: Clock,

@@ -19,12 +19,13 @@ from shoal.agent.store.database import FILE_NAME, AgentDatabase
 from shoal.agent.store.intents import _read_progress, _write_progress
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
 from shoal.model.workloads import DesiredState, Exit, FailureReason
-from tests.unit.agent.making import START, Inline, intent
+from shoal.testing.threads import InlineThreads
+from tests.unit.agent.making import START, intent
 
 
 @pytest.fixture
 async def database(tmp_path):
-    opened = AgentDatabase(tmp_path / "data", threads=Inline())
+    opened = AgentDatabase(tmp_path / "data", threads=InlineThreads())
     await opened.open()
     yield opened
     await opened.close()
@@ -50,7 +51,7 @@ async def test_what_was_written_is_there_after_a_restart(tmp_path, database):
     await database.write(lambda c: intents.put_progress(c, told.workload_id, progress))
     await database.write(lambda c: intents.put_meta(c, "session", "s1"))
     await database.close()
-    again = AgentDatabase(tmp_path / "data", threads=Inline())
+    again = AgentDatabase(tmp_path / "data", threads=InlineThreads())
     await again.open()
     (stored,) = await again.read(intents.load_workloads)
     assert (stored.intent, stored.progress) == (told, progress)
@@ -141,7 +142,7 @@ async def test_a_full_disk_is_told_and_nothing_is_half_stored(database):
 
 
 async def test_a_second_agent_is_kept_away_and_told_by_whom(tmp_path, database):
-    second = AgentDatabase(tmp_path / "data", threads=Inline())
+    second = AgentDatabase(tmp_path / "data", threads=InlineThreads())
     with pytest.raises(PreconditionError, match=f"in use by process {os.getpid()}") as caught:
         await second.open()
     assert caught.value.facts["pid"] == str(os.getpid())
@@ -154,7 +155,7 @@ async def test_a_second_agent_is_kept_away_and_told_by_whom(tmp_path, database):
 async def test_what_a_newer_version_wrote_is_not_touched(tmp_path, database):
     await database.write(lambda c: c.execute("PRAGMA user_version=99"))
     await database.close()
-    again = AgentDatabase(tmp_path / "data", threads=Inline())
+    again = AgentDatabase(tmp_path / "data", threads=InlineThreads())
     for _ in range(2):
         with pytest.raises(PreconditionError, match="newer version"):
             await again.open()
@@ -162,13 +163,13 @@ async def test_what_a_newer_version_wrote_is_not_touched(tmp_path, database):
 
 @pytest.mark.parametrize("size", [50, 100, 5000, 20_000])
 async def test_a_file_that_was_cut_off_is_said(tmp_path, size):
-    database = AgentDatabase(tmp_path, threads=Inline())
+    database = AgentDatabase(tmp_path, threads=InlineThreads())
     await database.open()
     await database.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(DamagedError, match="damaged") as caught:
-        await AgentDatabase(tmp_path, threads=Inline()).open()
+        await AgentDatabase(tmp_path, threads=InlineThreads()).open()
     assert str(path) in caught.value.message
     assert "backup-and-restore.md" in caught.value.hint
     assert path.stat().st_size == size
@@ -177,18 +178,21 @@ async def test_a_file_that_was_cut_off_is_said(tmp_path, size):
 async def test_a_damaged_file_is_said(tmp_path):
     (tmp_path / FILE_NAME).write_bytes(b"this is no database" * 1000)
     with pytest.raises(DamagedError, match="damaged"):
-        await AgentDatabase(tmp_path, threads=Inline()).open()
+        await AgentDatabase(tmp_path, threads=InlineThreads()).open()
 
 
 async def test_a_directory_that_cannot_be_made_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnavailableError, match="cannot be used"):
-        await AgentDatabase(tmp_path / "file" / "data", threads=Inline()).open()
+        await AgentDatabase(tmp_path / "file" / "data", threads=InlineThreads()).open()
 
 
 async def test_one_that_cannot_be_opened_lets_go_of_its_directory(tmp_path):
     (tmp_path / FILE_NAME).mkdir()
-    failed, next_one = AgentDatabase(tmp_path, threads=Inline()), AgentDatabase(tmp_path, threads=Inline())
+    failed, next_one = (
+        AgentDatabase(tmp_path, threads=InlineThreads()),
+        AgentDatabase(tmp_path, threads=InlineThreads()),
+    )
     with pytest.raises(ShoalError, match="directory"):
         await failed.open()
     (tmp_path / FILE_NAME).rmdir()
@@ -198,7 +202,7 @@ async def test_one_that_cannot_be_opened_lets_go_of_its_directory(tmp_path):
 
 async def test_before_it_is_open_nothing_can_be_read(tmp_path):
     with pytest.raises(UnavailableError, match="not open"):
-        await AgentDatabase(tmp_path, threads=Inline()).read(intents.load_workloads)
+        await AgentDatabase(tmp_path, threads=InlineThreads()).read(intents.load_workloads)
 
 
 async def test_a_new_order_leaves_the_progress_of_the_run_alone(database):

@@ -33,12 +33,12 @@ from shoal.model.trust import TokenText, parse_token
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import START
 from shoal.testing.suites.store_records import decode_spec, node, workload
+from shoal.testing.threads import InlineThreads
 from shoal.wire.authority import make_authority, make_signing_request, read_authority
 from shoal.wire.certificates import describe, identity_of, matches, read_caller, read_certificates
 from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, write_authority
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
 from shoal.wire.transport import Call
-from tests.unit.agent.making import Inline
 
 pytestmark = pytest.mark.looptime
 
@@ -62,7 +62,7 @@ class Desk:
 
     def use(self, key, *, cluster="blue"):
         """Sign with this key from now on."""
-        signer = Signer(self.folder / CA_FILE, key, cluster=cluster, threads=Inline())
+        signer = Signer(self.folder / CA_FILE, key, cluster=cluster, threads=InlineThreads())
         self.tokens = JoinTokens(self.ledger, signer, clock=self.clock, entropy=SeededEntropy(3))
         self.enrollment = Enrollment(
             self.ledger.fleet, signer, self.tokens, self.revocations, cluster_id=cluster, clock=self.clock
@@ -303,9 +303,9 @@ async def test_a_signing_key_that_was_removed_signs_nothing(desk):
 
 
 async def test_keys_are_parsed_and_certificates_signed_in_a_thread(desk, monkeypatch):
-    threads = Inline()
+    threads = InlineThreads()
     work = []
-    monkeypatch.setattr(threads, "submit", lambda *given: work.append(given) or Inline.submit(threads, *given))
+    monkeypatch.setattr(threads, "submit", lambda *given: work.append(given) or InlineThreads.submit(threads, *given))
     signer = Signer(desk.folder / CA_FILE, desk.folder / CA_KEY_FILE, cluster="blue", threads=threads)
     request = await signer.read_request(make_signing_request(N1).csr)
     await signer.sign(request.public_key, N1, now=START)

@@ -129,7 +129,7 @@ async def test_a_key_file_that_is_gone_is_not_made_anew_over_the_secrets_there_a
     (tmp_path / "secret.key").unlink()
     await kit.start_control()
     assert "no " + str(tmp_path / "secret.key") in secrets_health(kit)
-    with pytest.raises(PreconditionError, match="not the key that they were sealed with"):
+    with pytest.raises(PreconditionError, match="the store has sealed secrets but their key is missing"):
         await set_secret(kit)
     assert not (tmp_path / "secret.key").exists()
 

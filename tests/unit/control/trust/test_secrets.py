@@ -8,7 +8,7 @@ import base64
 import pytest
 
 from shoal.control.trust import secrets
-from shoal.control.trust.secrets import SecretBook
+from shoal.control.trust.secrets import ClusterSecrets
 from shoal.core.errors import ExhaustedError, InternalError, InvalidError, NotFoundError, PreconditionError
 from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl, Secrets
@@ -159,7 +159,7 @@ async def test_what_cannot_be_a_secret_is_refused_and_not_repeated(kit, name, va
 
 async def test_there_is_an_end_to_secrets(kit, monkeypatch):
     monkeypatch.setattr(secrets, "MOST_SECRETS", 5)
-    book: SecretBook = kit.plane.leadership.book
+    book: ClusterSecrets = kit.plane.leadership.cluster_secrets
     for number in range(5):
         await book.set(f"s{number}", b"x", by="test")
     with pytest.raises(ExhaustedError):
