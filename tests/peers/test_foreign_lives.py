@@ -49,6 +49,18 @@ async def test_sixty_deletes_on_one_node_at_once(stage):
     assert (await stage.client.call("GetClusterSummary")).total_workloads == 0
 
 
+async def test_a_delete_that_overtakes_its_apply_is_sent_again(stage):
+    """With a full queue the delete is done at once, while the apply still waits."""
+    foreign = await stage.agent("n1", behavior=Behavior(workers=1, depth=1, takes=1.0), interval=0.1)
+    names = ["w0", "w1"]
+    await asyncio.gather(*(stage.client.apply(name, container()) for name in names))
+    await until(lambda: len(foreign.tasks) == len(names), "both queued")
+    await asyncio.gather(*(stage.client.delete(name) for name in names))
+    await asyncio.gather(*(stage.client.wait_gone(name) for name in names))
+    assert not any(task.status in ("pending", "running") for task in foreign.tasks)
+    assert foreign.runs == {}
+
+
 @pytest.mark.parametrize("depth", [0, 20], ids=["no queue", "queued"])
 async def test_a_workload_that_vanished_from_its_agent_can_be_deleted(stage, depth):
     foreign = await stage.agent("n1", behavior=Behavior(workers=depth // 2, depth=depth), interval=0.1)

@@ -96,6 +96,9 @@ class Agents:
         with tracing.span("command.delete", node_id=node.node_id, workload_id=workload_id):
             answer = await self._call(node, AgentService.DELETE_WORKLOAD, request, timeout=_timeout(node))
         if is_foreign(node) and _says_gone(answer):
+            # An apply that came first may still wait in its queue: then it is not gone for good.
+            if await self.removal(node, workload_id) is Removal.BUSY:
+                return None
             raise NotFoundError("workload", workload_id)
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
