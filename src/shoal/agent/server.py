@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import platform
 import socket
 from collections.abc import Callable, Mapping
@@ -37,7 +38,7 @@ from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.identity import Identity, Role
-from shoal.model.nodes import Feature, HeartbeatMark, NodeSpec
+from shoal.model.nodes import ConditionType, Feature, HeartbeatMark, NodeSpec
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
@@ -212,6 +213,7 @@ class Agent:
             whole_machine=settings.cpu is None and settings.memory is None,
             control_trouble=self._control_trouble,
             changed=self._changed.set,
+            standing=_standing_conditions(settings),
         )
         await self._executor.open()
         await self._watch.look()
@@ -375,7 +377,14 @@ class Agent:
     def _process_runtime(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
         from shoal.runtimes.process import ProcessRuntime
 
-        return {WorkloadType.PROCESS: ProcessRuntime(settings.directory, clock=self.clock, node_id=node_id)}
+        runtime = ProcessRuntime(
+            settings.directory,
+            clock=self.clock,
+            node_id=node_id,
+            pass_env=settings.pass_env,
+            default_user=settings.default_user,
+        )
+        return {WorkloadType.PROCESS: runtime}
 
     # -----------------------------------------------------------------------------------------------------
     # Health
@@ -458,6 +467,14 @@ async def run_agent(
             failing.cancel()
     finally:
         await agent.stop()
+
+
+def _standing_conditions(settings: AgentSettings) -> dict[ConditionType, str]:
+    """What is wrong with the node by how its agent was started."""
+    if os.geteuid() != 0 or settings.default_user:
+        return {}
+    words = "the agent runs as root, and so do workloads that name no `user`; --default-user names another"
+    return {ConditionType.RUNS_AS_ROOT: words}
 
 
 def _with_identity(settings: AgentSettings, identity: Identity | None) -> AgentSettings:

@@ -20,6 +20,7 @@ from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range
 from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_DISK_GB, MAX_SLOTS
 from shoal.model.trust import parse_token
+from shoal.model.workloads import USER_PATTERN, USER_RULE, EnvName
 from shoal.wire.access import LOOPBACK, Access
 from shoal.wire.addresses import Address, parse_address
 
@@ -57,6 +58,8 @@ ENV_NAMES: Mapping[str, tuple[str, ...]] = {
     "environment": ("SHOAL_AGENT_ENVIRONMENT", "PERSYS_NODE_ENV"),
     "cluster_id": ("SHOAL_CLUSTER_ID",),
     "slots": ("SHOAL_AGENT_SLOTS",),
+    "pass_env": ("SHOAL_AGENT_PASS_ENV",),
+    "default_user": ("SHOAL_AGENT_DEFAULT_USER",),
     "cpu": ("SHOAL_AGENT_CPU",),
     "memory": ("SHOAL_AGENT_MEMORY",),
     "version": ("PERSYS_VERSION",),
@@ -124,6 +127,10 @@ class AgentSettings:
     stop_workloads_on_exit: bool = False
     #: How long that may take in all. Each workload has its own grace period within it.
     stop_grace: timedelta = timedelta(seconds=60)
+    #: Variables of the agent's environment that workloads get, besides PATH, HOME, LANG and TZ.
+    pass_env: Annotated[tuple[EnvName, ...], MaxLength(64)] = ()
+    #: Who runs workloads that name no user. Empty: the user of the agent.
+    default_user: Annotated[str, Pattern(USER_PATTERN, USER_RULE, allow_empty=True)] = ""
     #: What is registered and shown as the agent's version. Empty: the package's.
     version: Annotated[str, MaxLength(128)] = ""
     #: debug, info, warning or error; empty: as for every command.

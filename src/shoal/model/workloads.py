@@ -27,6 +27,8 @@ SHORTEST_PERIOD = timedelta(milliseconds=100)
 
 Text = Annotated[str, MaxLength(MAX_TEXT)]
 EnvName = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "must be an environment variable name")]
+#: Who runs a process.
+USER_PATTERN, USER_RULE = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", "must be a user name or uid"
 Env = Annotated[Mapping[EnvName, Text], MaxLength(1024)]
 Words = Annotated[tuple[Text, ...], MaxLength(1024)]
 PortNumber = Annotated[int, Range(0, 65535)]
@@ -209,9 +211,7 @@ class ProcessSpec:
     args: Words = ()
     env: Env = field(default_factory=dict)
     working_dir: AbsolutePath = ""
-    user: Annotated[
-        str, Pattern(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", "must be a user name or uid", allow_empty=True)
-    ] = ""
+    user: Annotated[str, Pattern(USER_PATTERN, USER_RULE, allow_empty=True)] = ""
     restart: RestartPolicy = RestartPolicy()
     readiness: Readiness | None = None
     stop: StopPolicy = StopPolicy()

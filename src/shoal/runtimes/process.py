@@ -22,7 +22,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
@@ -31,10 +31,11 @@ from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
 from shoal.core.private_files import let_others_pass
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
-from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
+from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import protocol
+from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.files import KeeperFiles
@@ -67,16 +68,26 @@ _STOP_MARGIN = 10.0
 _HEALTH_TIMEOUT = 2.0
 #: A keeper that takes this long for what takes milliseconds is late.
 LATE_SECONDS = 1.0
-#: The agent's own settings, such as where its key is, whatever else of its environment a workload inherits.
-_NOT_INHERITED = ("SHOAL_", "PERSYS_")
+#: What a workload gets of the agent's environment; `pass_env` adds names. All else may hold the agent's own secrets.
+PASSED_ENV = ("PATH", "HOME", "LANG", "TZ")
 _OF_THE_USER = ("HOME", "USER", "LOGNAME", "MAIL")
 
 
 class ProcessRuntime:
     """Runs workloads as processes. Implements `Runtime` and all of its optional parts."""
 
-    def __init__(self, data_dir: Path, *, clock: Clock, node_id: NodeId) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        clock: Clock,
+        node_id: NodeId,
+        pass_env: Sequence[str] = (),
+        default_user: str = "",
+    ) -> None:
         self._files = KeeperFiles(data_dir)
+        self._passed = frozenset({*PASSED_ENV, *pass_env})
+        self._default_user = default_user
         self._clock = clock
         self._node_id = node_id
         self._link = KeeperLink(self._files, clock=clock)
@@ -94,7 +105,8 @@ class ProcessRuntime:
         return str(self._link.hello.get("limits", "none: there is no keeper"))
 
     async def open(self) -> None:
-        """Find the keeper or start one. Raises `UnavailableError` or `DeadlineError`."""
+        """Find the keeper or start one. Raises `UnavailableError`, `DeadlineError`, or `InvalidError` for the user."""
+        _check_user(self._default_user)
         try:
             self._files.make()
             await self._link.open()
@@ -283,7 +295,7 @@ class ProcessRuntime:
             env=self._environment(request, working_dir),
             working_dir=working_dir,
             own_dir=own_dir,
-            user=spec.user,
+            user=self._user_of(spec),
             stop_signal=signal.Signals[f"SIG{spec.stop.signal or 'TERM'}"],
             grace=spec.stop.grace.total_seconds(),
             ports=dict(request.ports),
@@ -304,7 +316,7 @@ class ProcessRuntime:
 
     def _environment(self, request: RunRequest, working_dir: str) -> dict[str, str]:
         spec = request.spec
-        inherited = {} if spec.clear_env else _inheritable(os.environ, for_user=bool(spec.user))
+        inherited = {} if spec.clear_env else self._inherited(for_user=bool(self._user_of(spec)))
         named_ports = {port_variable(name): str(port) for name, port in request.ports.items()}
         return {
             **inherited,
@@ -316,10 +328,18 @@ class ProcessRuntime:
             **named_ports,
         }
 
+    def _user_of(self, spec: ProcessSpec) -> str:
+        return spec.user or self._default_user
+
+    def _inherited(self, *, for_user: bool) -> dict[str, str]:
+        """What a workload gets of the agent's environment. HOME of another user is set when that is taken on."""
+        left_out = _OF_THE_USER if for_user else ()
+        return {name: os.environ[name] for name in self._passed if name in os.environ and name not in left_out}
+
     async def _make_directories(self, request: RunRequest) -> None:
         try:
             await asyncio.to_thread(
-                _make_workload_directories, self._files, request.workload_id, for_user=bool(request.spec.user)
+                _make_workload_directories, self._files, request.workload_id, for_user=bool(self._user_of(request.spec))
             )
         except OSError as error:
             raise RunError(
@@ -349,11 +369,15 @@ def port_variable(name: str) -> str:
     return f"SHOAL_PORT_{name.upper().replace('-', '_')}"
 
 
-def _inheritable(environ: Mapping[str, str], *, for_user: bool) -> dict[str, str]:
-    left_out = _OF_THE_USER if for_user else ()
-    return {
-        name: value for name, value in environ.items() if name not in left_out and not name.startswith(_NOT_INHERITED)
-    }
+def _check_user(user: str) -> None:
+    if not user:
+        return
+    try:
+        uid = find_user(user)[1]
+    except KeyError:
+        raise InvalidError([problem("default_user", user, "must be a user of this machine")]) from None
+    if os.geteuid() not in (0, uid):
+        raise InvalidError([problem("default_user", user, "needs an agent that runs as root, or as that user")])
 
 
 def _make_workload_directories(files: KeeperFiles, workload_id: str, *, for_user: bool) -> None:

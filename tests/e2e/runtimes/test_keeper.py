@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import PreconditionError, UnavailableError
+from shoal.core.errors import InvalidError, PreconditionError, UnavailableError
 from shoal.core.host import boot_id
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.resources import Resources
@@ -226,13 +226,51 @@ async def test_a_process_gets_a_clean_start(open_runtime: OpenRuntime, monkeypat
     assert lines[8] == str(os.sysconf("SC_OPEN_MAX")) or lines[8] == "unlimited"
 
 
-async def test_an_environment_can_be_empty(open_runtime: OpenRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [({}, "[] [] [Mars/Olympus]"), ({"clear_env": True}, "[] [] []"), ({"env": {"OF_THE_AGENT": "mine"}}, "[mine]")],
+    ids=["plain", "cleared", "named in the spec"],
+)
+async def test_the_agents_environment_does_not_reach_workloads(
+    open_runtime: OpenRuntime, monkeypatch: pytest.MonkeyPatch, options: dict[str, object], seen: str
+) -> None:
     monkeypatch.setenv("OF_THE_AGENT", "seen")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "seen")
+    monkeypatch.setenv("TZ", "Mars/Olympus")
     runtime = await open_runtime()
-    await runtime.start(request("echo [$OF_THE_AGENT]", run_id="a-1"))
-    await runtime.start(request("echo [$OF_THE_AGENT]", run_id="b-1", clear_env=True))
-    assert (await wait_ended(runtime, "a-1")).last_output == "[seen]\n"
-    assert (await wait_ended(runtime, "b-1")).last_output == "[]\n"
+    script = "echo [$OF_THE_AGENT] [$AWS_SECRET_ACCESS_KEY] [$TZ]"
+    await runtime.start(request(script, run_id="a-1", **options))
+    assert (await wait_ended(runtime, "a-1")).last_output.startswith(seen)
+
+
+async def test_variables_that_are_passed_by_name_reach_workloads(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_AGENT", "seen")
+    monkeypatch.setenv("OTHER", "unseen")
+    runtime = ProcessRuntime(data_dir, clock=SystemClock(), node_id=NodeId("n1"), pass_env=("OF_THE_AGENT", "MISSING"))
+    await runtime.open()
+    await runtime.start(request("echo [$OF_THE_AGENT] [$OTHER]", run_id="a-1"))
+    assert (await wait_ended(runtime, "a-1")).last_output == "[seen] []\n"
+    await runtime.close()
+
+
+async def test_a_default_user_runs_what_names_no_user(data_dir: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can run processes as another user")
+    runtime = ProcessRuntime(data_dir, clock=SystemClock(), node_id=NodeId("n1"), default_user="nobody")
+    await runtime.open()
+    await runtime.start(request("id -un; touch mine; echo $HOME", run_id="a-1"))
+    await runtime.start(request("id -un; echo $HOME", run_id="b-1", user="root"))
+    assert (await wait_ended(runtime, "a-1")).last_output == "nobody\n/nonexistent\n"
+    assert (await wait_ended(runtime, "b-1")).last_output == "root\n/root\n"
+    await runtime.close()
+
+
+async def test_a_default_user_that_does_not_exist_is_refused(data_dir: Path) -> None:
+    runtime = ProcessRuntime(data_dir, clock=SystemClock(), node_id=NodeId("n1"), default_user="no-such-user")
+    with pytest.raises(InvalidError, match="default_user"):
+        await runtime.open()
 
 
 async def test_a_process_can_run_as_another_user(open_runtime: OpenRuntime, data_dir: Path) -> None:

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -40,32 +38,6 @@ def test_the_ready_file_is_json_and_appears_whole(tmp_path):
     assert json.loads(path.read_text()) == {"pid": os.getpid(), "role": "agent", "grpc": "127.0.0.1:1"}
     assert [each.name for each in path.parent.iterdir()] == ["ready.json"]
     daemon.write_ready_file(None, {})
-
-
-def test_a_server_begins_anew_as_the_same_process_with_what_was_typed():
-    program = (
-        "import os, sys\n"
-        "from shoal.cli.servers import daemon\n"
-        "print(os.getpid(), flush=True)\n"
-        "daemon.become(daemon.CommandLine('agent', {'slots': 'many', 'standalone': True}, typed=['agent', '--slots']))"
-    )
-    command = [sys.executable, "-W", "error", "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2, done.stderr
-    assert "--slots" in done.stderr
-    assert "--data-dir" in done.stderr, "everything that is wrong is told at once"
-    assert len(done.stdout.split()) == 1
-
-
-def test_the_options_of_the_interpreter_are_kept(monkeypatch):
-    for whole, words, kept in [
-        (["python", "-X", "utf8", "-m", "shoal", "agent", "-x"], ["main.py", "agent", "-x"], ["-X", "utf8"]),
-        (["python", "/bin/shoal", "agent"], ["/bin/shoal", "agent"], []),
-        (["python", "-W", "error", "/bin/shoal"], ["/bin/shoal"], ["-W", "error"]),
-    ]:
-        monkeypatch.setattr(sys, "orig_argv", whole)
-        monkeypatch.setattr(sys, "argv", words)
-        assert daemon._interpreter_options() == kept
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ class DiskSpace:
     total_files: int = 0
 
 
-def read_disk(path: Path) -> DiskSpace | None:
+def disk_space(path: Path) -> DiskSpace | None:
     """The space on the file system of a directory; None when it cannot be looked at."""
     try:
         found = os.statvfs(path)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from shoal.agent.facts import HealthReport, WorkloadReport
-from shoal.agent.node.disk import disk_pressure, read_disk
+from shoal.agent.node.disk import disk_pressure, disk_space
 from shoal.agent.node.probes import MIB, Probe, Reading
 from shoal.agent.store import intents
 from shoal.agent.store.database import AgentDatabase
@@ -91,7 +91,7 @@ class NodeWatch:
     def _find_disk_pressure(self) -> str:
         if self._database.full:
             return self._database.trouble
-        space = read_disk(self._data_dir)
+        space = disk_space(self._data_dir)
         before = ConditionType.DISK_PRESSURE in self._conditions
         return disk_pressure(space, before=before) if space is not None else ""
 

@@ -59,7 +59,7 @@ class Surroundings:
     make_transport: Callable[[Access], Transport] = _grpc
     make_clock: Callable[[], Clock] = _system_clock
     run: Callable[[Coroutine[Any, Any, Any]], Any] = _run
-    #: Whether this process does nothing else, so that a server may begin anew in it.
+    #: Whether this process does nothing else, so that a server may change its umask.
     owns_process: bool = False
 
 

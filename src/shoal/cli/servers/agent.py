@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shoal.cli.connection.options import SERVERS, LogFormat, LogLevel, ReadyFile, Text
-from shoal.cli.servers import daemon, serve
+from shoal.cli.servers import daemon
 
 
 def register(app: typer.Typer) -> None:
@@ -79,6 +79,17 @@ def agent(
         typer.Option("--stop-workloads-on-exit", metavar="", help="Stop the workloads first, instead of leaving them"),
     ] = None,
     stop_grace: Annotated[Text, typer.Option(metavar="DURATION", help="How long that may take in all [60s]")] = None,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-env",
+            metavar="NAME",
+            help="Pass this variable of its environment to workloads, besides PATH, HOME, LANG and TZ; repeatable",
+        ),
+    ] = None,
+    default_user: Annotated[
+        Text, typer.Option(metavar="USER", help="Who runs workloads that name no user [the agent's own user]")
+    ] = None,
     config: Annotated[
         Text, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")
     ] = None,
@@ -94,7 +105,6 @@ def agent(
     under their keeper; the next agent with the same data directory adopts them.
     """
     given = daemon.CommandLine(
-        role="agent",
         flags={
             "control": control,
             "node_id": node_id,
@@ -124,10 +134,14 @@ def agent(
             "standalone": standalone,
             "stop_workloads_on_exit": stop_workloads_on_exit,
             "stop_grace": stop_grace,
+            "pass_env": pass_env or None,
+            "default_user": default_user,
             "log_level": log_level,
         },
         config=config,
         log_format=log_format,
         ready_file=ready_file,
     )
-    serve.go_on(given)
+    from shoal.cli.servers import agent_process
+
+    agent_process.serve(given)

@@ -1,15 +1,12 @@
-"""The node agent as a process: joins settings, transport and server. Called by `shoal.cli.servers.serve`."""
+"""The node agent as a process: joins settings, transport and server. Called by `shoal.cli.servers.agent`."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
-from shoal.cli.connection import session
 from shoal.cli.servers import daemon
 
 if TYPE_CHECKING:
@@ -29,7 +26,7 @@ def serve(given: daemon.CommandLine) -> None:
         log_level=lambda loaded: loaded.log_level or None,
         log_format=given.log_format,
     )
-    if settings.join and not given.joined:
+    if settings.join:
         joined = False
 
         async def get_certificate(stop: asyncio.Event) -> None:
@@ -39,9 +36,6 @@ def serve(given: daemon.CommandLine) -> None:
         daemon.run_until_told(get_certificate, service="shoal-agent")
         if not joined:
             return
-        if "cryptography" in sys.modules and session.owns_process():
-            # What makes keys was needed this once, and would stay for ever.
-            daemon.become(replace(given, joined=True))
     daemon.run_until_told(lambda stop: _serve(settings, stop, given.ready_file), service="shoal-agent")
 
 

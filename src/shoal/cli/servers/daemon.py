@@ -1,8 +1,4 @@
-"""What the long-running commands share: settings, signals, the ready file, and a process of their own.
-
-To read a command line takes 12 MB that a server would hold for ever. So once that is done the process begins anew, with
-what was read in its hands and nothing else (`become`); it stays the same process to whoever started it. What it does
-then is in `shoal.cli.servers.serve`. Nothing here or there imports typer.
+"""What the long-running commands share: settings, signals and the ready file.
 
 Called by `shoal.cli.servers.control`, `shoal.cli.servers.agent` and `shoal.cli.local.up`.
 """
@@ -15,10 +11,9 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import NoReturn, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 from shoal.cli.connection import session
 from shoal.core.errors import InvalidError, Problem
@@ -37,42 +32,12 @@ EVERY_HOST = "0.0.0.0"  # noqa: S104 - how it is shown; binds nothing
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed, as it is handed on: text and flags, checked by nobody yet."""
+    """What was typed: text and flags, checked by nobody yet."""
 
-    #: Which server is to run.
-    role: str
     flags: Mapping[str, object | None]
     config: str | None = None
     log_format: str | None = None
     ready_file: str | None = None
-    #: The words themselves, for those who look at a list of processes; they are not read again.
-    typed: Sequence[str] = ()
-    #: An earlier life of this process has got the certificate that the command line is about.
-    joined: bool = False
-
-
-def become(given: CommandLine) -> NoReturn:
-    """Begin anew as the same process: same id, same files, and nothing loaded but what the server needs."""
-    descriptor = os.memfd_create("command line", 0)  # survives what follows, and is seen by nobody else
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(json.dumps(asdict(given)).encode())
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    own = [*_interpreter_options(), "-m", "shoal.cli.servers.serve", str(descriptor), *given.typed]
-    os.execv(sys.executable, [sys.executable, *own])  # noqa: S606 - our own interpreter, without a shell
-
-
-def received(descriptor: int) -> CommandLine:
-    """What an earlier life of this process has handed on."""
-    with open(descriptor, "rb") as file:
-        return CommandLine(**json.loads(file.read()))
-
-
-def _interpreter_options() -> list[str]:
-    """The options of Python itself, such as -X and -W."""
-    options = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]
-    return options[:-1] if options[-1:] in (["-m"], ["-c"]) else options
 
 
 def load(

@@ -166,7 +166,8 @@ class Heartbeats:
             await self._reports.listed(node, present, mark)
 
     async def _store_condition_events(self, heartbeat: Heartbeat, contact: Contact) -> None:
-        now = {each.type: each.message for each in heartbeat.conditions}
+        # How an agent was started is no event.
+        now = {each.type: each.message for each in heartbeat.conditions if each.type != ConditionType.RUNS_AS_ROOT}
         events = [
             *((EventKind.NODE_CONDITION_RAISED, kind, now[kind]) for kind in now.keys() - contact.told_conditions),
             *((EventKind.NODE_CONDITION_CLEARED, kind, "it is over") for kind in contact.told_conditions - now.keys()),

@@ -327,7 +327,7 @@ def _enter(directory: str) -> None:
 
 def _take_user(launch: Launch) -> None:
     try:
-        entry, uid, gid = _find_user(launch.user)
+        entry, uid, gid = find_user(launch.user)
         if entry is not None:
             for name, value in (("HOME", entry.pw_dir), ("USER", entry.pw_name), ("LOGNAME", entry.pw_name)):
                 launch.env.setdefault(name, value)
@@ -352,7 +352,7 @@ def _take_user(launch: Launch) -> None:
         raise _StageError("user", 0, str(error)) from error
 
 
-def _find_user(user: str) -> tuple[pwd.struct_passwd | None, int, int]:
+def find_user(user: str) -> tuple[pwd.struct_passwd | None, int, int]:
     """The entry, the uid and the gid. A number needs no entry. Raises KeyError."""
     try:
         entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agent.node.disk import DiskSpace, disk_pressure, read_disk
+from shoal.agent.node.disk import DiskSpace, disk_pressure, disk_space
 
 GIB = 1 << 30
 
@@ -34,7 +34,7 @@ def test_pressure(space: DiskSpace, before: bool, words: str) -> None:
 
 
 def test_the_space_of_a_directory_is_read(tmp_path: Path) -> None:
-    found = read_disk(tmp_path)
+    found = disk_space(tmp_path)
     assert found is not None
     assert 0 < found.free <= found.total
-    assert read_disk(tmp_path / "missing") is None
+    assert disk_space(tmp_path / "missing") is None
