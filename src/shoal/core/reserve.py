@@ -35,9 +35,10 @@ class Reserve:
         return found.st_blocks * 512 >= self._size
 
     def allocate(self) -> bool:
-        """Set the space aside. False when the disk is full; then nothing is taken."""
+        """Set the space aside. False when the disk is full; what was set aside before stays so."""
         if self.is_allocated:
             return True
+        before = self._path.stat().st_size if self._path.exists() else 0
         try:
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -45,13 +46,23 @@ class Reserve:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self.release()
+            with suppress(OSError):
+                os.truncate(self._path, before)
             if error.errno in _FULL:
                 return False
             if not self._reported:
                 self._reported = True
                 log.warning("the reserve file %s cannot be made: %s", self._path, error)
         return True
+
+    def shrink(self, size: int) -> bool:
+        """Give back a part of the space. False when nothing is left."""
+        with suppress(OSError):
+            left = self._path.stat().st_size
+            if left > 0:
+                os.truncate(self._path, max(0, left - size))
+                return True
+        return False
 
     def release(self) -> bool:
         """Give the space back. False when there was none."""

@@ -83,7 +83,7 @@ class Database(Protocol):
         ...
 
     def free_reserve(self) -> bool:
-        """Give disk space back that was set aside for what must be written on a full disk. False without any."""
+        """Give back some of the disk space that was set aside for what must be written. False when none is left."""
         ...
 
     def lock_schema(self, connection: Connection) -> None:
@@ -355,14 +355,14 @@ class SqlStore:
         return await self._reading.run(lambda: self._read_line.use(within_transaction), patience=patience)
 
     def _use_reserve(self, work: Callable[[Connection], T]) -> T:
-        """Run `work`; on a full disk once more with the space that was set aside for it."""
-        try:
-            return self._write_line.use(work)
-        except StoreError as error:
-            if error.outcome is not StoreOutcome.FULL or not self._database.free_reserve():
-                raise
-            log.warning("%s: the disk is full; the reserve is in use", self.where)
-            return self._write_line.use(work)
+        """Run `work`; on a full disk with as much as it needs of the space that was set aside for it."""
+        while True:
+            try:
+                return self._write_line.use(work)
+            except StoreError as error:
+                if error.outcome is not StoreOutcome.FULL or not self._database.free_reserve():
+                    raise
+                log.warning("%s: the disk is full; the reserve is in use", self.where)
 
     def _set_up(self) -> None:
         self._use_reserve(self._migrate)

@@ -47,7 +47,10 @@ _PRAGMAS = (
 )
 
 RESERVE_BYTES = 1 << 20
-"""Enough for SQLite to open its log and for a control plane to write down that it leads."""
+"""Enough for several starts on a full disk: each takes a step of it, unless the last one closed its files."""
+
+_RESERVE_STEP = 1 << 17
+"""Enough for SQLite to open its log and for a control plane to store that it leads."""
 
 _LITTLE_ROOM = 1 << 20
 _NO_ROOM = 1 << 16
@@ -108,19 +111,21 @@ class _SqliteDatabase:
             ) from error
 
     def release(self) -> None:
-        """Let the next process in."""
+        """Let the next process in, and leave it a reserve: closing the log has made room."""
+        if self._lock.held:
+            self._reserve.allocate()
         self._lock.release()
 
     def connect(self, *, writing: bool) -> Connection:
         """A new connection. It needs files beside the database, which a full disk has room for in the reserve only."""
-        try:
-            return self._connect(writing=writing)
-        except exc.DBAPIError as error:
-            explained = self.explain(error, committing=False)
-            full = isinstance(explained, StoreError) and explained.outcome is StoreOutcome.FULL
-            if not full or not self.free_reserve():
-                raise
-            return self._connect(writing=writing)
+        while True:
+            try:
+                return self._connect(writing=writing)
+            except exc.DBAPIError as error:
+                explained = self.explain(error, committing=False)
+                full = isinstance(explained, StoreError) and explained.outcome is StoreOutcome.FULL
+                if not full or not self.free_reserve():
+                    raise
 
     def _connect(self, *, writing: bool) -> Connection:
         connection = self._engine.connect().execution_options(**{_WRITES: writing})
@@ -142,7 +147,7 @@ class _SqliteDatabase:
 
     def free_reserve(self) -> bool:
         """Give back what was set aside."""
-        return not self.inline and self._reserve.release()
+        return not self.inline and self._reserve.shrink(_RESERVE_STEP)
 
     def lock_schema(self, connection: Connection) -> None:
         """A transaction that writes is alone. Refuse a file that has lost its content instead of beginning anew."""
