@@ -258,7 +258,7 @@ class KeptStore:
             fail(error_of(failing.fault))
         if failing.fault is Fault.HANGS:
             try:
-                events = await self._apply(batch, term, settled if in_time else None)
+                events = await self._apply(batch, term, settled)
             except ShoalError as error:
                 _refuse(answer, error)
             else:

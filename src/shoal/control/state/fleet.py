@@ -10,6 +10,7 @@ import asyncio
 import contextvars
 import dataclasses
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from datetime import datetime
@@ -37,6 +38,8 @@ CONFLICTS_UNTIL_RELOAD = 5
 SETTLE_SECONDS = 2.0
 #: After this long a commit that was not answered never will be. Above the store's patience.
 ANSWER_SECONDS = 10.0
+#: Memory is read anew at most this often.
+RELOAD_SECONDS = 1.0
 
 
 def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
@@ -342,6 +345,8 @@ class Ledger:
         #: Whether a commit may have happened that memory does not know of.
         self._doubtful = False
         self._settling: asyncio.Future[None] | None = None
+        #: When memory was last read because of a doubt, on the event loop's clock.
+        self._settled_at = -math.inf
         #: Commits that are not answered yet.
         self._under_way: set[asyncio.Future[None]] = set()
 
@@ -458,8 +463,14 @@ class Ledger:
         try:
             if self._under_way:
                 await asyncio.wait(set(self._under_way), timeout=ANSWER_SECONDS)
+                for each in list(self._under_way):
+                    _finish(each)  # one that is answered later is a doubt again
                 self._under_way.clear()
+            # A store that leaves every commit unknown would be read at full speed: each reading starts new commits.
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(self._settled_at + RELOAD_SECONDS - loop.time())
             await self.load()
+            self._settled_at = loop.time()
             self._doubtful = False
             for reloaded in self._reload_listeners:
                 reloaded()
@@ -473,6 +484,9 @@ class Ledger:
 
     def _settled(self, batch: Batch, answered: asyncio.Future[None], outcome: tuple[Event, ...] | Exception) -> None:
         """Memory follows the store, whether or not the caller still waits."""
+        if answered.done():
+            self.doubt()  # stored after it was said that this is not known, perhaps after memory was read anew
+            return
         _finish(answered)
         if isinstance(outcome, Exception):
             self._doubtful = self._doubtful or _is_unknown(outcome)

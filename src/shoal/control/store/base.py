@@ -136,7 +136,8 @@ class Store(Protocol):
         knows nothing of what somebody else has written meanwhile, and raises `LeadershipLostError`. 0 is any.
 
         A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
-        before the caller goes on and also when there is none any more. What was never begun is not settled.
+        before the caller goes on and also when there is none any more. What was never begun is not settled. A batch
+        whose outcome was unknown is settled once more when it turns out later that it was stored.
 
         Raises `ConflictError` when a version moved, and `StoreError`, which says what became of the batch.
         """

@@ -242,9 +242,11 @@ class ThreadLane(Generic[Order, Answer]):
 
     def _answer(self, entries: Sequence[_Entry], answers: Sequence[Any]) -> None:
         for entry, answer in zip(entries, answers, strict=True):
-            if entry in self._unanswered:  # else it was told that it waited too long
+            if entry in self._unanswered:
                 del self._unanswered[entry]
                 entry.finish(answer)
+            elif entry.settled is not None and not isinstance(answer, Exception):
+                entry.settled(answer)  # its caller was told that this is not known; now it is
 
     def _look(self) -> None:
         """Answer those who have waited too long, and cut off what they wait for."""
