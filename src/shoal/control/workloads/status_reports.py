@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from shoal.control.agents.calls import is_foreign
 from shoal.control.state.causes import cause_of_status
 from shoal.control.state.fleet import Fleet, Ledger, workload_event
+from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
@@ -21,7 +22,6 @@ from shoal.control.workloads.reports import ReportVerdict, judge_report
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core.clock import Clock
-from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.events import Event, EventKind, EventSource
@@ -112,13 +112,12 @@ class StatusReports:
 
     async def run(self) -> None:
         """Store answers, all that have come while the last ones were stored. Runs while this process leads."""
+        rounds = Rounds("answers of agents")
         while True:
             await self._answered.wait()
             answers, self._answers = list(self._answers.values()), {}
-            try:
+            with rounds.attempt():  # what is not stored comes again with the next heartbeat
                 await self._take(answers)
-            except ShoalError as error:  # the next heartbeat brings the same statuses
-                log.warning("the answers of %d agents could not be stored: %s", len(answers), error)
 
     # -----------------------------------------------------------------------------------------------------
     # Both

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,9 +103,8 @@ async def test_a_report_is_judged_by_what_is_stored():
     here = dataclasses.replace(workload("web"), node_id="n1", generation=1, placed_generation=1)
     await ledger.commit(Batch(workloads=(here,)))
     superseded = []
-    reports = StatusReports(
-        ledger, clock=LoopClock(MOMENT), on_news=lambda _news: None, on_superseded=lambda *copy: superseded.append(copy)
-    )
+    copies = SimpleNamespace(superseded=lambda *copy: superseded.append(copy))
+    reports = StatusReports(ledger, commands=None, facts=None, copies=copies, queue=None, clock=LoopClock(MOMENT))
     moved = dataclasses.replace(here, node_id="n2", generation=2, placed_generation=2, version=1)
     store.fail(Fault.UNKNOWN_APPLIED, "commit", times=1)
     with pytest.raises(UnavailableError):

@@ -1,6 +1,7 @@
 """The store on SQLite: the suite on a file and in memory, and what only a file can suffer."""
 
 import asyncio
+import contextlib
 import os
 import sqlite3
 import threading
@@ -8,7 +9,7 @@ import threading
 import pytest
 
 from shoal.control.store import sqlite
-from shoal.control.store.base import Batch, EventQuery
+from shoal.control.store.base import INSTANCE_FILE, Batch, EventQuery
 from shoal.control.store.errors import StoreError, StoreOutcome
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core import faults
@@ -79,6 +80,55 @@ async def test_every_commit_reaches_the_disk(path):
     await store.close()
     full = 2
     assert seen == {"journal_mode": "wal", "synchronous": full, "busy_timeout": 5000, "wal_autocheckpoint": 1000}
+
+
+@pytest.mark.parametrize("content", ["nothing", "no tables"])
+async def test_an_empty_file_is_refused_where_a_control_plane_was(path, content):
+    path.parent.mkdir()
+    (path.parent / INSTANCE_FILE).write_text("name")
+    if content == "nothing":
+        path.touch()
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+    store = SqliteStore(path, decode_spec=decode_spec)
+    with pytest.raises(DamagedError, match="is empty, but a control plane has used this directory before"):
+        await store.open()
+    for file in path.parent.glob("control.db*"):
+        file.unlink()
+    await store.open()  # moved away on purpose: it begins anew
+    await store.close()
+
+
+async def test_an_empty_file_is_taken_in_a_new_directory(path):
+    path.parent.mkdir()
+    path.touch()
+    store = SqliteStore(path, decode_spec=decode_spec)
+    await store.open()
+    await store.close()
+
+
+async def test_nothing_is_stored_while_the_reserve_is_in_use(path, monkeypatch):
+    store = SqliteStore(path, decode_spec=decode_spec)
+    await store.open()
+    assert store._database.free_reserve()
+
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StoreError, match="the disk is full") as refused:
+            await store.commit(Batch(workloads=(workload("a"),)))
+        assert refused.value.outcome is StoreOutcome.FULL
+        with pytest.raises(StoreError, match="the disk is full"):
+            await store.ping()
+        leader = await store.acquire_leadership("me", "here:1", seconds=5)  # what has to be stored, is
+        assert leader.holder == "me"
+        assert (await store.load()).workloads == ()
+    await store.ping()
+    await store.commit(Batch(workloads=(workload("a"),)))
+    await store.close()
 
 
 async def test_nobody_else_reads_the_files(store, path):
