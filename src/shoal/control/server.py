@@ -1,8 +1,8 @@
 """Builds the control plane from its settings and runs it until it is told to stop. The only place that wires it.
 
-One database, one leader: with SQLite that is this process; with PostgreSQL several control planes campaign, one reigns,
-and the others answer reads and refuse writes with the leader's address. Called by `shoal control` and by
-`shoal.testing`.
+One database has one leader. With SQLite that is this process. With PostgreSQL several control planes take part in the
+election; one leads, the others serve reads and refuse writes with the leader's address. Called by `shoal control` and
+by `shoal.testing`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ import socket
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
 from shoal.control.api.secret_service import SecretService
+from shoal.control.api.service import ControlService
 from shoal.control.leadership.election import Election
-from shoal.control.leadership.instance_id import HeldName
+from shoal.control.leadership.instance_id import InstanceId
 from shoal.control.leadership.leader import Leadership
-from shoal.control.leadership.routing import Gate
+from shoal.control.leadership.routing import LeaderRouting
 from shoal.control.metrics import ControlMetrics
 from shoal.control.settings import ControlSettings
 from shoal.control.state.loops import Rounds
@@ -45,19 +47,19 @@ log = logging.getLogger(__name__)
 
 DEFAULT_CLUSTER = "default"
 STORE_CHECK_SECONDS = 1.0
-#: A store that has not answered a check for so long counts as away, although its own patience lasts longer.
+#: A store that has not answered a check for this long counts as unavailable; its own timeout is longer.
 STORE_ANSWERS_WITHIN = 2.0
-#: How often a control plane that does not lead looks for changes.
+#: How often a follower looks for changes.
 FOLLOW_SECONDS = 0.5
-#: How often the key is compared with those of the secrets: another control plane may have set the first one.
+#: How often the key is compared with that of the stored secrets: another control plane may have set the first one.
 KEY_CHECK_SECONDS = 60.0
-#: Of callers that nobody knows: as many as a fleet that starts at once needs, and no more.
+#: The rate limit of callers without a certificate: enough for a fleet that starts at once.
 JOINS_PER_SECOND = 10.0
 JOINS_AT_ONCE = 100
 
 
 class ControlPlane:
-    """One control plane: it campaigns, and it reigns or follows."""
+    """One control plane: it takes part in the election, and leads or follows."""
 
     def __init__(
         self,
@@ -85,10 +87,7 @@ class ControlPlane:
             max_events=settings.max_events,
         )
         self._scope = TaskScope("control")
-        self._gate = Gate()
-        self._credential_gate = Gate(CredentialService, lambda leadership: leadership.credentials)
-        self._secret_gate = Gate(SecretService, lambda leadership: leadership.secrets)
-        self._join_gate = Gate(EnrollmentService, lambda leadership: leadership.enrollment)
+        self._routing = LeaderRouting()
         self._join = JoinListener(
             RateLimit(per_second=JOINS_PER_SECOND, burst=JOINS_AT_ONCE, monotonic=self.clock.monotonic)
         )
@@ -102,10 +101,10 @@ class ControlPlane:
             threads=threads,
         )
         self.leadership = self._new_leadership(term=0)
-        self._name = HeldName(Path(settings.data_dir), self._entropy)
+        self._instance = InstanceId(Path(settings.data_dir), self._entropy)
         self._election = Election(
             self.store,
-            holder=self._name.text,
+            holder=self._instance.text,
             address=self._advertised,
             clock=self.clock,
             on_change=self._leader_changed,
@@ -144,20 +143,21 @@ class ControlPlane:
     async def start(self, *, http: bool = True) -> None:
         """Open the store, serve, and lead or follow."""
         if self.settings.database:  # without, the store has a lock of its own
-            self._name.hold()
+            self._instance.hold()
         await self.store.open()
-        await asyncio.to_thread(self._name.save)
+        await asyncio.to_thread(self._instance.save)
         self._leadership_failed = asyncio.get_running_loop().create_future()
         services = [
-            Service(methods_of(AgentControl), self._gate),
-            Service(methods_of(Credentials), self._credential_gate),
-            Service(methods_of(Secrets), self._secret_gate),
+            Service(methods_of(AgentControl), self._routing.handlers(ControlService, attrgetter("service"))),
+            Service(methods_of(Credentials), self._routing.handlers(CredentialService, attrgetter("credentials"))),
+            Service(methods_of(Secrets), self._routing.handlers(SecretService, attrgetter("secrets"))),
         ]
         self._server = await self._transport.serve(
             self.settings.grpc_address, services, check_caller=self._check_caller
         )
         if self._join_transport is not None and self.settings.join_address is not None:
-            joining = [Service(methods_of(Enrollment), self._join_gate)]
+            handlers = self._routing.handlers(EnrollmentService, attrgetter("enrollment"))
+            joining = [Service(methods_of(Enrollment), handlers)]
             self._join_server = await self._join_transport.serve(self.settings.join_address, joining)
             self._join.port = parse_address(self._join_server.address).port
         await self._election.once()
@@ -199,7 +199,7 @@ class ControlPlane:
         await self.leadership.end()
         await self._election.resign()
         await self.store.close()
-        self._name.release()
+        self._instance.release()
 
     # -----------------------------------------------------------------------------------------------------
     # Leading and following
@@ -232,11 +232,10 @@ class ControlPlane:
         return str(Address(socket.gethostname(), served.port)) if listening.is_wildcard else self.address
 
     async def _leader_changed(self, leader: Leader, leads: bool) -> None:
-        """Begin a reign, or end it. A reign that was over before this process noticed has written nothing since."""
+        """Begin to lead or to follow. A leadership that ended before this process noticed has written nothing since."""
         log.info("term %d: %s leads", leader.term, "this control plane" if leads else leader.address or "nobody")
-        # First the old one ends: what it decides on is not what the new one is about to read. Reads are answered from
-        # it until then.
-        self._open_gates(self.leadership, leads=False, leader="" if leads else leader.address)
+        # The old one ends first: it must not decide while the new one reads. It serves reads until then.
+        self._routing.route_to(self.leadership, leads=False, leader="" if leads else leader.address)
         await self.leadership.end()
         fresh = self._new_leadership(leader.term)
         try:
@@ -247,12 +246,8 @@ class ControlPlane:
         if leads:
             self._scope.start(self._report_failure(fresh), name=f"term-{leader.term}")
         self.leadership = fresh
-        self._open_gates(fresh, leads=leads, leader=leader.address)
+        self._routing.route_to(fresh, leads=leads, leader=leader.address)
         await self._check_key()
-
-    def _open_gates(self, leadership: Leadership, *, leads: bool, leader: str) -> None:
-        for gate in (self._gate, self._credential_gate, self._secret_gate, self._join_gate):
-            gate.open_to(leadership, leads=leads, leader=leader)
 
     async def _report_failure(self, leadership: Leadership) -> None:
         try:
@@ -276,7 +271,7 @@ class ControlPlane:
     # Health
 
     def is_ready(self) -> bool:
-        """Whether it can do its part now: write if it leads, know the leader if it does not."""
+        """Whether it can serve now: write if it leads, know the leader if it follows."""
         return not self._store_trouble
 
     def health(self) -> tuple[int, Mapping[str, object]]:
@@ -307,7 +302,7 @@ class ControlPlane:
                 await self.store.ping()
                 noticing.cancel()
                 if self._election.leads:
-                    # What was stored unnoticed is to be seen, also if nobody writes.
+                    # A commit whose answer was lost is noticed even if nobody writes.
                     await self.leadership.ledger.settle()
             except NotLeaderError:
                 self._set_trouble("")
@@ -339,9 +334,9 @@ class ControlPlane:
         if bool(trouble) != bool(self._store_trouble):
             self._mode_changed_at = self.clock.wall()
             if trouble:
-                log.error("the store is away: %s; workloads are left as they are", trouble)
+                log.error("the store is unavailable: %s; workloads are left as they are", trouble)
             else:
-                log.info("the store is there")
+                log.info("the store is available")
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
@@ -370,7 +365,7 @@ async def run_control(
 
 
 def _with_cluster(settings: ControlSettings, identity: Identity | None) -> ControlSettings:
-    """The settings with the cluster that they leave to the certificate. Raises `InvalidError` for another's."""
+    """The settings with the cluster of the certificate. Raises `InvalidError` if they name another one."""
     check_own_identity(identity, Role.CONTROL, insecure=settings.insecure, cluster_id=settings.cluster_id)
     named = settings.cluster_id or (identity.cluster if identity is not None else DEFAULT_CLUSTER)
     return replace(settings, cluster_id=named)

@@ -1,6 +1,6 @@
-"""How a program was told to prove who it is: three files, or `insecure`.
+"""The settings by which a program proves its identity: three files, or `insecure`.
 
-Servers and clients are given the same settings and break the same rules, so the rules are here. Called by the settings
+Servers and clients have the same settings and the same rules. Called by the settings
 of the control plane and the agent, by their servers, and by `shoal.cli.connection.session`; what becomes of it is in
 `shoal.wire.security`.
 """
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 FILES = ("ca", "cert", "key")
 TOGETHER = "must not be given together with certificates"
 LOOPBACK = "127.0.0.1"
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - whoever serves here knows its callers by their certificates
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - callers are identified by their certificates
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What was given: paths, empty where none was."""
+    """The given paths; empty where none was given."""
 
     ca: str = ""
     cert: str = ""
@@ -35,7 +35,7 @@ class Access:
 
     @property
     def is_given(self) -> bool:
-        """Whether anything was said."""
+        """Whether anything was given."""
         return self.insecure or any(getattr(self, name) for name in FILES)
 
     def problems(self, at: str = "", *, otherwise: str) -> Iterator[Problem]:
@@ -43,7 +43,7 @@ class Access:
 
         Args:
             at: goes before the names of the fields.
-            otherwise: what else could have been done by somebody who said nothing.
+            otherwise: what the user can do instead, for the error of a user who gave nothing.
         """
         missing = [name for name in FILES if not getattr(self, name)]
         if self.insecure and len(missing) < len(FILES):
@@ -57,39 +57,39 @@ class Access:
                 yield problem(f"{at}{name}", None, "is required: ca, cert and key go together")
 
     def security(self) -> Security:
-        """The same for a transport. What was given has been checked."""
+        """The settings as a transport takes them. They were checked before."""
         from shoal.wire.security import INSECURE, MutualTls
 
         return INSECURE if self.insecure else MutualTls(Path(self.ca), Path(self.cert), Path(self.key))
 
     def server_security(self) -> Security:
-        """The same for a server whose callers have no certificates."""
+        """As `security`, for a server whose callers have no certificates."""
         from shoal.wire.security import MutualTls, ServerTls
 
         return ServerTls(MutualTls(Path(self.ca), Path(self.cert), Path(self.key)))
 
     def listening_host(self, given: str | None) -> str:
-        """Where to listen: as given, else everywhere, but on this machine alone when nobody is known."""
+        """Where to listen: as given, else on every address, but on loopback alone when insecure."""
         if given is not None:
             return given
         return LOOPBACK if self.insecure else EVERYWHERE
 
 
 def together(given: Sequence[str]) -> str:
-    """Why `insecure` contradicts what else was given, by the names of that."""
+    """The rule that `insecure` breaks together with these other settings."""
     return f"{TOGETHER} ({', '.join(given)}): one or the other"
 
 
 def check_own_identity(
     identity: Identity | None, role: Role, *, insecure: bool, cluster_id: str, node_id: str = ""
 ) -> None:
-    """Whether a server's certificate is one for what it is. Raises `InvalidError`.
+    """Raise `InvalidError` if a server's certificate is for another role, node or cluster.
 
     Args:
-        identity: of its transport; None without certificates.
-        role: what it must be.
-        insecure: whether it was told to do without.
-        cluster_id: what it was told; empty for whatever the certificate says.
+        identity: from its certificate; None without certificates.
+        role: the role that it must have.
+        insecure: whether it may do without certificates.
+        cluster_id: from its settings; empty: the one of the certificate.
         node_id: likewise, of an agent.
     """
     if identity is None:

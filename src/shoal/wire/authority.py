@@ -1,7 +1,7 @@
-"""The authority of a cluster: making one, issuing certificates, and signing the requests of others.
+"""The certificate authority of a cluster: makes one, issues certificates, and signs the requests of others.
 
 An authority signs for one cluster. Keys are EC P-256. Everything here is bytes in, bytes out: files are in
-`shoal.wire.credentials`. Called by that, by `shoal.cli.servers.certs`, and by whoever lets agents join.
+`shoal.wire.credentials`. Called by that, by `shoal certs`, by agents, and by `shoal.control.trust.signing`.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Authority:
 
     @property
     def pem(self) -> bytes:
-        """Its certificate, for everyone."""
+        """Its certificate, PEM."""
         return self.certificate.public_bytes(serialization.Encoding.PEM)
 
     @property
     def key_pem(self) -> bytes:
-        """Its key, for nobody else."""
+        """Its private key, PEM."""
         return _key_pem(self.key)
 
 
@@ -67,7 +67,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class OwnRequest:
-    """A request to be signed, as PEM, and the key that stays with whoever made it."""
+    """A request to be signed, as PEM, and the key, which stays with the requester."""
 
     csr: bytes
     key: bytes = field(repr=False)
@@ -75,7 +75,7 @@ class OwnRequest:
 
 @dataclass(frozen=True, slots=True)
 class SigningRequest:
-    """What a request asks for. Only the key in it is proven; the rest is for the signer to judge."""
+    """The content of a request. Only the key in it is proven; the signer checks the rest."""
 
     public_key: PublicKey
     identity: Identity | None
@@ -129,14 +129,14 @@ def sign(
     hosts: Sequence[str] | None = None,
     lifetime: timedelta | None = None,
 ) -> bytes:
-    """A certificate for whoever has the key to this public key.
+    """A certificate for the holder of the key that belongs to this public key.
 
     Args:
         authority: who signs; its cluster must be the identity's.
         public_key: from a `SigningRequest`, or of a key made here.
-        identity: who the holder is from now on.
+        identity: the holder's identity.
         now: when.
-        hosts: names and addresses at which the holder is dialled. None: those of this machine for whoever serves.
+        hosts: names and addresses at which the holder is dialled. None: those of this machine, for roles that serve.
         lifetime: a year, and an hour for workloads, unless given; never longer than the authority's own.
     """
     if identity.cluster != authority.cluster:
@@ -305,7 +305,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 
 
 def key_sha256(key: PublicKey) -> bytes:
-    """What tells a public key from every other."""
+    """The fingerprint of a public key."""
     form = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(form).digest()
 

@@ -1,11 +1,11 @@
-"""Who may call what: one table over every RPC, and the one place that reads it.
+"""Which role may call which RPC: one table, and the one place that applies it.
 
 A rule names the roles that may call a method, and for some of them a condition on the request: an agent speaks for its
 own node, a workload changes its own group. A method without a rule is refused to everyone, and a test compares the
 table with `shoal.wire.methods`. Rules are pure: request and identity in, a reason or None out.
 
-Enforced by `shoal.wire.serving`, for every transport alike, wherever callers have identities. A stream of messages is
-let in by role; whoever serves it asks `Policy.check_request` for each message, as for the unary call of the same kind.
+Enforced by `shoal.wire.serving`, for every transport alike, wherever callers have identities. A stream is admitted by
+role; its handler calls `Policy.check_request` for each message, with the rule of the unary call of the same kind.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentControl.HEARTBEAT: _OWN_NODE,
     # Each message in it is judged by the rule of the unary call that it stands for.
     AgentControl.CONTROL_STREAM: _allow(Role.AGENT, Role.OPERATOR),
-    # Wishes of people.
+    # Changes by operators.
     AgentControl.APPLY_WORKLOAD: _OPERATOR,
     AgentControl.DELETE_WORKLOAD: _OPERATOR,
     AgentControl.RETRY_WORKLOAD: _OPERATOR,
@@ -93,7 +93,7 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentControl.LIST_EVENTS: _OPERATOR,
     AgentControl.WATCH_EVENTS: _OPERATOR,
     AgentControl.READ_LOGS: _OPERATOR,
-    # Orders to an agent come from the control plane; people may look.
+    # Only the control plane commands agents; operators may look.
     AgentService.APPLY_WORKLOAD: _CONTROL,
     AgentService.DELETE_WORKLOAD: _CONTROL,
     AgentService.GET_WORKLOAD_STATUS: _LOOK_AT_AGENT,
@@ -101,13 +101,13 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     AgentService.HEALTH_CHECK: _LOOK_AT_AGENT,
     AgentService.LIST_ACTIONS: _LOOK_AT_AGENT,
     AgentService.READ_LOGS: _LOOK_AT_AGENT,
-    # A spec may hold what is nobody's business but its owner's; an operator reads it from the control plane.
+    # A spec may hold private values; an operator reads it from the control plane.
     AgentService.GET_WORKLOAD_SPEC: _CONTROL,
-    # Served only where nobody is known; a caller that is known has no need of them.
+    # Served on the join listener only, to callers without a certificate.
     Enrollment.GET_AUTHORITY: _NOBODY,
     Enrollment.JOIN: _NOBODY,
-    # Who gets in is for people to say. An agent keeps its own certificate fresh, and asks for its workloads; whether
-    # they are its own is for the control plane to know.
+    # Operators decide who joins. An agent renews its own certificate and gets those of its workloads; the control plane
+    # checks that they are its own.
     Credentials.CREATE_JOIN_TOKEN: _OPERATOR,
     Credentials.LIST_JOIN_TOKENS: _OPERATOR,
     Credentials.REVOKE_JOIN_TOKEN: _OPERATOR,
@@ -116,7 +116,7 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     Secrets.SET_SECRET: _OPERATOR,
     Secrets.LIST_SECRETS: _OPERATOR,
     Secrets.DELETE_SECRET: _OPERATOR,
-    # What every server has, for everyone of its cluster.
+    # Served by every server, to every role of its cluster.
     CHECK: _ANYONE,
     WATCH: _ANYONE,
     SERVER_REFLECTION_INFO: _ANYONE,
@@ -134,9 +134,9 @@ class Policy:
     rules: Mapping[str, Rule] = field(default_factory=lambda: RULES)
 
     def admit(self, method: Method[Any, Any], identity: Identity | None) -> Identity:
-        """Let a caller in by its role. Raises `UnauthenticatedError` for strangers and `DeniedError` for others."""
+        """Admit a caller by its role. Raises `UnauthenticatedError` for another cluster's, else `DeniedError`."""
         if identity is None:
-            raise UnauthenticatedError("the caller has not said who it is", hint="a certificate is needed")
+            raise UnauthenticatedError("the caller has no certificate", hint="connect with --ca, --cert and --key")
         if identity.cluster != self.cluster:
             raise UnauthenticatedError(
                 f"the caller's certificate is of cluster {identity.cluster!r}; this is {self.cluster!r}",
@@ -149,7 +149,7 @@ class Policy:
         return identity
 
     def check_request(self, method: Method[Any, Any], identity: Identity, request: Any) -> None:
-        """Whether a caller that was let in may send this. Raises `DeniedError`."""
+        """Raise `DeniedError` if an admitted caller may not send this request."""
         rule = self.rules.get(method.path)
         condition = rule.conditions.get(identity.role) if rule is not None else None
         reason = condition(request, identity) if condition is not None else None

@@ -2,7 +2,7 @@
 
 Each call travels as `call` and `call_reply` messages of a ControlStream, told apart by their ids, many at once. Small
 messages go before pieces of streamed answers, and of those only as many are under way as their reader has room for, so
-that whoever follows a log holds up no order.
+that a reader of logs does not delay commands.
 
     control plane                                       agent
     StreamCalls (a `Channel`)  ── call, cancel, credit ──▶  CallServer ──▶ handlers of `AgentService`
@@ -191,7 +191,7 @@ class _UnderWay:
 
 
 class StreamCalls:
-    """A `Channel` to the agent at the other end of a stream. Whoever owns the stream hands in its replies."""
+    """A `Channel` to the agent at the other end of a stream. The owner of the stream passes its replies in."""
 
     def __init__(self, outbox: Outbox, *, address: str) -> None:
         self._outbox = outbox
@@ -210,7 +210,7 @@ class StreamCalls:
         self._address = address
 
     def take(self, message: pb.ControlMessage) -> None:
-        """A `call_reply` or `error` has come. One to a call that nobody waits for any more is let go."""
+        """Take a `call_reply` or `error`. A reply to a call that has ended is dropped."""
         under_way = self._under_way.get(message.in_reply_to)
         if under_way is None:
             return

@@ -35,7 +35,7 @@ _OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", -1),
     ("grpc.enable_retries", 0),
-    # A restarted peer is found within a second; an attempt that gets no answer at all is given up after three.
+    # A restarted peer is found within a second; an attempt without any answer fails after three.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.min_reconnect_backoff_ms", 3000),
@@ -255,7 +255,7 @@ class GrpcChannel:
                 await connection.channel.close()
 
     def _open(self) -> tuple[_Connection, _Connection | None]:
-        """The connection to use now, and one with older credentials that nothing uses any more."""
+        """The connection to use now, and an unused one with older credentials, to be closed."""
         if self._closed:
             raise UnavailableError(f"the channel to {self._address} is closed", address=self._address)
         old, version = self._connection, self._protection.version()
@@ -283,7 +283,7 @@ class GrpcChannel:
         if status.code is Code.UNAVAILABLE:
             self._protection.doubt()
             if self._peer is not None and _NOT_THE_PEER in status.message:
-                message = f"whoever answers there has no certificate of {self._peer} of this cluster"
+                message = f"the server there has no certificate of {self._peer} of this cluster"
                 status = Status(status.code, message, status.trailers)
         return explain(status, address=self._address, method=method.path, timeout=timeout)
 
@@ -363,7 +363,7 @@ async def _send(
             if not await _went_out(under_way.write(pack(request, method))):
                 return
         await _went_out(under_way.done_writing())
-    except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
+    except Exception as error:  # noqa: BLE001 - raised by the reader of the answers
         failures.append(error)
         under_way.cancel()
     finally:

@@ -1,10 +1,9 @@
-"""Certificates and keys as files: `ca.pem`, `cert.pem` and `key.pem` in one directory, and how they are replaced.
+"""Reads, writes and replaces the files of a program's certificate: `ca.pem`, `cert.pem` and `key.pem` in one directory.
 
-A reader never has the certificate of one pair and the key of another. The certificate is what switches: before a new
-one takes its place its key is there, as `key.pem.next`, and only afterwards the key takes the place of the old one. So
-at every instant, also after a crash between the two, one of the two key files belongs to the certificate; a reader
-takes whichever does. Whoever brings files of their own (a secret of Kubernetes, say) may replace them as they like: a
-pair that does not belong together is left alone until it does.
+A reader never has the certificate of one pair and the key of another. The key of a new certificate is written first, as
+`key.pem.next`; then the certificate replaces the old one; then the key does. So at every instant, also after a crash,
+one of the two key files belongs to the certificate, and a reader takes that one. Files from other sources, such as a
+Kubernetes secret, may be replaced in any order: a pair that does not match is ignored until it does.
 
 `ca.pem` may hold several authorities, so that an old and a new one are trusted side by side. Every file is 0600.
 Called by `shoal.wire.security` and `shoal.cli.servers.certs`.

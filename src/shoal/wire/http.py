@@ -5,7 +5,7 @@
     GET /healthz    200 while the process lives
     GET /readyz     200 when it can serve, else 503
 
-Runs inside the current event loop and installs no signal handlers: whoever started it stops it. Called by the servers
+Runs inside the current event loop and installs no signal handlers: its owner stops it. Called by the servers
 of the control plane and the agent; Starlette and uvicorn are imported only when one is started.
 """
 

@@ -372,7 +372,7 @@ class LocalChannel:
         if server is None or self._identity is None or self._peer is None:
             return
         if not self._peer.accepts(server, cluster=self._identity.cluster):
-            text = f"whoever answers there has no certificate of {self._peer} of this cluster"
+            text = f"the server there has no certificate of {self._peer} of this cluster"
             raise self._unavailable(text, method)
 
     async def _send(
@@ -392,7 +392,7 @@ class LocalChannel:
                     await self._cross(conversation, method)
                     await conversation.requests.put(data)
             await conversation.requests.put(None)
-        except Exception as error:  # noqa: BLE001 - handed to whoever reads the answers
+        except Exception as error:  # noqa: BLE001 - raised by the reader of the answers
             failures.append(error)
             conversation.break_off("the requests ended with an error")
 

@@ -149,7 +149,7 @@ class Conversation:
         self.abandon()
 
     def abandon(self) -> None:
-        """Nobody waits for the answer any more: the handler is cancelled if it still runs."""
+        """The caller no longer waits for the answer: the handler is cancelled if it still runs."""
         if self.task is not None and not self.task.done() and self.task is not asyncio.current_task():
             self.task.cancel()
 

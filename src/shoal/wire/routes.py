@@ -62,7 +62,7 @@ class ControlAddresses:
 
 
 class Route:
-    """The addresses to try in one round: those of the list, and before the next of them whoever is said to lead."""
+    """The addresses to try in one round: those of the list, and first the leader that a follower names."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
         self._waiting = deque(addresses)
@@ -82,7 +82,7 @@ class Route:
 
     @property
     def has_more(self) -> bool:
-        """Whether another one can be asked: an address that is left, or whoever has said that it does not lead."""
+        """Whether another address can be asked, or a follower has answered."""
         return self.refusal is not None or any(each not in self._tried for each in self._waiting)
 
     @property

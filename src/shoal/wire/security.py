@@ -16,7 +16,7 @@ proves who it is and knows nobody. They serve to get one (`shoal.v1.Enrollment`)
 
 TLS looks at dates when a connection is made, and connections can last longer than certificates. So a server looks at
 them again with each call, and with each message of a stream: at its caller's, and at its own. A client cannot see the
-server's date; it is the server that ends what it has no right to any more.
+server's date, so the server ends a stream when its own certificate has expired.
 
 Called by `channel.py` and `server.py`; calls `credentials.py`.
 """

@@ -27,7 +27,7 @@ from shoal.wire.transport import MAX_MESSAGE_BYTES, Call, Cardinality, CheckCall
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
-# Streams of a whole fleet fit in, and ten thousand wishes at once; more than this is refused with RESOURCE_EXHAUSTED.
+# Enough for the streams of a whole fleet and ten thousand calls at once; more are refused with RESOURCE_EXHAUSTED.
 _MAX_CALLS = 20_000
 
 # When a caller goes away, gRPC first ends its requests, as if all had been said, and refuses what is still sent; only

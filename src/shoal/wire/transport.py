@@ -171,7 +171,7 @@ class Transport(Protocol):
         """A channel to host:port. Does not connect yet.
 
         With `peer` it leads to nobody else, wherever the address does: calls fail with `UnavailableError` when another
-        answers. Without, whoever has a certificate for that host will do. An insecure transport cannot tell.
+        answers. Without, any certificate for that host will do. An insecure transport cannot tell.
         """
         ...
 

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from shoal.agent.store.database import AgentDatabase
-from shoal.control.leadership.instance_id import HeldName
+from shoal.control.leadership.instance_id import InstanceId
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import UnavailableError
@@ -39,7 +39,7 @@ async def open_agent_database(path):
 
 
 async def hold_name(path):
-    HeldName(path, SeededEntropy(1))
+    InstanceId(path, SeededEntropy(1))
 
 
 async def make_keeper_files(path):

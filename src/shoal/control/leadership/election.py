@@ -1,14 +1,14 @@
-"""Who leads, when several control planes share one database: a campaign that never ends.
+"""Elects the leader among the control planes that share one database.
 
-Every control plane campaigns again and again. The store answers who leads by its own clock; whoever leads renews, and
-everybody else waits for its time to run out. The term that was won is checked by every write, so a leader that was
-stopped and wakes after its time writes nothing. With a database of its own a control plane wins at once and stays.
+Each control plane asks the store for the leadership once a second. The store decides by its own clock: the leader
+renews its lease, the others wait until it ends. Every write checks the term, so a leader that was stopped and wakes
+after its lease writes nothing. A control plane with a database of its own leads at once and stays the leader.
 
-A leader that is cut off from the store may have been followed by another without knowing. It counts its own time from
-when it asked for it, which is before the store began to count, and a tenth less: once that is over it does not vouch
-for anything any more (`is_confirmed`), and nobody else has begun before.
+A leader that is cut off from the store may have been replaced without knowing. It counts its lease from the moment it
+asked, which is before the store began to count, and a tenth less. After that it confirms nothing (`is_confirmed`), and
+no other leader has begun before.
 
-Called by `shoal.control.server`, which begins and ends reigns by what is told here.
+Called by `shoal.control.server`, which begins and ends a leadership when `on_change` is called.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shoal.model.nodes import LEASE_MARGIN
 
 log = logging.getLogger(__name__)
 
-#: A leader that is not heard of for this long has lost. With the wait between campaigns it bounds a change of leader.
+#: The lease of the leadership. With RENEW_SECONDS it bounds how long a change of leader takes.
 LEASE_SECONDS = 5.0
 RENEW_SECONDS = 1.0
 
 
 class Election:
-    """One control plane's part in it."""
+    """One control plane's part in the election."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class Election:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether nobody else can have begun to lead yet."""
+        """Whether no other control plane can lead yet."""
         return self._clock.monotonic() < self._confirmed_until
 
     async def once(self) -> None:
-        """Campaign once, and tell of a change. Raises what the store raises."""
+        """Ask for the leadership once, and report a change. Raises what the store raises."""
         while True:
             leader = await self._ask()
-            # First done, then believed: what fails half-way is done again after the next campaign.
+            # Stored only when the change is done: a change that fails is tried again the next time.
             if _is_same(leader, self.leader) or await self._adopt(leader):
                 self.leader = leader
                 return
 
     async def run(self) -> None:
-        """Campaign for ever. A store that is away changes nothing about who leads: nobody can write meanwhile."""
+        """Ask for the leadership forever. While the store is unavailable the leader stays: nobody can write."""
         rounds = Rounds("election")
         while True:
             await self._clock.sleep(self._renew_seconds)
@@ -91,13 +91,13 @@ class Election:
         return leader
 
     async def _adopt(self, leader: Leader) -> bool:
-        """Tell of a new leader. False when it leads no more by then.
+        """Report a new leader. False when this control plane has lost the leadership meanwhile.
 
-        To begin means to read everything, which takes its time in a large fleet: the lease is renewed meanwhile.
+        A new leader reads the whole store, which takes long in a large fleet; the lease is renewed meanwhile.
         """
         leads = leader.holder == self._holder
         if leads:
-            self.leader = Leader(leader.term, "", "", 0.0)  # nobody leads until it has begun
+            self.leader = Leader(leader.term, "", "", 0.0)  # no leader until it has begun
         async with running(self._on_change(leader, leads), name="change of leader") as changing:
             while not (await asyncio.wait({changing}, timeout=self._renew_seconds))[0]:
                 if leads and not await self._keeps(leader):
@@ -113,13 +113,13 @@ class Election:
             return True
 
     async def resign(self) -> None:
-        """Let the others lead at once, in good order."""
+        """End the leadership, so that another control plane leads at once."""
         if not self.leads:
             return
         try:
             await self._store.resign(self._holder)
         except ShoalError as error:
-            log.warning("the leadership could not be given up; it ends by itself: %s", error)
+            log.warning("the leadership could not be ended in the store; its lease ends by itself: %s", error)
 
 
 def _is_same(one: Leader, other: Leader) -> bool:

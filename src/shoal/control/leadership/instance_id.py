@@ -1,9 +1,9 @@
-"""The name by which a control plane campaigns among others: kept in its data directory, the same after a restart.
+"""The id of a control plane in the election: stored in its data directory, the same after a restart.
 
-Whoever has the name that leads need not wait for the lease of its earlier life. So no two processes may have one at the
-same time: else the second would begin to lead while the first, which hangs, still counts on its lease. The kernel keeps
-that, by a lock that ends with its process. A copy of the directory, as of a machine that was cloned, has another name:
-the name is bound to the machine, its boot and the directory itself. Called by `shoal.control.server`.
+A restarted leader has the same id, so it does not wait until its earlier lease ends. No two processes may use one id at
+the same time: the second would lead while the first, which hangs, still counts on its lease. A file lock prevents that;
+it ends with its process. A copy of the directory, as on a cloned machine, has another id: the id includes the machine,
+its boot and the directory itself. Called by `shoal.control.server`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from shoal.core.locks import FileLock
 from shoal.core.private_files import make_data_directory
 
 
-class HeldName:
-    """One control plane's name."""
+class InstanceId:
+    """The id of one control plane, and the lock that keeps it unique."""
 
     def __init__(self, data_dir: Path, entropy: Entropy) -> None:
         self._lock = FileLock(
@@ -38,7 +38,7 @@ class HeldName:
         self.text = f"{name or self._unsaved}-{_place_of(data_dir)}"
 
     def save(self) -> None:
-        """Keep it for the next life. Called once the store is open: a name says that there was one."""
+        """Store it for the next start. Called once the store is open: an id on disk says that there was a store."""
         if self._unsaved:
             write_atomic(str(self._path), self._unsaved.encode())
             self._unsaved = ""
@@ -53,6 +53,6 @@ class HeldName:
 
 
 def _place_of(data_dir: Path) -> str:
-    """What tells this directory from every copy of it, until the machine starts anew."""
+    """A hash that tells this directory from every copy of it, until the machine restarts."""
     found = data_dir.stat()
     return hashlib.sha256(f"{boot_id()} {found.st_dev} {found.st_ino}".encode()).hexdigest()[:8]

@@ -1,7 +1,7 @@
-"""Everything that makes decisions during one leadership: made when it begins, thrown away when it ends.
+"""The parts of a control plane that exist for one term: made when it begins, dropped when it ends.
 
-A reign that has begun places, tells agents and judges leases. One that has not only answers reads, from a working set
-that `refresh` brings up to date: that is what a control plane does that does not lead. Built by `shoal.control.server`.
+The leader places workloads, commands agents and watches leases (`begin`). A follower only serves reads, from a working
+set that `refresh` reads again when the store changed. Built by `shoal.control.server`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from shoal.wire.transport import Transport
 
 #: A follower reads everything at least this often.
 QUIET_SECONDS = 10.0
-#: And spends at most a part of its time on it: after a reading it rests for so many times as long.
+#: After a read, it waits for this many times as long as the read took.
 REST = 4.0
 
 
@@ -83,7 +83,7 @@ class Leadership:
     ) -> None:
         self.term = term
         self._store = store
-        self.scope = TaskScope("reign")
+        self.scope = TaskScope("leadership")
         self.fleet = Fleet()
         self.ledger = Ledger(
             store, self.fleet, term=term, scope=self.scope, on_commit=metrics.stored, on_failure=on_store_failure
@@ -249,10 +249,10 @@ class Leadership:
         self.queue.enqueue_all(self.fleet.workloads)
 
     async def refresh(self) -> None:
-        """Read what is stored, if anything has changed. Not once it decides: memory is ahead of what is read then.
+        """Read the store if it has changed. A leader does not: its memory is newer than what it would read.
 
-        What makes no event, such as the usage of a workload, is read now and then. A reading that takes long is not
-        made often.
+        Changes without an event, such as the usage of a workload, are read every few seconds. The longer a read takes,
+        the less often it is done.
         """
         if self._decides:
             return

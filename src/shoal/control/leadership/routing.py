@@ -1,8 +1,8 @@
-"""Lets each call through to whoever may answer it: the reign that has begun, or a copy that only answers reads.
+"""Routes each call to the leader; a follower serves reads only.
 
-A control plane that does not lead refuses writes with the leader's address, so that clients and agents follow it; and
-so it does with reads that ask for what only the leader knows, such as when a node was last heard of. While
-no leader is known, they are told to try again. One for each service; `shoal.control.server` makes and opens them.
+A follower refuses writes with the leader's address, so that clients and agents follow it. It refuses reads of what only
+the leader knows, such as when a node last sent a heartbeat, in the same way. While no leader is known, callers are told
+to try again. Made by `shoal.control.server`, which sets the route when leadership changes.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shoal.control.api.service import ControlService
 from shoal.control.leadership.leader import Leadership
 from shoal.core.errors import NotLeaderError
 from shoal.wire.methods import LIVE_HEADER, AgentControl, Credentials, Enrollment, Secrets
 
-#: What a control plane that does not lead may answer.
+#: The RPCs that a follower serves.
 READS = frozenset(
     method.attribute
     for method in (
@@ -36,47 +35,43 @@ READS = frozenset(
 )
 
 
-class Gate:
-    """The object that serves; it has a handler for whatever the service has one for.
+class LeaderRouting:
+    """Finds the handler of each call in the present leadership."""
 
-    Args:
-        handlers: the class of the service.
-        pick: finds it in a reign.
-    """
-
-    def __init__(
-        self, handlers: type = ControlService, pick: Callable[[Leadership], Any] = lambda leadership: leadership.service
-    ) -> None:
-        self._handlers = handlers
-        self._pick = pick
+    def __init__(self) -> None:
         self._leadership: Leadership | None = None
         self._leads = False
         self._leader = ""
 
-    def open_to(self, leadership: Leadership, *, leads: bool, leader: str) -> None:
-        """Answer from this reign from now on."""
+    def route_to(self, leadership: Leadership, *, leads: bool, leader: str) -> None:
+        """Serve calls from this leadership from now on."""
         self._leadership, self._leads, self._leader = leadership, leads, leader
 
-    def __getattr__(self, name: str) -> Any:
-        # Looked up on each call: a reign may have ended since the last one.
-        if name.startswith("_") or not hasattr(self._handlers, name):
-            raise AttributeError(name)
-        return _Handler(self, name)
+    def handlers(self, service: type, pick: Callable[[Leadership], Any]) -> RoutedHandlers:
+        """The handlers of one service, which `pick` finds in a leadership."""
+        return RoutedHandlers(self, service, pick)
 
-    def handler(self, name: str, *, live: bool) -> Any:
-        """The handler of one RPC, or the refusal. Live: what is not stored is wanted as well, so it is the leader's."""
+    def find(self, name: str, pick: Callable[[Leadership], Any], *, live: bool) -> Any:
+        """The handler of one RPC. Raises `NotLeaderError`, also for a read that only the leader can answer (`live`)."""
         if self._leadership is None or (not self._leads and (live or name not in READS)):
             raise NotLeaderError(self._leader)
-        return getattr(self._pick(self._leadership), name)
+        return getattr(pick(self._leadership), name)
 
 
-class _Handler:
-    """Calls the handler that is in charge when the call arrives."""
+class RoutedHandlers:
+    """An object with a handler for each RPC of a service. Handlers are looked up when a call arrives."""
 
-    def __init__(self, gate: Gate, name: str) -> None:
-        self._gate = gate
-        self._name = name
+    def __init__(self, routing: LeaderRouting, service: type, pick: Callable[[Leadership], Any]) -> None:
+        self._routing = routing
+        self._service = service
+        self._pick = pick
 
-    def __call__(self, request: Any, call: Any) -> Any:
-        live = bool(call.metadata.get(LIVE_HEADER))
-        return self._gate.handler(self._name, live=live)(request, call)
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(self._service, name):
+            raise AttributeError(name)
+
+        def handle(request: Any, call: Any) -> Any:
+            live = bool(call.metadata.get(LIVE_HEADER))
+            return self._routing.find(name, self._pick, live=live)(request, call)
+
+        return handle

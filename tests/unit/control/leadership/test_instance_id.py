@@ -5,21 +5,21 @@ import shutil
 import pytest
 
 from shoal.control.leadership import instance_id as names
-from shoal.control.leadership.instance_id import HeldName
+from shoal.control.leadership.instance_id import InstanceId
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import PreconditionError
 
 
 def test_a_name_is_made_once(tmp_path):
-    first = HeldName(tmp_path / "data", SeededEntropy(1))
+    first = InstanceId(tmp_path / "data", SeededEntropy(1))
     first.save()
     assert first.text
-    assert HeldName(tmp_path / "data", SeededEntropy(2)).text == first.text
-    assert HeldName(tmp_path / "other", SeededEntropy(2)).text != first.text
+    assert InstanceId(tmp_path / "data", SeededEntropy(2)).text == first.text
+    assert InstanceId(tmp_path / "other", SeededEntropy(2)).text != first.text
 
 
 def test_nobody_else_uses_it_meanwhile(tmp_path):
-    first, second = HeldName(tmp_path, SeededEntropy(1)), HeldName(tmp_path, SeededEntropy(1))
+    first, second = InstanceId(tmp_path, SeededEntropy(1)), InstanceId(tmp_path, SeededEntropy(1))
     first.hold()
     with pytest.raises(PreconditionError, match=r"in use by process \d+"):
         second.hold()
@@ -30,16 +30,16 @@ def test_nobody_else_uses_it_meanwhile(tmp_path):
 
 
 def test_a_copy_of_the_directory_has_another_name(tmp_path):
-    first = HeldName(tmp_path / "data", SeededEntropy(1))
+    first = InstanceId(tmp_path / "data", SeededEntropy(1))
     first.save()
     shutil.copytree(tmp_path / "data", tmp_path / "copy")
-    assert HeldName(tmp_path / "copy", SeededEntropy(1)).text != first.text
+    assert InstanceId(tmp_path / "copy", SeededEntropy(1)).text != first.text
 
 
 def test_after_a_start_of_the_machine_it_is_another_life(tmp_path, monkeypatch):
-    first = HeldName(tmp_path, SeededEntropy(1))
+    first = InstanceId(tmp_path, SeededEntropy(1))
     first.save()
     monkeypatch.setattr(names, "boot_id", lambda: "another")
-    assert HeldName(tmp_path, SeededEntropy(1)).text != first.text
+    assert InstanceId(tmp_path, SeededEntropy(1)).text != first.text
     monkeypatch.setattr(names, "boot_id", lambda: "")
-    assert HeldName(tmp_path, SeededEntropy(1)).text != first.text
+    assert InstanceId(tmp_path, SeededEntropy(1)).text != first.text
