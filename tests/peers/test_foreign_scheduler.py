@@ -93,7 +93,7 @@ async def test_a_whole_life_without_generations(scheduler):
     assert (status.id, status.desired_state) == ("web", agent.DESIRED_STATE_RUNNING)
     assert status.created_at > 0
     again = await apply(scheduler)
-    assert (again.applied, again.skipped) == (False, True)
+    assert (again.applied, again.skipped) == (True, True)
     assert again.status.actual_state == agent.ACTUAL_STATE_RUNNING
     changed = await apply(scheduler, "r2", seconds="601")
     assert changed.applied

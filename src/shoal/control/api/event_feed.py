@@ -1,7 +1,7 @@
-"""Hands events to whoever follows them, with a bound for each follower.
+"""Streams events to followers, with a bounded queue for each.
 
-A follower that reads too slowly is not waited for: its queue is dropped and it goes on reading from the store where it
-was, so nothing is missed and nothing piles up. Called by `shoal.control.api.service`.
+A follower that reads too slowly loses its queue and continues from the store at the same position, so it misses no
+event and memory stays bounded. Called by `shoal.control.api.service`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Follower:
 
 
 class EventFeed:
-    """The list of events, read and followed."""
+    """Reads and follows the list of events."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._store = ledger.store
@@ -43,7 +43,7 @@ class EventFeed:
             follower.ready.set()
 
     async def follow(self, query: EventQuery) -> AsyncIterator[Event]:
-        """Events after `query.after` that match, those stored already first, then each as it happens."""
+        """Matching events after `query.after`: first the stored ones, then each new one."""
         follower = _Follower()
         self._followers.add(follower)
         try:

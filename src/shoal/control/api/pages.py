@@ -18,12 +18,12 @@ from shoal.core.ids import is_identifier
 MessageT = TypeVar("MessageT", bound=Message)
 
 MAX_PAGE_SIZE = 10_000
-#: A quarter of what a message may have: room for one large entry more, and for what is around the list.
+#: A quarter of the largest message: room for one more large entry and for the other fields.
 PAGE_BYTES = 4 * 1024 * 1024
 
 
 def check_page(size: int, token: str) -> None:
-    """Raise `InvalidError` for a request that asks for no page."""
+    """Raise `InvalidError` for a bad page size or token."""
     problems = []
     if not 0 <= size <= MAX_PAGE_SIZE:
         problems.append(problem("page_size", size, f"must be between 0 and {MAX_PAGE_SIZE:,}"))

@@ -1,4 +1,4 @@
-"""`shoal.v1.Secrets`: convert, call, convert. No answer, no error and no event has a value in it."""
+"""`shoal.v1.Secrets`: convert, call, convert. Answers, errors and events never contain a value."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class SecretService:
         return pb.SetSecretResponse(secret=convert.secret_to_proto(record))
 
     async def list_secrets(self, _request: pb.ListSecretsRequest, _call: Call) -> pb.ListSecretsResponse:
-        """The names there are."""
+        """The names of all secrets."""
         return pb.ListSecretsResponse(secrets=[convert.secret_to_proto(each) for each in await self._secrets.records()])
 
     async def delete_secret(self, request: pb.DeleteSecretRequest, call: Call) -> pb.DeleteSecretResponse:
-        """Forget a secret."""
+        """Delete a secret."""
         if not is_identifier(request.name):
             raise InvalidError([problem("name", request.name, IDENTIFIER_RULE)])
         await self._secrets.delete(request.name, by=_name(call))

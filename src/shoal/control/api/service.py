@@ -63,7 +63,7 @@ from shoal.wire import convert
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Call
 
-#: States that the contract names and no workload of ours is in.
+#: States that the contract names and no workload here is ever in.
 OTHER_STATES = ("RetryPending", "Deleted")
 MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
 
@@ -118,7 +118,7 @@ class ControlService:
     # Agents
 
     async def register_node(self, request: pb.RegisterNodeRequest, _call: Call) -> pb.RegisterNodeResponse:
-        """Register a node. Capacity and types that cannot be are refused in the answer, as the contract has it."""
+        """Register a node. Impossible capacity and types are refused in the answer, as the contract has it."""
         try:
             spec = convert.node_spec_from_proto(request)
         except InvalidError as error:
@@ -143,7 +143,7 @@ class ControlService:
         return answer
 
     async def heartbeat(self, request: pb.HeartbeatRequest, _call: Call) -> pb.HeartbeatResponse:
-        """Take in a beat."""
+        """Process a heartbeat."""
         check_id("node_id", request.node_id)
         heartbeat = Heartbeat(
             node_id=NodeId(request.node_id),
@@ -169,7 +169,7 @@ class ControlService:
         return answer
 
     def _usage(self, request: pb.HeartbeatRequest) -> NodeUsage | None:
-        """What the node uses. Numbers that cannot be are left out: a beat is not refused for a measurement."""
+        """The measured usage of a node. Impossible numbers are dropped; the heartbeat counts all the same."""
         if not request.HasField("usage"):
             return None
         try:
@@ -181,7 +181,7 @@ class ControlService:
     def control_stream(
         self, requests: AsyncIterator[pb.ControlMessage], call: Call
     ) -> AsyncIterator[pb.ControlMessage]:
-        """The same and more through one stream: what comes is answered as above, and calls to its agent go back."""
+        """Serve an agent's stream: its messages are handled as the calls above, and calls to the agent go back."""
         return self._streams.serve(requests, call, self)
 
     async def stream_broke(self, node_id: NodeId) -> None:
@@ -189,7 +189,7 @@ class ControlService:
         await self._lease_watch.stream_broke(node_id)
 
     def _statuses(self, request: pb.HeartbeatRequest) -> Mapping[bytes, RunStatus]:
-        """The statuses of a beat. One that cannot be read is counted and left out: the others still count."""
+        """The statuses of a heartbeat. An unreadable one is counted and dropped."""
         contact = self._contacts.get(NodeId(request.node_id))
         statuses = convert.run_statuses_from_heartbeat(request, contact.statuses if contact is not None else {})
         self._heartbeats.ignored(len(request.workload_statuses) - len(statuses))
@@ -267,7 +267,7 @@ class ControlService:
         return pb.RetryWorkloadResponse(accepted=accepted)
 
     async def set_desired_state(self, request: pb.SetDesiredStateRequest, call: Call) -> pb.SetDesiredStateResponse:
-        """Start or stop."""
+        """Start or stop a workload."""
         check_id("workload_id", request.workload_id)
         desired = convert.desired_state_from_text(request.desired_state)
         record = await self._workloads.set_desired(WorkloadId(request.workload_id), desired, cause=cause_of_call(call))
@@ -276,7 +276,7 @@ class ControlService:
     async def submit_automation_suggestion(
         self, request: pb.SubmitAutomationSuggestionRequest, call: Call
     ) -> pb.SubmitAutomationSuggestionResponse:
-        """Do what an automation suggests, where the same could be asked for directly."""
+        """Carry out the suggestion of an automation, if a client could request the same."""
         suggestion = request.suggestion
         answer = pb.SubmitAutomationSuggestionResponse()
         answer.decided_at.FromDatetime(self._clock.wall())
@@ -312,7 +312,7 @@ class ControlService:
     # Groups
 
     async def apply_group(self, request: pb.ApplyGroupRequest, call: Call) -> pb.ApplyGroupResponse:
-        """Make a group what is asked, all or none."""
+        """Store a group: all of its members or none."""
         check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
         members = read_members(request.members)
@@ -339,7 +339,7 @@ class ControlService:
         )
 
     async def delete_group(self, request: pb.DeleteGroupRequest, call: Call) -> pb.DeleteGroupResponse:
-        """Record the wish to have a group gone."""
+        """Request the deletion of a group."""
         check_id("group_id", request.group_id)
         expected = request.expected_generation if request.HasField("expected_generation") else None
         generation = await self._groups.delete(
@@ -405,20 +405,20 @@ class ControlService:
         return convert.cluster_summary_to_proto(self._views.summary())
 
     async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
-        """Forget a node that is gone for good."""
+        """Remove the record of a node that is gone for good."""
         check_id("node_id", request.node_id)
         await self._operations.remove(NodeId(request.node_id), cause=cause_of_call(call))
         await self._agents.forget(NodeId(request.node_id))
         return pb.RemoveNodeResponse()
 
     async def cordon_node(self, request: pb.CordonNodeRequest, call: Call) -> pb.CordonNodeResponse:
-        """Let no new work go to a node."""
+        """Cordon a node: it gets no new work."""
         check_id("node_id", request.node_id)
         record = await self._operations.cordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.CordonNodeResponse(node=self._node_view(record))
 
     async def uncordon_node(self, request: pb.UncordonNodeRequest, call: Call) -> pb.UncordonNodeResponse:
-        """Let a node take work again."""
+        """End a cordon or a drain."""
         check_id("node_id", request.node_id)
         record = await self._operations.uncordon(NodeId(request.node_id), cause=cause_of_call(call))
         return pb.UncordonNodeResponse(node=self._node_view(record))
@@ -433,7 +433,7 @@ class ControlService:
         return pb.LabelNodeResponse(node=self._node_view(record))
 
     async def drain_node(self, request: pb.DrainNodeRequest, call: Call) -> pb.DrainNodeResponse:
-        """Have a node emptied."""
+        """Drain a node."""
         check_id("node_id", request.node_id)
         if not 0 <= request.deadline_ms <= MAX_DEADLINE_MS:
             rule = f"must be between 0 and {MAX_DEADLINE_MS:,} milliseconds"
@@ -445,7 +445,7 @@ class ControlService:
         return pb.DrainNodeResponse(node=self._node_view(record))
 
     async def mark_node_dead(self, request: pb.MarkNodeDeadRequest, call: Call) -> pb.MarkNodeDeadResponse:
-        """Take an operator's word that a node is gone."""
+        """Declare a node dead, on the word of an operator."""
         check_id("node_id", request.node_id)
         record = await self._operations.mark_dead(
             NodeId(request.node_id), force=request.force, cause=cause_of_call(call)
@@ -453,7 +453,7 @@ class ControlService:
         return pb.MarkNodeDeadResponse(node=self._node_view(record))
 
     async def adopt_workload(self, request: pb.AdoptWorkloadRequest, call: Call) -> pb.AdoptWorkloadResponse:
-        """Take over a workload that runs on a node and is not known here."""
+        """Adopt an orphan: a workload that runs on a node without a record here."""
         check_id("node_id", request.node_id)
         check_id("workload_id", request.workload_id)
         record = await self._adoption.adopt(
@@ -465,7 +465,7 @@ class ControlService:
         return convert.node_view_to_proto(self._views.node(record))
 
     async def plan_placement(self, request: pb.PlanPlacementRequest, _call: Call) -> pb.PlanPlacementResponse:
-        """Where workloads would go now, and why."""
+        """Place workloads on paper: where they would go now, and why."""
         planned = [
             merge(
                 requested,
@@ -492,7 +492,7 @@ class ControlService:
         return pb.PlanPlacementResponse(placements=placements, placeable=plan.complete)
 
     async def list_events(self, request: pb.ListEventsRequest, _call: Call) -> pb.ListEventsResponse:
-        """Part of the list of events."""
+        """A part of the list of events."""
         query = event_query(request.after, request.limit, request.subject_kind, request.subject_id)
         page = await self._store.events(dataclasses.replace(query, newest=request.newest))
         events = [convert.event_to_proto(event) for event in page.events]

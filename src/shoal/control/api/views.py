@@ -1,4 +1,4 @@
-"""Puts views together from the working set. Pure but for reading it; called by `shoal.control.api.service`."""
+"""Builds the views of nodes, workloads and groups from the working set. Called by `shoal.control.api.service`."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from shoal.model.workloads import (
 SHOWN_SESSION = 6
 #: Every state that the view of a node can have.
 NODE_STATES = tuple(state.value for state in NodeState)
-#: In a list of many workloads, the reasons of so many nodes are told; one workload alone has them all.
+#: In lists, a workload has the rejections of this many nodes; the view of one workload has them all.
 LISTED_REJECTIONS = 20
 
 
 def _short(view: WorkloadView) -> WorkloadView:
-    """For lists: without what only somebody who looks at one workload wants to read."""
+    """The view for lists, without the last output and most rejections."""
     run = view.run
     if run is not None and run.last_output:
         run = dataclasses.replace(run, last_output="")
@@ -53,7 +53,7 @@ def _failover_word(node: NodeRecord) -> str:
 
 
 class Views:
-    """Reads the working set for people."""
+    """Builds views."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Views:
         )
 
     def _why_lost(self, record: WorkloadRecord, owner: NodeRecord) -> str:
-        """Why a workload on a lost node is not elsewhere yet."""
+        """Why a workload on a lost node has not moved."""
         words = f"node {owner.node_id}: {owner.state_reason}"
         if owner.dead:
             return words
@@ -219,7 +219,7 @@ class Views:
         )
 
     def _last_heartbeat(self, record: NodeRecord) -> datetime | None:
-        """When a node was last heard of. It is stored only now and then: who does not hear it cannot say."""
+        """The time of the last heartbeat. It is rarely stored, so a follower does not know it."""
         if not self._contacts.receives_heartbeats:
             return None
         contact = self._contacts.get(record.node_id)

@@ -63,7 +63,7 @@ class Contact:
     orphans: tuple[WorkloadId, ...] = ()
     #: What is wrong with the node, in its own words.
     conditions: tuple[NodeCondition, ...] = ()
-    #: Those that are told in an event.
+    #: The conditions that an event was stored for.
     told_conditions: frozenset[str] = frozenset()
     #: The statuses of the last heartbeat by their bytes, so that only new ones are parsed, and the measured usage.
     statuses: Mapping[bytes, RunStatus] = field(default_factory=dict)

@@ -1,11 +1,10 @@
-"""Empties the nodes that operators want empty: one workload at a time, until nothing is left there.
+"""Drains nodes: moves their workloads away, a few at a time, until none is left.
 
-Which one leaves next is decided in `shoal.control.state.moves`; how a move goes on once it has begun is the
-reconciler's business, like everything else about a workload. A workload for which there is no room elsewhere stays
-where it is and is tried again; one that runs to an end is waited for; past the deadline all that is left is moved by
-force. Nothing is kept here that a restart could lose: the wish is on the node, each move on its workload.
+`shoal.control.state.moves` decides which workload moves next, and the reconciler carries a move out. A workload that
+fits nowhere else stays and is tried again; one that runs to completion is waited for; after the deadline the rest is
+moved by force. A restart loses nothing: the request is stored with the node, each move with its workload.
 
-Owned by `shoal.control.leadership.leader`; calls `shoal.control.workloads.relocation` and
+Started by `shoal.control.leadership.leader`; calls `shoal.control.workloads.relocation` and
 `shoal.control.nodes.operations`.
 """
 
@@ -34,14 +33,14 @@ from shoal.model.workloads import DesiredState, MoveKind, WorkloadRecord
 
 log = logging.getLogger(__name__)
 
-#: A draining node is looked at this often, and when anything about it was stored.
+#: How often a draining node is checked, besides the changes that are stored.
 LOOK_SECONDS = 1.0
 #: A workload that could not be moved is tried again after this long.
 STUCK_BACKOFF = Backoff(first=2.0, cap=30.0)
 
 
 class Drains:
-    """Every drain that is under way."""
+    """The drains in progress."""
 
     def __init__(
         self,
@@ -64,9 +63,9 @@ class Drains:
         self._parallel = parallel
         self._wake = Signal()
         self._tries: dict[WorkloadId, tuple[int, float]] = {}
-        #: Why a workload has not left yet, for people.
+        #: Why a workload cannot move yet, for views.
         self.stuck: dict[WorkloadId, str] = {}
-        # By what is stored, not by who asked for it: the answer to a wish may be lost, and whoever wished it be gone.
+        # From what is stored, not from the call: its answer may be lost and the caller gone.
         ledger.on_batch(self._stored)
         ledger.on_reload(self._wake.set)
 
@@ -79,7 +78,7 @@ class Drains:
         return node is not None and node.desired is DesiredNodeState.DRAINING
 
     async def run(self) -> None:
-        """Empty what is to be empty, for ever. Owned by the control plane's task scope."""
+        """Drain until cancelled."""
         rounds = Rounds("drains")
         while True:
             draining = [node_id for node_id in self._fleet.nodes if self._is_draining(node_id)]
@@ -95,12 +94,12 @@ class Drains:
         node = self._fleet.nodes.get(node_id)
         if node is None:
             return
-        if not self._fleet.leaving(node_id):  # what has left and found no place yet goes on looking for one
-            if node.state is NodeState.DRAINING:  # it is heard of, so that nothing is left there is its own word
+        if not self._fleet.leaving(node_id):  # what has left without a new node yet looks for one by itself
+            if node.state is NodeState.DRAINING:  # it is in contact, so its heartbeats prove that it is empty
                 await self._operations.drained(node_id)
             return
         if node.state is NodeState.NOT_READY:
-            return  # lost: what it owns moves by other rules
+            return  # lost: its work moves by the rules of failover
         forced = node.drain_deadline is not None and self._clock.wall() >= node.drain_deadline
         step = next_moves(
             self._leavers(node_id),
@@ -110,7 +109,7 @@ class Drains:
             now=self._clock.monotonic(),
         )
         for leaver in step.begin:
-            if self._is_draining(node_id):  # else it was taken back while others were looked at
+            if self._is_draining(node_id):  # the drain may have been canceled meanwhile
                 await self._begin(leaver, node_id)
         for leaver in step.force:
             if self._is_draining(node_id):
@@ -121,7 +120,7 @@ class Drains:
         return sum(each.desired is DesiredState.RUNNING for each in moving)
 
     def _leavers(self, node_id: NodeId) -> list[Leaver]:
-        """What still has to leave and does not leave by itself: all that is to run."""
+        """The workloads that have to be moved: those that should run."""
         ids = self._fleet.owned_by(node_id) | self._fleet.moving_from(node_id)
         records = (self._fleet.workloads[each] for each in ids)
         return [self._leaver(each) for each in records if self._has_to_leave(each, node_id)]
@@ -153,18 +152,18 @@ class Drains:
             unplaced = self._without_a_place(leaver.workload_id)
             if unplaced is None:
                 await self._relocation.move_after(leaver.workload_id, node_id, reason=reason)
-        # Also when it has begun: should it come back because its replacement failed, the next try is not at once.
+        # Also for a move that began: if its replacement fails and it comes back, the next try waits.
         tries = self._tries.get(leaver.workload_id, (0, 0.0))[0] + 1
         again_at = self._clock.monotonic() + STUCK_BACKOFF.delay(tries, self._entropy)
         self._tries[leaver.workload_id] = (tries, again_at)
         if unplaced is None:
             self.stuck.pop(leaver.workload_id, None)
             return
-        self._wake.set()  # somebody else may be able to leave meanwhile
+        self._wake.set()  # another workload may be able to move
         await self._note_stuck(leaver.workload_id, unplaced)
 
     def _without_a_place(self, workload_id: WorkloadId) -> Unplaced | None:
-        """Whether there would be no place for a workload that has to be stopped before it gets one."""
+        """Check for a place before a workload is stopped to be moved."""
         record = self._fleet.workloads.get(workload_id)
         if record is None:
             return None
@@ -193,7 +192,7 @@ class Drains:
                 raise
 
     async def _force(self, leaver: Leaver, node_id: NodeId) -> None:
-        """Past the deadline: it goes, whether or not its replacement is ready or there is room for one."""
+        """After the deadline: move it, whether or not its replacement is ready or fits anywhere."""
         record = self._fleet.workloads.get(leaver.workload_id)
         if record is None:
             return

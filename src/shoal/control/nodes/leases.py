@@ -1,14 +1,14 @@
-"""Whether a node is alive, judged from when it was last heard of.
+"""Decides whether a node is alive, from the time of its last heartbeat. Pure.
 
-A lease is counted by the control plane's own steady clock from the receipt of a beat; what an agent's clock says
-plays no part. The agent counts from when it sent the beat, which is earlier, so it always believes in an earlier end
-than the control plane does.
+The control plane counts a lease by its own steady clock from the receipt of a heartbeat; the agent's clock plays no
+part. The agent counts from the sending of the heartbeat, which is earlier, so its lease always ends before the control
+plane's.
 
     receipt ─────────── half ─────────── lease ──── margin ───▶
-       Ready             Suspect          NotReady    at-most-one work is given away
+       Ready             Suspect          NotReady    at-most-one work may move
 
-At-most-one work stops on the agent `margin` before its end and is given away `margin` after ours. That is safe as
-long as the two clocks run equally fast within a tenth; what they show does not matter.
+An agent stops at-most-one work `margin` before its lease ends, and the control plane moves it `margin` after its own
+count ends. That is safe while the rates of the two clocks differ by less than a tenth; their readings do not matter.
 
 Called by the other modules of this room; `contacts` keeps the time of the last heartbeat of each node in memory.
 """
@@ -39,11 +39,11 @@ def _is_reasonable(value: timedelta) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """How often agents beat and how long their silence is borne."""
+    """How often agents send heartbeats, and how long a lease lasts."""
 
-    #: How often an agent is asked to beat. The default keeps a thousand nodes at a hundred beats a second.
+    #: How often an agent sends a heartbeat. With the default, a thousand nodes send a hundred heartbeats a second.
     heartbeat_interval: Annotated[timedelta, Check(_is_reasonable)] = timedelta(seconds=10)
-    #: How long a node counts as alive after a beat. At the default two beats may be lost before the third is late.
+    #: How long a node counts as alive after a heartbeat. With the default, two heartbeats in a row may be lost.
     lease: Annotated[timedelta, Check(_is_reasonable)] = timedelta(seconds=30)
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
@@ -70,8 +70,8 @@ class LeaseSettings:
     def suspect_after(self, lease: float) -> float:
         """Seconds of silence after which a node is Suspect: half its lease.
 
-        But never less than one and a half intervals, which is the same at the defaults: with a lease of only two
-        intervals every beat that is a little late would otherwise make its node Suspect.
+        But at least one and a half intervals, which is the same at the defaults. With a lease of only two intervals,
+        every heartbeat that is a little late would otherwise make its node Suspect.
         """
         return min(lease, max(lease / 2, 1.5 * self.interval_seconds))
 
@@ -82,11 +82,11 @@ class LeaseSettings:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One node's lease: when the node was last heard of, and for how long that counts."""
+    """The lease of one node: when its last heartbeat was received, and how long that counts."""
 
     last_receipt: float
     seconds: float
-    #: False until the first beat after a start of the control plane: then the receipt is only presumed.
+    #: False until the first heartbeat after a start of the control plane: until then the receipt is presumed.
     heard: bool = True
 
     @property
@@ -113,17 +113,17 @@ class LeaseVerdict:
 def first_deadline_after_restart(*, started: float, promised: float, settings: LeaseSettings) -> Lease:
     """The lease of a known node when the control plane starts.
 
-    Nothing was heard while it was away, and that is no fault of the node: it counts as heard of at the start. What
-    was promised before is honoured even if the setting is shorter now.
+    The control plane received nothing while it was down, which is no fault of the node: its last heartbeat is presumed
+    to have arrived at the start. A longer lease that was promised before is kept.
     """
     return Lease(last_receipt=started, seconds=max(promised, settings.lease_seconds), heard=False)
 
 
 def renew(lease: Lease | None, *, receipt: float, settings: LeaseSettings) -> Lease:
-    """The lease after an accepted beat.
+    """The lease after an accepted heartbeat.
 
-    Its end never moves back. After a restart with a shorter setting the answer to this beat may be lost, and then
-    the agent goes on believing in the longer lease it was promised before.
+    Its end never moves back. After a restart with a shorter setting the answer to this heartbeat may be lost, and then
+    the agent still counts on the longer lease.
     """
     seconds = settings.lease_seconds
     if lease is not None:
@@ -149,8 +149,8 @@ def judge(
     return LeaseVerdict(NodeState.NOT_READY, None, True, reason, heard)
 
 
-#: What a state becomes by a verdict. Silence alone never makes a state better, so NotReady does not become Suspect.
-#: Draining and Drained are a person's wish, which no beat undoes; but a lost node is lost, whatever was wished of it.
+#: The next state for each state and verdict. Silence never makes a state better, so NotReady does not become Suspect.
+#: Draining and Drained are set by an operator and no heartbeat undoes them; but a lost node is NotReady all the same.
 _NEXT: Mapping[NodeState, Mapping[NodeState, NodeState]] = {
     NodeState.READY: {
         NodeState.READY: NodeState.READY,
@@ -185,12 +185,11 @@ _DRAINING_STATES = (NodeState.DRAINING, NodeState.DRAINED)
 def next_state(current: NodeState, verdict: LeaseVerdict, *, desired: NodeState | None = None) -> NodeState:
     """The state that follows from a verdict.
 
-    A node that was being emptied and is then lost is NotReady, and one state cannot hold both facts. Whoever lets
-    people drain nodes keeps their `wish` (DRAINING or DRAINED) beside the state and passes it here: it comes back
-    into sight when the node does. Without one, what `current` shows of a wish counts.
+    A draining node that is lost is NotReady, and one state cannot hold both facts. So the operator's request
+    (`desired`: DRAINING or DRAINED) is stored beside the state and passed here; it shows again when the node returns.
 
-    A receipt that is only presumed, because the control plane has just started, makes no state better either: a node
-    that was lost before stays so until it really beats.
+    A presumed receipt, because the control plane has just started, makes no state better either: a node that was lost
+    before stays lost until a heartbeat arrives.
     """
     after = _NEXT[current][verdict.state]
     if after is NodeState.READY and not verdict.heard:
@@ -203,16 +202,16 @@ def next_state(current: NodeState, verdict: LeaseVerdict, *, desired: NodeState 
 class HeartbeatVerdict(enum.Enum):
     """What to do with a heartbeat."""
 
-    ACCEPT = "accept"  # it is from the agent that holds the node, and newer than any before it
-    REPEAT = "repeat"  # acknowledged, and ignored: it says nothing new and renews nothing
+    ACCEPT = "accept"  # from the agent that holds the node, and newer than all before
+    REPEAT = "repeat"  # acknowledged and ignored: it renews nothing
     SUPERSEDED = "superseded"  # a later registration holds the node; this agent has to be told
-    UNKNOWN_SESSION = "unknown session"  # nobody registered so; this agent has to register first
+    UNKNOWN_SESSION = "unknown session"  # no such session; the agent has to register first
 
 
 def make_session(registered_ms: int, agent: str, *, after: str = "") -> str:
-    """A session's name: when it was made, so that of two the later one is known, and the run of the agent that has it.
+    """The id of a session: the time of registration, so that the later of two is known, and the agent's instance.
 
-    It is later than `after`, the session that it ends, also when the clock was set back meanwhile.
+    It is later than `after`, the session that it ends, even if the clock was set back in between.
     """
     before = after.partition("-")[0]
     earliest = int(before) + 1 if before.isdigit() else 0
@@ -220,7 +219,7 @@ def make_session(registered_ms: int, agent: str, *, after: str = "") -> str:
 
 
 def same_agent(session: str, other: str) -> bool:
-    """Whether two sessions were given to one run of one agent."""
+    """Whether two sessions belong to one instance of one agent."""
     return bool(session) and session.partition("-")[2] == other.partition("-")[2]
 
 
@@ -229,18 +228,18 @@ def judge_heartbeat(
 ) -> HeartbeatVerdict:
     """Judge a heartbeat by its session and its sequence number.
 
-    The session on record is None when the node is not known and empty when its agent knows no sessions; such agents
-    number nothing, so all of their beats are accepted. A beat that names an older session than the record is from an
-    agent whose place another has taken, unless both are its own: then it has registered and the answer was lost. The
-    sequence on record is 0 until a session's first beat arrived here; an agent that does not count sends 0 always.
+    The session on record is None for an unknown node, and empty for an agent without sessions. Such agents number
+    nothing, so all of their heartbeats are accepted. A heartbeat with an older session than the record comes from an
+    agent that was replaced, unless both sessions are its own: then it has registered and the answer was lost. The
+    sequence on record is 0 until the first heartbeat of a session arrives; an agent that does not count sends 0.
 
-    A repeated or older number proves no life: it may be a packet that lay in a queue while its sender died. It is
-    acknowledged, so that a sender whose answer was lost goes on to its next beat, but it does not renew the lease.
+    A repeated or older number proves nothing: it may be a packet that lay in a queue while its sender died. It is
+    acknowledged, so that a sender whose answer was lost continues, but it does not renew the lease.
     """
     if session_on_record is None:
         return HeartbeatVerdict.UNKNOWN_SESSION
     if session_given != session_on_record:
-        # A later session than the one on record is no loser: the record is from an older copy of the database.
+        # A session later than the record was not replaced: the record comes from an older copy of the database.
         older = bool(session_given) and session_given < session_on_record
         lost = older and not same_agent(session_given, session_on_record)
         return HeartbeatVerdict.SUPERSEDED if lost else HeartbeatVerdict.UNKNOWN_SESSION

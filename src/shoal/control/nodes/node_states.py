@@ -50,7 +50,9 @@ class NodeStates:
 
         def decide() -> Batch | None:
             states = ((each, state_in_contact(self._fleet.nodes.get(each))) for each in node_ids)
-            return self._changed(((each, state, "it beats again") for each, state in states), by=EventSource.HEARTBEAT)
+            return self._changed(
+                ((each, state, "it sends heartbeats again") for each, state in states), by=EventSource.HEARTBEAT
+            )
 
         await self._ledger.change(decide)
         for node_id in node_ids:

@@ -66,7 +66,7 @@ class NodeOperations:
         return await self._change(node_id, change, EventKind.NODE_CORDONED, message, cause=cause, ends_work=True)
 
     async def uncordon(self, node_id: NodeId, *, cause: str) -> NodeRecord:
-        """Take a cordon or a drain back. What has left already does not come back by itself."""
+        """End a cordon or a drain. What has moved away does not come back by itself."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             return None if node.desired is DesiredNodeState.NONE else self._with_desired(node, DesiredNodeState.NONE)
@@ -100,7 +100,7 @@ class NodeOperations:
         return record
 
     async def drain(self, node_id: NodeId, *, deadline: timedelta | None, cause: str) -> NodeRecord:
-        """Have a node emptied. After the deadline what is left is moved by force; None: never.
+        """Drain a node. After the deadline the rest is moved by force; None means never.
 
         Said again, it changes the deadline. A node that is drained already has nothing left to do.
         """
@@ -118,7 +118,7 @@ class NodeOperations:
         return await self._change(node_id, change, EventKind.NODE_DRAIN_REQUESTED, message, cause=cause, ends_work=True)
 
     async def drained(self, node_id: NodeId) -> None:
-        """A node that was to be emptied is empty."""
+        """A draining node is empty."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             if node.desired is not DesiredNodeState.DRAINING or self._fleet.leaving(node_id):
@@ -137,7 +137,7 @@ class NodeOperations:
         )
 
     async def mark_dead(self, node_id: NodeId, *, force: bool, cause: str) -> NodeRecord:
-        """An operator knows that nothing runs on a node any more: everything that it owned moves now."""
+        """An operator says that nothing runs on a node: all of its work moves now."""
 
         def change(node: NodeRecord) -> NodeRecord | None:
             if node.dead:
@@ -150,7 +150,7 @@ class NodeOperations:
                 )
             return dataclasses.replace(
                 node,
-                session="",  # whoever beats for it now has to register first
+                session="",  # an agent with this id has to register first
                 state=NodeState.NOT_READY,
                 state_reason="declared dead",
                 state_by=EventSource.OPERATOR,
@@ -212,13 +212,13 @@ class NodeOperations:
         return any(seconds_until_move(spec, silence=silence, lease=lease) for spec in stopping)
 
     def _with_desired(self, node: NodeRecord, desired: DesiredNodeState) -> NodeRecord:
-        """The node with a wish, and a state that shows it as long as the node is heard of."""
+        """The node with a requested state, which its own state shows while the node is in contact."""
         at = self._clock.wall()
         changed = dataclasses.replace(node, desired=desired, desired_at=at, drain_deadline=None)
         shows_desired = node.state in (NodeState.DRAINING, NodeState.DRAINED)
         state = desired.state if desired.state is not None and node.state is not NodeState.NOT_READY else None
         if state is None and shows_desired:
-            state = NodeState.READY  # should it be silent by now, the next look at its lease says so
+            state = NodeState.READY  # if it is silent, the next round over the leases marks it
         if state is None or state is node.state:
             return changed
         reason = desired.value or "it takes work again"
@@ -238,7 +238,7 @@ class NodeOperations:
         ends_work: bool = False,
         revokes: str = "",
     ) -> NodeRecord:
-        """Store what `change` makes of a node. `ends_work`: no placement that was decided before comes after it."""
+        """Store what `change` makes of a node. `ends_work`: wait for placements that are being stored."""
 
         def decide() -> Batch | None:
             changed = change(self._fleet.node(node_id))

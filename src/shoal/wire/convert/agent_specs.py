@@ -1,7 +1,7 @@
-"""What reaches an agent: `persys.agent.v1.WorkloadSpec`, made from a control spec and read by the agent.
+"""Specs for agents: `persys.agent.v1.WorkloadSpec`, written from a control spec and read by the agent.
 
-The agent's contract says the same as the control plane's with other fields. Where it has none, a field from 100 on
-carries the rest, so that our agents lose nothing; the published fields are filled the way foreign agents expect them.
+The two contracts have different fields. What the agent's contract lacks is in fields from 100 on, so that our agents
+lose nothing; the published fields are filled as foreign agents expect them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
 _MIB = 1024 * 1024
-# What a foreign agent makes of a disk of no size.
+# The size that a foreign agent gives to a disk without one.
 _DEFAULT_DISK_GB = 20
 _FOREIGN_IMAGES = "/var/lib/libvirt/images"
 _MAX_PROJECT = 63
 
 
 def agent_spec_from_control(spec: WorkloadSpec, workload_id: str) -> agent.WorkloadSpec:
-    """The agent's form of a spec."""
+    """Write a spec for an agent."""
     request = spec.request
     with writing("spec"):
         return agent.WorkloadSpec(
@@ -65,7 +65,7 @@ def agent_spec_from_control(spec: WorkloadSpec, workload_id: str) -> agent.Workl
 
 
 def agent_spec_from_proto(pb: agent.WorkloadSpec, type: int, *, at: str = "spec") -> AgentSpec:  # noqa: A002 - the field's name on the wire
-    """Read and check what an agent was sent. Raises `InvalidError` and nothing else."""
+    """Read and check a spec in an agent. Raises `InvalidError` and nothing else."""
     kind = workload_type_from_agent(type)
     problems: list[Problem] = []
     member = pb.WhichOneof("spec")
@@ -87,7 +87,7 @@ def agent_spec_from_proto(pb: agent.WorkloadSpec, type: int, *, at: str = "spec"
 
 
 def control_spec_from_agent(data: bytes, type: int) -> control.WorkloadSpec:  # noqa: A002 - the field's name on the wire
-    """The control plane's form of a spec that an agent runs from, for a workload that is taken over.
+    """Rebuild the control plane's spec from an agent's, for a workload that is adopted.
 
     Made from it again, the agent's form is the same to the byte if it was made here in the first place. Where a
     workload may run and how it is labelled never reached the agent, and is lost. Raises `InvalidError`, and
@@ -103,7 +103,7 @@ def control_spec_from_agent(data: bytes, type: int) -> control.WorkloadSpec:  # 
     try:
         pb = agent.WorkloadSpec.FromString(data)
     except DecodeError:
-        raise InvalidError([problem("spec", None, "must be a serialised persys.agent.v1.WorkloadSpec")]) from None
+        raise InvalidError([problem("spec", None, "must be a serialized persys.agent.v1.WorkloadSpec")]) from None
     spec = agent_spec_from_proto(pb, type)
     return control.WorkloadSpec(
         type=kind.value,
@@ -127,7 +127,7 @@ def _as_on_the_wire(found: Problem, at: str) -> Problem:
 
 
 def _reservation(pb: agent.WorkloadSpec, at: str, problems: list[Problem]) -> Resources:
-    """What was reserved; from a foreign scheduler, which does not say, what the workload itself asks for."""
+    """The reserved resources; a foreign scheduler sends none, so then those in the workload's own fields."""
     if pb.HasField("reservation"):
         given = pb.reservation
         return Resources(given.cpu_millicores, given.memory_mb, given.disk_gb, given.slots)
@@ -147,7 +147,7 @@ def _reservation(pb: agent.WorkloadSpec, at: str, problems: list[Problem]) -> Re
 
 
 # ---------------------------------------------------------------------------------------------------------
-# The kinds
+# Types
 
 
 def _container(spec: WorkloadSpec, container: ContainerSpec) -> agent.ContainerSpec:
@@ -164,7 +164,7 @@ def _container(spec: WorkloadSpec, container: ContainerSpec) -> agent.ContainerS
             agent.PortMapping(host_port=each.host_port, container_port=each.container_port, protocol=each.protocol)
             for each in container.ports
         ],
-        # A thousand shares a core is what foreign agents are used to; ours limit by the reservation.
+        # Foreign agents expect a thousand shares per core; ours limit by the reservation.
         resources=agent.ResourceLimits(cpu_shares=asked.cpu_millicores, memory_bytes=asked.memory_mb * _MIB),
         restart_policy=agent.RestartPolicy(policy=container.restart_policy) if container.restart_policy else None,
         labels=spec.labels,
@@ -185,7 +185,7 @@ def _compose(compose: ComposeSpec, workload_id: str) -> agent.ComposeSpec:
 
 
 def compose_project(workload_id: str) -> str:
-    """A name that compose accepts: lower case, no dots. One that had to be changed gets a hash, to stay unique."""
+    """A project name that compose accepts: lower case, no dots. A changed name gets a hash, to stay unique."""
     name = re.sub(r"[^a-z0-9_-]", "-", workload_id.lower())
     if name == workload_id and len(name) <= _MAX_PROJECT:
         return name
@@ -199,7 +199,7 @@ def _vm(spec: WorkloadSpec, vm: VmSpec, workload_id: str) -> agent.VMSpec:
         device = _device(index)
         disks.append(
             agent.DiskConfig(
-                # A foreign agent needs a path; ours looks at the pool.
+                # A foreign agent needs a path; ours use the pool.
                 path=f"{_FOREIGN_IMAGES}/{workload_id}-{device}.qcow2",
                 device=device,
                 format="qcow2",
@@ -236,7 +236,7 @@ def _vm(spec: WorkloadSpec, vm: VmSpec, workload_id: str) -> agent.VMSpec:
 
 
 def _device(index: int) -> str:
-    """The names that a kernel gives: vda to vdz, then vdaa."""
+    """The kernel's name of a disk: vda to vdz, then vdaa."""
     letters = ""
     index += 1
     while index:

@@ -1,4 +1,4 @@
-"""Single values that every conversion needs: moments, durations, enums, texts with a bound.
+"""Single values that every conversion needs: times, durations, enums, bounded texts.
 
 Reading never raises: what is wrong goes to a list of problems, so that one answer can name all of them.
 """
@@ -19,8 +19,7 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# The first and the last moment a datetime can hold, in seconds since 1970. The first is also what a foreign program
-# sends for "never".
+# The range of a datetime, in seconds since 1970. Foreign programs send the first value for "never".
 _FIRST_SECOND = -62_135_596_800
 _LAST_SECOND = 253_402_300_799
 _MAX_MILLIS = MAX_DURATION // timedelta(milliseconds=1)
@@ -123,7 +122,7 @@ def read_count(value: int, field: str, problems: list[Problem], *, most: int = 2
 
 
 def problems_to_proto(problems: Iterable[Problem]) -> list[run.FieldProblem]:
-    """Broken rules, for an answer that carries them itself."""
+    """Problems for the body of an answer."""
     return [run.FieldProblem(field=each.field, value=each.value, rule=each.rule) for each in problems]
 
 
@@ -133,7 +132,7 @@ def problems_from_proto(listed: Iterable[run.FieldProblem]) -> tuple[Problem, ..
 
 
 def shorten(text: str, most: int) -> str:
-    """The beginning of a text that is kept for people to read."""
+    """Cut a text that is only for people to read."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -150,7 +149,7 @@ _TYPES_FROM_AGENT = {number: kind for kind, number in _TYPES_TO_AGENT.items()}
 
 
 def workload_type_to_agent(kind: WorkloadType) -> agent.WorkloadType.ValueType:
-    """The agent's number for a kind of workload."""
+    """The agent's number for a type of workload."""
     return _TYPES_TO_AGENT[kind]
 
 
@@ -184,7 +183,7 @@ def workload_type_from_text(text: str, *, field: str = "type") -> WorkloadType:
 
 
 def type_problem(value: object, field: str) -> Problem:
-    """What is said of a type that is missing or not known."""
+    """The problem with a type that is missing or unknown."""
     words = ", ".join(kind.value for kind in WorkloadType)
     rule = f"is required and must be one of {words}" if value is None else f"must be one of {words}"
     return problem(field, value, rule)
@@ -215,7 +214,7 @@ def desired_state_from_agent(number: int, *, field: str = "desired_state") -> De
 
 
 def desired_state_to_agent(desired: DesiredState) -> agent.DesiredState.ValueType:
-    """The inverse. For an agent, what is to be deleted is to be stopped first."""
+    """The inverse. An agent stops a workload before it deletes it."""
     return agent.DESIRED_STATE_RUNNING if desired is DesiredState.RUNNING else agent.DESIRED_STATE_STOPPED
 
 
@@ -233,7 +232,7 @@ def failure_from_proto(number: int) -> FailureReason:
 
 
 def failure_from_text(word: str) -> FailureReason:
-    """A reason by its name; NONE for a word that is no name of one."""
+    """A reason by its name; NONE for an unknown name."""
     try:
         return FailureReason(word)
     except ValueError:
@@ -242,7 +241,7 @@ def failure_from_text(word: str) -> FailureReason:
 
 @contextlib.contextmanager
 def writing(at: str) -> Iterator[None]:
-    """Around the filling of a message. Raises `InvalidError` for a value that the wire cannot carry.
+    """Wraps the filling of a message. Raises `InvalidError` for a value that the wire cannot carry.
 
     That is a text that is not Unicode, or a number beyond its field: values that the rules of a spec let pass, because
     they know nothing of the wire.

@@ -1,4 +1,4 @@
-"""What agents say of their machines: registrations and the usage in heartbeats."""
+"""Registrations of nodes, and the usage and conditions in their heartbeats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MAX_CONDITION_MESSAGE = 500
 #: The year 9999.
 _LATEST_MS = 253_370_764_800_000
 
-#: The model's fields by the names that the sender of the message knows.
+#: The names of the model's fields in the message.
 _NAMES_ON_THE_WIRE = {
     "endpoint": "grpc_endpoint",
     "capacity.cpu_millicores": "capabilities.cpu_total_millicores",
@@ -80,7 +80,7 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
 def node_spec_to_proto(
     spec: NodeSpec, *, timestamp: datetime | None = None, previous_session: str = "", instance: str = ""
 ) -> control.RegisterNodeRequest:
-    """Write a registration. A node whose disk is in no pool has it in the pool `root`."""
+    """Write a registration. Disk that belongs to no pool goes into the pool `root`."""
     pools = spec.storage_pools
     if not pools and spec.capacity.disk_gb:
         pools = (StoragePool("root", "local", spec.capacity.disk_gb),)
@@ -136,7 +136,7 @@ def _read_endpoint(text: str, features: frozenset[str], problems: list[Problem])
             problems.append(problem("grpc_endpoint", None, "is required: host:port at which the agent can be called"))
         return ""
     try:
-        # Foreign agents that listen everywhere say ":50051" and mean this machine.
+        # Foreign agents that listen everywhere register ":50051" and mean this machine.
         return str(parse_address(f"127.0.0.1{text}" if text.startswith(":") else text, field="grpc_endpoint"))
     except InvalidError as error:
         problems.extend(error.problems)
@@ -173,7 +173,7 @@ def node_condition_to_proto(condition: NodeCondition) -> run_pb2.NodeCondition:
 
 
 def node_conditions_from_proto(given: Iterable[run_pb2.NodeCondition]) -> tuple[NodeCondition, ...]:
-    """The inverse. What is too long is cut, and what is too many is left out: no beat is refused for this."""
+    """The inverse. Long texts are cut and extra entries dropped: no heartbeat is refused for them."""
     found: dict[str, NodeCondition] = {}
     for each in given:
         if each.type and len(found) < _MAX_CONDITIONS:

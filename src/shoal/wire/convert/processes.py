@@ -1,4 +1,4 @@
-"""`shoal.v1.ProcessSpec` ↔ the model's: one message in both contracts, so a process loses nothing on its way."""
+"""`shoal.v1.ProcessSpec` ↔ the model's: one message in both contracts, so nothing of a process spec is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STOP = StopPolicy()
 
 
 def process_from_proto(pb: run.ProcessSpec, at: str, problems: list[Problem]) -> ProcessSpec:
-    """Read a process spec. Only what cannot be held by the model is checked here."""
+    """Read a process spec. Only what the model cannot hold is checked here."""
     return ProcessSpec(
         command=tuple(pb.command),
         args=tuple(pb.args),
@@ -131,7 +131,7 @@ def _readiness_to_proto(readiness: Readiness) -> run.Readiness:
         timeout_ms=duration_to_millis(readiness.timeout),
         deadline_ms=duration_to_millis(readiness.deadline),
     )
-    # Written only when it says something: the same spec has the same bytes as in versions that did not know these.
+    # Written only when set, so that a spec has the same bytes as in versions without these fields.
     if readiness.period != _READINESS.period:
         pb.period_ms = duration_to_millis(readiness.period)
     if readiness.failure_threshold != _READINESS.failure_threshold:

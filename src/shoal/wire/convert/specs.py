@@ -1,4 +1,4 @@
-"""What a person asks for: `persys.control.v1.WorkloadSpec` ↔ `shoal.model.workloads.WorkloadSpec`.
+"""Specs from clients: `persys.control.v1.WorkloadSpec` ↔ `shoal.model.workloads.WorkloadSpec`.
 
 Zero and empty mean "not given" on the wire and become the model's defaults. Every rule of the model is applied to what
 was read, and the problems carry the full path of the field as the wire names it.
@@ -43,7 +43,7 @@ from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 
-# What most specs leave out is one value for all of them.
+# Shared by all specs that leave these out.
 _ANYWHERE = PlacementRules()
 _FAILOVER = Failover()
 
@@ -113,7 +113,7 @@ def spec_bytes(pb: Message) -> bytes:
 
 
 def spec_sha256(data: bytes) -> bytes:
-    """The hash by which control plane and agents know a spec."""
+    """The hash that identifies a spec."""
     return hashlib.sha256(data).digest()
 
 
@@ -125,7 +125,7 @@ def decode_spec_bytes(data: bytes) -> WorkloadSpec:
     try:
         pb = control.WorkloadSpec.FromString(data)
     except DecodeError:
-        raise InvalidError([problem("spec", None, "must be a serialised persys.control.v1.WorkloadSpec")]) from None
+        raise InvalidError([problem("spec", None, "must be a serialized persys.control.v1.WorkloadSpec")]) from None
     problems: list[Problem] = []
     spec = _read_spec(pb, "spec", problems)
     if problems:

@@ -1,4 +1,4 @@
-"""What agents report: `RunStatus` ↔ the statuses of both contracts, and what workloads use.
+"""Status reports: `RunStatus` ↔ the statuses of both contracts, with usage.
 
 A report that breaks a rule raises `InvalidError` for that report alone; texts for people are cut, not refused.
 """
@@ -45,7 +45,7 @@ MAX_PORTS = 64
 _MAX_NAME = 128
 _INT32 = 2**31 - 1
 
-#: Reasons that the same spec will meet again: nothing is gained by trying.
+#: Failures that the same spec meets again, so that a retry does not help.
 PERMANENT_FAILURES = frozenset({FailureReason.INVALID_SPEC, FailureReason.IMAGE_NOT_FOUND})
 
 #: The failure codes of foreign agents, in `metadata["failure_reason"]` and `reason.code`, by the contract's names.
@@ -130,7 +130,7 @@ def run_status_from_control(pb: control.WorkloadStatus, *, at: str = "") -> RunS
 def run_statuses_from_heartbeat(
     pb: control.HeartbeatRequest, known: Mapping[bytes, RunStatus]
 ) -> dict[bytes, RunStatus]:
-    """Every status of a beat that can be read, by its bytes. Most beats say nothing new: what is `known` is not read.
+    """Every readable status of a heartbeat, by its bytes. Most are unchanged: what is `known` is not parsed again.
 
     One that breaks a rule is left out and logged: a beat is also the sign of life of a whole node, and must not be
     refused for one bad entry.
@@ -147,7 +147,7 @@ def run_statuses_from_heartbeat(
 
 
 class Measurements:
-    """What the workloads of a node use, as a beat says it apart from their statuses; read when somebody asks."""
+    """The usage of a node's workloads, from a field of the heartbeat beside the statuses; parsed on demand."""
 
     __slots__ = ("_by_id", "_pb")
 
@@ -156,7 +156,7 @@ class Measurements:
         self._by_id: dict[str, control.WorkloadUsageSnapshot] | None = None
 
     def of(self, workload_id: str) -> Usage | None:
-        """What a workload uses. None when nothing is said of it, or nothing that can be."""
+        """The usage of a workload; None when it is missing or impossible."""
         if self._by_id is None:
             self._by_id = {each.workload_id: each for each in self._pb}
         found = self._by_id.get(workload_id)
@@ -168,7 +168,7 @@ class Measurements:
 
 
 def state_from_text(text: str) -> RunState:
-    """One of the five names; whatever else is said is Unknown."""
+    """One of the five states; any other text is Unknown."""
     try:
         return RunState(text)
     except ValueError:
@@ -176,7 +176,7 @@ def state_from_text(text: str) -> RunState:
 
 
 def reason_of(status: RunStatus) -> Reason | None:
-    """Why a workload is as it is, for those who read `ReasonDetail`; None when there is nothing to explain."""
+    """The `ReasonDetail` of a status; None without a failure or a planned restart."""
     failed = status.failure is not FailureReason.NONE
     if not failed and status.next_restart_at is None:
         return None
@@ -302,7 +302,7 @@ def read_run_status(
     last_transition: datetime | None,
     usage: Usage | None,
 ) -> RunStatus:
-    """A status from our addition and what stands around it.
+    """A status from our addition and the fields around it.
 
     From an agent that knows nothing of the addition everything in it is zero: generation 0, no exit.
     """

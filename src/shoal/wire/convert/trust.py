@@ -1,4 +1,4 @@
-"""Join tokens and secrets as they are shown. Neither carries what it stands for."""
+"""Views of join tokens and secrets, without their values."""
 
 from __future__ import annotations
 

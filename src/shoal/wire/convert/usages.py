@@ -1,4 +1,4 @@
-"""What workloads use, in the two forms of the two contracts."""
+"""The usage of workloads, in the forms of both contracts."""
 
 from __future__ import annotations
 

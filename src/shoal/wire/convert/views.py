@@ -1,4 +1,4 @@
-"""What the control plane shows: views and events, written by its service and read by its clients."""
+"""Views and events, written by the control plane's service and read by its clients."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def node_view_from_proto(pb: control.NodeView) -> NodeView:
 
 
 def _read_cores(cores: float, field: str, problems: list[Problem]) -> int:
-    """Cores in thousandths. What is free may be negative, after a node came back smaller."""
+    """Cores in thousandths. Free cores are negative when a node returned with less capacity."""
     if not abs(cores) <= _MAX_CORES:
         problems.append(problem(field, cores, f"must be a number of cores up to {_MAX_CORES:,}"))
         return 0
@@ -208,7 +208,7 @@ def _read_run(pb: control.WorkloadView, problems: list[Problem]) -> RunStatus:
 
 
 def _spec_or_none(pb: control.WorkloadView) -> WorkloadSpec | None:
-    """A server of a newer version may know kinds of workloads that this build does not; the rest is still worth it."""
+    """The spec; None for a type that only a newer server knows."""
     try:
         return workload_spec_from_proto(pb.spec) if pb.HasField("spec") else None
     except InvalidError:
@@ -312,7 +312,7 @@ def cluster_summary_from_proto(pb: control.ClusterSummary) -> ClusterSummary:
 
 
 def planned_placement_to_proto(planned: PlannedPlacement) -> control.PlannedPlacement:
-    """A placement that was only thought through."""
+    """A planned placement."""
     with writing(planned.workload_id):
         return control.PlannedPlacement(
             workload_id=planned.workload_id,
