@@ -288,7 +288,7 @@ async def _add_stray(kit: ControlKit) -> None:
 
 
 async def _told(kit: ControlKit) -> None:
-    await wait_event(kit, "A node runs a workload that has no record.", seconds=30)
+    await wait_event(kit, "OrphanFound", seconds=30)
 
 
 async def _wait(kit: ControlKit) -> None:
