@@ -155,6 +155,7 @@ class WorkloadState:
     waits: int = 0
     #: Set while a run is stopped because it failed: why.
     failing: str = ""
+    failing_reason: FailureReason = FailureReason.RUNTIME_ERROR
     #: Set while a run is stopped because it hangs: why. Its restart policy decides what follows.
     hanging: str = ""
 
@@ -248,6 +249,14 @@ class ReadinessTimedOut:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskExceeded:
+    """The run uses more disk than it may."""
+
+    run_id: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class BecameUnready:
     """The readiness probe of a run that was ready has failed several times in a row."""
 
@@ -322,6 +331,7 @@ Event = (
     | RunTroubled
     | BecameReady
     | ReadinessTimedOut
+    | DiskExceeded
     | BecameUnready
     | LivenessFailed
     | RunEnded

@@ -145,6 +145,15 @@ class SupportsUsage(Protocol):
 
 
 @runtime_checkable
+class SupportsDiskUsage(Protocol):
+    """Runtimes that give workloads a directory of their own, and can measure it."""
+
+    async def disk_usage(self, workload_id: WorkloadId, *, at_most: int) -> int:
+        """The bytes that a workload's own directory uses. Counting may end once they are more than `at_most`."""
+        ...
+
+
+@runtime_checkable
 class SupportsDeadlines(Protocol):
     """Runtimes whose runs can outlive the agent, and so must be able to end without it."""
 

@@ -48,7 +48,7 @@ from shoal.runtimes.keeper.records import (
     record_from_json,
 )
 from shoal.runtimes.process_logs import read_logs
-from shoal.runtimes.usage import Meter
+from shoal.runtimes.usage import Meter, bytes_used
 
 log = logging.getLogger(__name__)
 
@@ -267,6 +267,10 @@ class ProcessRuntime:
             "probe", timeout=timeout + _HEALTH_TIMEOUT, run_id=run_id, command=list(command), seconds=timeout
         )
         return bool(body["passed"])
+
+    async def disk_usage(self, workload_id: WorkloadId, *, at_most: int) -> int:
+        """The bytes that the work directory of a workload uses."""
+        return await asyncio.to_thread(bytes_used, self._files.work(workload_id), at_most=at_most)
 
     async def usage(self, run_id: str) -> Usage | None:
         """What a run uses now; None when it does not run."""

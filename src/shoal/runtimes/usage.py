@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
 from shoal.model.workloads import Usage
@@ -18,6 +19,40 @@ from shoal.runtimes.keeper.records import RunRecord
 
 #: Runs are measured one after another; one look at all processes serves them all.
 _TABLE_LIFE = 1.0
+#: A work directory is counted up to so many files.
+MAX_ENTRIES = 1_000_000
+
+
+def bytes_used(directory: Path, *, at_most: int) -> int:
+    """The blocks of everything below a directory, in bytes; a file with several names counts once.
+
+    Links are not followed, other file systems are left out, and counting ends once there are more than `at_most` bytes
+    or `MAX_ENTRIES` files.
+    """
+    try:
+        device = directory.lstat().st_dev
+    except OSError:
+        return 0
+    total = entries = 0
+    linked: set[int] = set()
+    pending = [str(directory)]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as found:  # it may go while it is counted
+            for entry in found:
+                entries += 1
+                with contextlib.suppress(OSError):
+                    stat = entry.stat(follow_symlinks=False)
+                    is_directory = entry.is_dir(follow_symlinks=False)
+                    if stat.st_dev != device or stat.st_ino in linked:
+                        continue
+                    if is_directory:
+                        pending.append(entry.path)
+                    elif stat.st_nlink > 1:
+                        linked.add(stat.st_ino)
+                    total += stat.st_blocks * 512
+                if total > at_most or entries >= MAX_ENTRIES:
+                    return total
+    return total
 
 
 class Meter:

@@ -115,6 +115,8 @@ class FakeMachine:
         self.runs: dict[str, _FakeRun] = {}
         self.logs: dict[str, list[FakeOutput]] = {}
         self.started_with: dict[str, RunRequest] = {}
+        #: What work directories use, in bytes, by workload.
+        self.disk_used: dict[str, int] = {}
         self._failed_starts: dict[str, int] = {}
         self._watchers: set[asyncio.Queue[RunInfo]] = set()
         self._pids = 1000
@@ -355,6 +357,12 @@ class FakeRuntime:
         return Usage(
             cpu_percent=1.0, memory_bytes=1024 * 1024, collected_at=self._machine.clock.wall(), source=self._type.value
         )
+
+    async def disk_usage(self, workload_id: WorkloadId, *, at_most: int) -> int:
+        """As the machine says."""
+        del at_most
+        self._machine.check()
+        return self._machine.disk_used.get(workload_id, 0)
 
     async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
         """Move deadlines on."""

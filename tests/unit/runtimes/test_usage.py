@@ -12,7 +12,7 @@ from shoal.core.clock import epoch_ms
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.procfs import ProcessStat
 from shoal.runtimes.keeper.records import RunRecord
-from shoal.runtimes.usage import Meter, _sum_up
+from shoal.runtimes.usage import Meter, _sum_up, bytes_used
 from shoal.testing.clock import LoopClock
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -69,3 +69,21 @@ async def test_a_process_without_groups_is_measured_from_proc() -> None:
     usage = await Meter(clock).read(record(pid=os.getpid(), started_at_ms=epoch_ms(clock.wall())))
     assert usage.source == "proc"
     assert usage.memory_bytes > 1024 * 1024
+
+
+def test_a_directory_is_counted_by_its_blocks(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "a").write_bytes(b"x" * 100_000)
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(1 << 30)
+    outside = tmp_path.parent / "outside"
+    outside.write_bytes(b"x" * 500_000)
+    (tmp_path / "link").symlink_to(outside)
+    once = bytes_used(tmp_path, at_most=1 << 30)
+    assert 100_000 <= once < 200_000
+    os.link(tmp_path / "deep" / "er" / "a", tmp_path / "again")
+    assert bytes_used(tmp_path, at_most=1 << 30) == once
+    assert bytes_used(tmp_path / "missing", at_most=1) == 0
+    for number in range(50):
+        (tmp_path / f"more{number}").write_bytes(b"x" * 10_000)
+    assert 50_000 < bytes_used(tmp_path, at_most=50_000) < bytes_used(tmp_path, at_most=1 << 30)

@@ -39,6 +39,7 @@ from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, e
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, rules_of
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
+from shoal.agent.workloads.disk_watch import DiskWatch
 from shoal.agent.workloads.intake import Answer, Intake
 from shoal.agent.workloads.ports import PortBook
 from shoal.agent.workloads.roster import Roster
@@ -156,6 +157,8 @@ class Executor:
             self.roster.orphans[info.run_id] = info
         for kind, runtime in self._runtimes.items():
             self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
+        disks = DiskWatch(self.roster, self._runtimes, self._clock)
+        self._scope.start(disks.run(), name="disk limits")
         if self._certificates is not None:
             keeping = self._certificates.keep_fresh(self._proving, self._warn)
             self._scope.start(keeping, name="certificates of workloads")

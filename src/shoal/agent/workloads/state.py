@@ -32,6 +32,7 @@ from shoal.agent.facts import (
     BecameUnready,
     ConfirmOwnership,
     ContactLost,
+    DiskExceeded,
     Event,
     ForgetRun,
     ForgetWorkload,
@@ -232,11 +233,16 @@ def _on_liveness_failed(state: WorkloadState, event: LivenessFailed, moment: Mom
     return step.then(StopRun(event.run_id))
 
 
+def _on_disk_exceeded(state: WorkloadState, event: DiskExceeded, moment: Moment) -> Step:
+    failing = replace(state, failing=event.message, failing_reason=FailureReason.STORAGE_ERROR)
+    return _move(Step(failing), Stage.STOPPING, moment, note=event.message).then(StopRun(event.run_id))
+
+
 def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Step:
     allowed = format_duration(state.rules.ready_within or 0.0)
     why = f"not ready within {allowed} (waited for {state.rules.probe})"
-    step = _move(Step(replace(state, failing=why)), Stage.STOPPING, moment, note=why)
-    return step.then(StopRun(event.run_id))
+    failing = replace(state, failing=why, failing_reason=FailureReason.RUNTIME_ERROR)
+    return _move(Step(failing), Stage.STOPPING, moment, note=why).then(StopRun(event.run_id))
 
 
 def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
@@ -254,7 +260,7 @@ def _on_stopped(state: WorkloadState, event: RunStopped, moment: Moment) -> Step
     if event.exit is not None and _reached_its_end(state, event.exit, event.ended_by):
         return _converge(_complete(step, event.exit), moment)
     if state.failing and _still_asked_for(step.state):
-        return _fail(step, FailureReason.RUNTIME_ERROR, state.failing)
+        return _fail(step, state.failing_reason, state.failing)
     if state.hanging and _still_asked_for(step.state):
         return _after_failed_run(step, event.exit, state.hanging, moment)
     return _converge(step, moment)
@@ -306,6 +312,7 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
     RunTroubled: (frozenset({Stage.STARTING, Stage.STOPPING, Stage.FORGETTING}), _on_trouble),
     BecameReady: (frozenset({Stage.PROBING}), _on_ready),
     ReadinessTimedOut: (frozenset({Stage.PROBING}), _on_readiness_timeout),
+    DiskExceeded: (_ALIVE, _on_disk_exceeded),
     BecameUnready: (frozenset({Stage.READY}), _on_unready),
     LivenessFailed: (_ALIVE, _on_liveness_failed),
     RunEnded: (_ALIVE | {Stage.STARTING}, _on_ended),
