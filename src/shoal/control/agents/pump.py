@@ -21,7 +21,7 @@ from shoal.core.tasks import TaskScope
 #: Commands that one node may have in flight.
 PER_NODE = 16
 #: Commands started and not answered, over all nodes: while requests wait for a placement, and while none does.
-FEW = 16
+FEW = 8
 MANY = 256
 #: After so many seconds without an answer a command no longer counts against `FEW` or `MANY`, and its node is late.
 LATE_SECONDS = 0.1
@@ -109,22 +109,28 @@ class Pump:
             self._prompt.setdefault(line.node_id, line)
 
     def _start_some(self) -> None:
+        """Start what may be started. A node in turn gets all of its commands, so that one heartbeat reports on them."""
         most = FEW if self._is_busy() else MANY
-        while self._started < most and (line := self._next(most)) is not None:
-            workload_id = next(iter(line.waiting))
-            send, context = line.waiting.pop(workload_id)
-            line.in_flight.add(workload_id)
-            call = _Call(self, line, workload_id, tardy=line.node_id in self._late)
+        while (line := self._next(most)) is not None:
+            tardy = line.node_id in self._late
+            while line.can_start and self._has_room(most, tardy=tardy):
+                workload_id = next(iter(line.waiting))
+                send, context = line.waiting.pop(workload_id)
+                line.in_flight.add(workload_id)
+                call = _Call(self, line, workload_id, tardy=tardy)
+                name = f"command/{line.node_id}/{workload_id}"
+                self._scope.start(call.run(send), name=name, context=context)
             self._queue(line)
-            name = f"command/{line.node_id}/{workload_id}"
-            self._scope.start(call.run(send), name=name, context=context)
 
     def _next(self, most: int) -> _Line | None:
         """The line whose turn it is. Nodes that are late share half of what may be started."""
         for lines in (self._prompt, self._tardy):
-            if lines and (lines is self._prompt or self._started_tardy < most // 2):
+            if lines and self._has_room(most, tardy=lines is self._tardy):
                 return lines.pop(next(iter(lines)))
         return None
+
+    def _has_room(self, most: int, *, tardy: bool) -> bool:
+        return self._started < most and not (tardy and self._started_tardy >= most // 2)
 
     # -----------------------------------------------------------------------------------------------------
     # Called by the commands in flight

@@ -99,16 +99,21 @@ async def test_a_healthy_node_does_not_wait_for_a_hundred_that_are_late(commands
     assert commands.started[-1] == ("healthy", "w")
 
 
-async def test_nodes_take_turns(commands):
-    commands.busy = True
-    for node in ("n1", "n2"):
-        for number in range(PER_NODE):
-            commands.submit(node, f"w{number}")
+async def test_nodes_take_turns_and_each_gets_its_commands_together(commands, monkeypatch):
+    monkeypatch.setattr(pump, "MANY", 2)
+    for number in range(4):
+        commands.submit("n1", f"w{number}")
+    commands.submit("n2", "w")
     commands.submit("n3", "w")
     await settle()
-    for number in range(3):
-        await commands.answer("n1", f"w{number}")
-    assert commands.started[FEW:] == [("n2", "w0"), ("n3", "w"), ("n2", "w1")]
+    assert commands.started == [("n1", "w0"), ("n1", "w1")]
+    await commands.answer("n1", "w0")
+    assert commands.started[2:] == [("n1", "w2")]
+    await commands.answer("n1", "w1")
+    await commands.answer("n1", "w2")
+    assert commands.started[3:] == [("n2", "w"), ("n3", "w")]
+    await commands.answer("n2", "w")
+    assert commands.started[5:] == [("n1", "w3")]
 
 
 @pytest.mark.parametrize(("busy", "most"), [(True, FEW), (False, MANY)])
