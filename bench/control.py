@@ -20,7 +20,7 @@ import psutil
 from bench import scheduler
 from bench.areas import Area, Note
 from bench.figures import Against, Bar, Figure, at_most, percentile
-from bench.load import PATIENCE, CpuWatch, Load, Observations, observations
+from bench.load import PATIENCE, Arrivals, CpuWatch, Load, Observations, observations
 from bench.peers import Peer
 from shoal.cli.local.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
@@ -195,31 +195,16 @@ def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
 # A hundred hollow nodes
 
 
-class _Commands:
-    """What arrives at the hollow nodes, handed to the load that is under way."""
-
-    def __init__(self) -> None:
-        self.load: Load | None = None
-        self._generations: dict[str, int] = {}
-
-    def arrived(self, verb: str, workload_id: str, generation: int) -> None:
-        # An order that was sent twice, or once more for an older wish, is no news.
-        is_news = generation > self._generations.get(workload_id, 0)
-        self._generations[workload_id] = max(generation, self._generations.get(workload_id, 0))
-        if self.load is not None and (is_news or verb == "delete"):
-            self.load.see(verb, workload_id)
-
-
 async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]:
     """The figures of a control plane with hollow nodes."""
     found: dict[str, float] = {}
-    commands = _Commands()
+    arrivals = Arrivals()
     names = [f"workload-{number:04d}" for number in range(scale.operations)]
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
         fleet = await stack.enter_async_context(LocalFleet(folder, agents=0, secure=False))
         control = await stack.enter_async_context(fleet.client())
-        hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_command=commands.arrived)
+        hollow = HollowFleet(GrpcTransport(), fleet.control_address, on_command=arrivals.arrived)
         await hollow.start()
         stack.push_async_callback(hollow.stop)
         for number in range(scale.nodes):
@@ -231,18 +216,18 @@ async def measure_hollow(scale: Scale, *, at_defaults: bool) -> dict[str, float]
         async def apply(name: str, *, revision: str) -> None:
             await control.apply(_document(name, cpu=50, memory=32, env={"REVISION": revision}))
 
-        load = commands.load = Load(names, rate=scale.rate, effects=("apply",))
+        load = arrivals.load = Load(names, rate=scale.rate, effects=("apply",))
         watch = CpuWatch(process)
         await load.run(functools.partial(apply, revision="1"))
         found["control_cpu"] = 100 * watch.share()
         found |= _percentiles("apply_to_agent", load.latencies("apply"))
 
-        load = commands.load = Load(names, rate=scale.rate, effects=("apply",))
+        load = arrivals.load = Load(names, rate=scale.rate, effects=("apply",))
         await load.run(functools.partial(apply, revision="2"))
         found |= _percentiles("update_to_agent", load.latencies("apply"))
 
         seen = await stack.enter_async_context(observations(control))
-        load = commands.load = Load(names, rate=scale.rate, effects=("delete", "gone"))
+        load = arrivals.load = Load(names, rate=scale.rate, effects=("delete", "gone"))
         seen.listen(_tell_of("WorkloadDeleted", functools.partial(load.see, "gone")))
         await load.run(control.delete)
         found |= _percentiles("delete_to_agent", load.latencies("delete"))

@@ -69,6 +69,21 @@ class Load:
         return [moment - self._due[name] for name, moment in self._seen[effect].items()]
 
 
+class Arrivals:
+    """The commands that arrive at hollow nodes, handed to the load that is under way."""
+
+    def __init__(self) -> None:
+        self.load: Load | None = None
+        self._generations: dict[str, int] = {}
+
+    def arrived(self, verb: str, workload_id: str, generation: int) -> None:
+        """A command has arrived. One that was sent twice, or once more for an older generation, is no news."""
+        is_news = generation > self._generations.get(workload_id, 0)
+        self._generations[workload_id] = max(generation, self._generations.get(workload_id, 0))
+        if self.load is not None and (is_news or verb == "delete"):
+            self.load.see(verb, workload_id)
+
+
 class Observations:
     """The events of a control plane with the moments at which they arrived here."""
 

@@ -1,7 +1,7 @@
 """A whole fleet: what one control plane holds and costs, how fast it places, how soon a dead leader is replaced.
 
-`stage.py` sets up one real control plane and very many hollow nodes; `beats.py`, `placements.py` and `leaders.py`
-measure on it.
+`stage.py` sets up one real control plane and very many hollow nodes; `heartbeats.py`, `placements.py`, `silent.py`
+and `leaders.py` measure on it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.areas import Area, Note
-from bench.figures import Figure, at_least, at_most
-from bench.fleet import heartbeats, leaders, placements
+from bench.figures import Figure, at_least, at_most, percentile
+from bench.fleet import heartbeats, leaders, placements, silent
 from bench.fleet.heartbeats import HELD_WITHIN, Heartbeats
 from bench.fleet.stage import PER_NODE, Stage, stage
 from bench.postgres import find_programs
@@ -41,6 +41,9 @@ class Scale:
     #: Beats a second that are tried, and for how many seconds each.
     rates: Sequence[float] = (300, 450, 600, 800, 1000, 1250, 1500)
     each_rate: float = 2.5
+    #: Nodes that answer no command, and updates of workloads on the others.
+    silent: int = 100
+    updates: int = 400
 
 
 FULL = Scale()
@@ -52,12 +55,17 @@ FIGURES = (
     Figure(
         "placements",
         "/s",
-        f"{FULL.nodes * FULL.workloads // 2:,} wishes in flight at once, on {FULL.nodes:,} nodes that they fill to the "
-        "last millicore: from the first that is durably accepted to the last that has its node in the database. The "
-        "orders go out to the nodes and their reports come in meanwhile.",
-        bar=at_least(500),
+        f"{FULL.nodes * FULL.workloads // 2:,} requests in flight at once, on {FULL.nodes:,} nodes that they fill to "
+        "the last millicore: from the first that is durably accepted to the last that has its node in the database. "
+        "The commands go out to the nodes and their reports come in meanwhile.",
+        bar=at_least(900),
     ),
-    Figure("running", "/s", "The same wishes until the last of them is known to run: orders and reports included."),
+    Figure(
+        "running",
+        "/s",
+        "The same requests until the last of them is known to run: commands and reports included.",
+        bar=at_least(600),
+    ),
     Figure("overcommitted", "nodes", "Nodes that own more than fits on them after that.", bar=at_most(0)),
     Figure("beats", "/s", f"{_NODES} at the default interval of {INTERVAL:g} s: heartbeats answered per second."),
     Figure("beat_p50", "ms", "From when a beat is sent to its answer at the node: the median."),
@@ -82,6 +90,19 @@ FIGURES = (
         "counted from the moment at which each beat was due.",
     ),
     Figure(
+        "update_beside_silent_p50",
+        "ms",
+        f"{FULL.silent} of the nodes send heartbeats and answer no command, and each has {silent.UNANSWERED} updates "
+        f"that wait for an answer. {FULL.updates} updates of workloads on the other nodes at {silent.RATE:g}/s: from "
+        "the moment each was due to its command at the node, the median.",
+    ),
+    Figure(
+        "update_beside_silent_p99",
+        "ms",
+        "As `update_beside_silent_p50`, the 99th percentile.",
+        bar=at_most(100),
+    ),
+    Figure(
         "leader_death_to_write",
         "s",
         "Two control planes on one PostgreSQL, the one that leads is killed: from the kill to the next write that is "
@@ -97,7 +118,13 @@ FIGURES = (
         once=True,
     ),
     Figure("more_beats", "/s", f"{_MORE} at the default interval: heartbeats answered per second.", once=True),
-    Figure("more_beat_p99", "ms", "From when such a beat is sent to its answer: the 99th percentile.", once=True),
+    Figure(
+        "more_beat_p99",
+        "ms",
+        "From when such a heartbeat is sent to its answer: the 99th percentile.",
+        bar=at_most(100),
+        once=True,
+    ),
     Figure("more_control_cpu", "% of a core", "What the control plane's process used meanwhile.", once=True),
     Figure("more_control_memory", "MB", "Its resident memory (RSS) after that.", once=True),
 )
@@ -143,6 +170,9 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
             found |= {"store_growth": (after - before) / KB, "store_size": after / KB}
         held, _failed = await heartbeats.highest(here, scale.rates, scale.each_rate)
         found["beats_highest"] = held.per_second if held is not None else 0.0
+        taken = await silent.updates(here, silent=scale.silent, count=scale.updates)
+        found["update_beside_silent_p50"] = 1000 * percentile(taken, 0.5)
+        found["update_beside_silent_p99"] = 1000 * percentile(taken, 0.99)
     return found
 
 

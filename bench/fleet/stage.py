@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.load import PATIENCE
+from bench.load import PATIENCE, Arrivals
 from shoal.cli.local.certificates import CLUSTER, FOLDER
 from shoal.cli.local.fleet import CONTROL, LocalFleet
 from shoal.client import ControlPlane
@@ -78,6 +78,7 @@ class Stage:
     control: ControlPlane
     hollow: HollowFleet
     process: psutil.Process
+    arrivals: Arrivals
 
     @property
     def nodes(self) -> list[HollowNode]:
@@ -156,10 +157,17 @@ async def stage(*, nodes: int, seeded: int, interval: float) -> AsyncIterator[St
         await stack.enter_async_context(fleet)
         control = await stack.enter_async_context(fleet.client())
         transports = stack.enter_context(_transports(folder))
-        hollow = HollowFleet(GrpcTransport(), fleet.control_address, streams=True, transport_of=transports)
+        arrivals = Arrivals()
+        hollow = HollowFleet(
+            GrpcTransport(),
+            fleet.control_address,
+            streams=True,
+            transport_of=transports,
+            on_command=arrivals.arrived,
+        )
         await hollow.start()
         stack.push_async_callback(hollow.stop)
-        here = Stage(fleet, control, hollow, psutil.Process(fleet.pid_of(CONTROL)))
+        here = Stage(fleet, control, hollow, psutil.Process(fleet.pid_of(CONTROL)), arrivals)
         here.add_nodes(names, seeded=seeded)
         yield here
 

@@ -13,7 +13,17 @@ from tests.services.postgres import do_without
 
 pytestmark = pytest.mark.e2e
 
-SMALL = Scale(nodes=4, more_nodes=6, interval=0.5, steady=1.5, rest=4.0, rates=(20, 40), each_rate=0.5)
+SMALL = Scale(
+    nodes=4,
+    more_nodes=6,
+    interval=0.5,
+    steady=1.5,
+    rest=4.0,
+    rates=(20, 40),
+    each_rate=0.5,
+    silent=2,
+    updates=10,
+)
 MORE = {figure.name for figure in FIGURES if figure.name.startswith("more_")}
 LEADERS = {"leader_death_to_write"}
 
