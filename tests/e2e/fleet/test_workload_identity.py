@@ -12,6 +12,7 @@ from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import InvalidError
 from shoal.model.documents import read_document
 from shoal.model.identity import workload_identity
+from shoal.runtimes.process import read_keeper_pid
 from shoal.wire.credentials import CredentialPaths, read_credentials
 from tests.e2e.fleet.conftest import HEARTBEAT
 from tests.e2e.fleet.drill import insist, processes_of, python, until, until_status
@@ -160,13 +161,13 @@ async def test_a_workload_replaces_members_of_its_own_group_and_nothing_else(fle
         await until(is_gone, what="its files are gone with it")
 
 
-async def test_an_agent_holds_nothing_that_it_needs_no_more(fleet):
-    """What reads command lines, and what signs, is as large as the rest of an idle agent together."""
+async def test_an_idle_agent_and_its_keeper_take_at_most_80_mb(fleet):
+    """Proportional (PSS): a page that several processes share is divided among them."""
     for name in fleet.names:
-        mapped = Path(f"/proc/{fleet.pid_of(name)}/maps").read_text()
-        assert "cygrpc" in mapped
-        assert "pydantic" not in mapped
-        assert "cryptography" not in mapped
+        pids = (fleet.pid_of(name), read_keeper_pid(fleet.directory_of(name) / "data"))
+        rollups = [Path(f"/proc/{pid}/smaps_rollup").read_text() for pid in pids]
+        kilobytes = sum(int(line.split()[1]) for text in rollups for line in text.splitlines() if line[:4] == "Pss:")
+        assert 0 < kilobytes <= 80 * 1024
 
 
 async def test_without_certificates_nobody_can_have_one(tmp_path):
