@@ -46,6 +46,7 @@ class Stage:
 
     async def restart_plane(self) -> None:
         """End the control plane and start it again, with its data and at its address."""
+        self.client.rides_out_restarts = True
         port = int(self.plane.address.rpartition(":")[2])
         await self.plane.stop()
         self.settings = replace(self.settings, grpc_port=port)
@@ -59,7 +60,7 @@ class Stage:
             setattr(made, name, value)
         await made.start()
         self.agents.append(made)
-        await until(lambda: made.heartbeats, f"a beat of {node_id}")
+        await until(lambda: made.heartbeats, f"a heartbeat of {node_id}")
         return made
 
     async def node_status(self, node_id: str) -> str:

@@ -29,7 +29,7 @@ _STATES = {
 
 
 async def until(holds, what: str, *, seconds: float = PATIENCE) -> Any:
-    """Wait until a call, plain or a coroutine function, gives something that counts as true, and return that."""
+    """Wait until a function, plain or asynchronous, returns a true value, and return it."""
     deadline = time.monotonic() + seconds
     while True:
         found = holds()
@@ -37,7 +37,7 @@ async def until(holds, what: str, *, seconds: float = PATIENCE) -> Any:
             found = await found
         if found:
             return found
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         await asyncio.sleep(0.02)
 
 
@@ -49,6 +49,8 @@ class Caller:
             grpc.aio.insecure_channel(address) if credentials is None else grpc.aio.secure_channel(address, credentials)
         )
         self._contract = contract
+        #: Whether a call waits until the server can be reached, instead of failing at once.
+        self.rides_out_restarts = False
         (self._service,) = contract.DESCRIPTOR.services_by_name.values()
 
     async def call(self, name: str, **fields: Any) -> Any:
@@ -66,7 +68,7 @@ class Caller:
             request_serializer=lambda packed: packed,
             response_deserializer=response.FromString,
         )
-        return await stub(data, timeout=PASSING, wait_for_ready=True)
+        return await stub(data, timeout=PASSING, wait_for_ready=self.rides_out_restarts)
 
     async def close(self) -> None:
         await self._channel.close()
@@ -211,7 +213,7 @@ class ForeignAgent:
     # Towards the control plane
 
     async def _live(self) -> None:
-        """Register, beat at once, then every interval. Whatever fails, register again; NotFound without waiting."""
+        """Register, then send a heartbeat at once and at every interval. After any error register again."""
         while True:
             try:
                 interval = await self._register()

@@ -15,14 +15,14 @@ from tests.peers.foreign import Behavior, ForeignRun, container, until
 pytestmark = pytest.mark.integration
 
 
-async def test_it_registers_and_beats_without_anything_of_ours(stage):
+async def test_it_registers_and_sends_heartbeats_without_our_extensions(stage):
     foreign = await stage.agent("n1")
     first = foreign.registrations[0]
     assert (first.accepted, first.heartbeat_interval_seconds) == (True, 1)
     assert first.HasField("lease_expires_at")
     assert foreign.heartbeats[0].acknowledged
     assert not foreign.heartbeats[0].drain_node
-    await until(lambda: len(foreign.heartbeats) >= 3, "beats at the interval it was told")
+    await until(lambda: len(foreign.heartbeats) >= 3, "heartbeats at the requested interval")
     assert len(foreign.registrations) == 1
     node = (await stage.client.call("GetNode", node_id="n1")).node
     assert (node.status, node.total_cpu_cores, node.total_memory_mb) == ("Ready", 4.0, 8192)
@@ -40,7 +40,7 @@ async def test_an_apply_that_is_answered_before_it_is_done_comes_to_run(stage):
     assert command.desired_state == agent.DESIRED_STATE_RUNNING
     assert command.spec.container.image == "nginx:latest"
     # It reports no revision and no generation: that is no reason to tell it again.
-    await until(lambda: len(foreign.heartbeats) >= 4, "more beats")
+    await until(lambda: len(foreign.heartbeats) >= 4, "more heartbeats")
     assert len(foreign.calls_of("ApplyWorkload", "web")) == 1
 
 
@@ -55,7 +55,7 @@ async def test_an_update_reaches_it_with_the_users_revision(stage):
     assert view.revision_id == "r2"
     assert foreign.runs["web"].request.spec.container.image == "nginx:2"
     assert (await stage.client.apply("web", container("nginx:2"), revision="r2")).success
-    await until(lambda: len(foreign.heartbeats) >= 4, "more beats")
+    await until(lambda: len(foreign.heartbeats) >= 4, "more heartbeats")
     assert [each.revision_id for each in foreign.calls_of("ApplyWorkload", "web")] == ["r1", "r2"]
 
 
@@ -71,7 +71,7 @@ async def test_stopping_and_starting(stage):
 
 
 @pytest.mark.parametrize("ghosts", [False, True], ids=["gone", "ghost"])
-async def test_a_delete_is_believed_when_its_action_is_completed(stage, ghosts):
+async def test_a_completed_action_is_proof_of_a_delete(stage, ghosts):
     foreign = await stage.agent("n1", behavior=Behavior(ghosts=ghosts))
     await stage.client.apply("web", container())
     await stage.client.wait_status("web", "Running")
@@ -81,9 +81,9 @@ async def test_a_delete_is_believed_when_its_action_is_completed(stage, ghosts):
     assert [task.status for task in foreign.tasks if task.kind == "delete_workload"][:1] == ["completed"]
     assert any(name == "ListActions" for name, _request in foreign.calls)
     if ghosts:
-        # What it goes on to report is nobody's workload: it stays gone, and the ghost is left alone.
+        # The ghost is an orphan now: the workload stays deleted, and the ghost is left alone.
         heartbeats = len(foreign.heartbeats)
-        await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "beats with the ghost")
+        await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "heartbeats with the ghost")
         assert "not found" in await stage.client.wait_gone("web")
         assert len(foreign.calls_of("DeleteWorkload", "web")) <= 2
 
@@ -159,12 +159,12 @@ async def test_a_workload_that_was_deleted_while_its_node_was_lost_is_removed_wh
     await until(lambda: "web" not in foreign.runs, "the copy removed")
 
 
-async def test_what_nobody_here_knows_is_left_alone(stage):
+async def test_an_orphan_is_left_alone(stage):
     foreign = await stage.agent("n1")
     request = agent.ApplyWorkloadRequest(id="theirs", type=agent.WORKLOAD_TYPE_CONTAINER, revision_id="x")
     foreign.runs["theirs"] = ForeignRun(request, agent.ACTUAL_STATE_RUNNING, "running")
     heartbeats = len(foreign.heartbeats)
-    await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "beats with it")
+    await until(lambda: len(foreign.heartbeats) >= heartbeats + 3, "heartbeats with it")
     assert not foreign.calls_of("DeleteWorkload", "theirs")
     assert foreign.state_of("theirs") == agent.ACTUAL_STATE_RUNNING
 

@@ -155,7 +155,7 @@ async def test_an_agent_and_its_control_plane_at_work_serve_every_series_that_th
         await client.apply(process("stays", "sleep", "3600"))
         await client.apply(process("goes", "sleep", "3600"))
         await client.apply(process("breaks", "sh", "-c", "exit 3", restart={"policy": "no"}))
-        # No such program: the order itself ends badly.
+        # No such program: the command itself fails.
         await client.apply(process("never", "/nowhere/at-all", restart={"policy": "no"}))
 
         async def shows(name, status):

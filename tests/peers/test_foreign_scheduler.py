@@ -1,7 +1,7 @@
 """An agent process of ours with a scheduler that knows only the published contract.
 
-Its orders hold nothing of ours but the spec: this agent runs processes and no containers yet, and the published
-contract has no word for a process.
+Its commands contain nothing of ours but the spec: this agent runs processes and no containers yet, and the published
+contract has no type for a process.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ async def test_an_agent_registers_beats_and_is_given_work(secure, issued):
     assert foreign.registrations[0].accepted
     assert (await secure.client.apply("web", container(), revision="r1")).success
     assert (await secure.client.wait_status("web", "Running")).assigned_node_id == "n1"
-    assert [name for name, _request in foreign.calls if name == "ApplyWorkload"], "the order came over TLS"
+    assert [name for name, _request in foreign.calls if name == "ApplyWorkload"], "the command came over TLS"
     assert (await secure.client.delete("web")).success
     assert "not found" in await secure.client.wait_gone("web")
     await until(lambda: foreign.state_of("web") != agent.ACTUAL_STATE_RUNNING, "the agent to have let it go")

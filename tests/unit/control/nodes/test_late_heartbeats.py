@@ -1,4 +1,4 @@
-"""Heartbeats that were made before an order and arrive after its answer: they prove nothing about it."""
+"""Heartbeats that were made before a command and arrive after its answer: they prove nothing about it."""
 
 import time
 
@@ -12,14 +12,14 @@ pytestmark = pytest.mark.looptime(start=time.monotonic)
 
 
 def make_empty_heartbeat(node):
-    """A beat that lists nothing, made now by a node and still on its way."""
+    """A heartbeat that lists nothing, made now and delivered later."""
     made = pb.HeartbeatRequest(node_id=node.node_id, session=node.session, sequence=node.sequence)
     node.sequence += 1
     return made
 
 
 async def quiet_node(kit, node_id="n1"):
-    """A node that takes orders; its beats are sent by the test."""
+    """A node that takes commands; its heartbeats are sent by the test."""
     node = kit.node(node_id)
     await kit.wait_node(node_id, "Ready")
     node.mute = True

@@ -54,7 +54,7 @@ def test_the_defaults() -> None:
     assert DEFAULTS.margin(30.0) == 3.0
 
 
-def test_a_short_lease_suspects_nobody_for_one_late_beat() -> None:
+def test_a_short_lease_suspects_no_node_for_one_late_heartbeat() -> None:
     tight = LeaseSettings(timedelta(seconds=10), timedelta(seconds=20))
     check(tight)
     assert tight.suspect_after(20.0) == 15.0
@@ -244,7 +244,7 @@ def test_every_state_and_verdict_has_a_next_state(current: NodeState, judged: No
     st.sampled_from([NodeState.DRAINING, NodeState.DRAINED]),
     st.lists(st.builds(verdict, st.sampled_from(list(SEVERITY)), heard=st.booleans())),
 )
-def test_no_row_of_verdicts_undoes_a_wish_that_is_kept(desired: NodeState, verdicts: list[LeaseVerdict]) -> None:
+def test_no_sequence_of_verdicts_undoes_a_drain(desired: NodeState, verdicts: list[LeaseVerdict]) -> None:
     state = desired
     for each in verdicts:
         state = next_state(state, each, desired=desired)
@@ -252,7 +252,7 @@ def test_no_row_of_verdicts_undoes_a_wish_that_is_kept(desired: NodeState, verdi
     assert next_state(state, verdict(NodeState.READY), desired=desired) is desired
 
 
-def test_a_node_that_was_suspect_before_a_restart_stays_so_until_it_beats() -> None:
+def test_a_node_that_was_suspect_before_a_restart_stays_so_until_its_heartbeat() -> None:
     assert next_state(NodeState.SUSPECT, verdict(NodeState.READY, heard=False)) is NodeState.SUSPECT
     assert next_state(NodeState.SUSPECT, verdict(NodeState.READY)) is NodeState.READY
 

@@ -205,7 +205,7 @@ class TestMassLoss:
 
 
 class TestDead:
-    async def test_it_is_refused_while_the_node_beats(self, kit):
+    async def test_it_is_refused_while_the_node_sends_heartbeats(self, kit):
         await ready(kit, "n1")
         with pytest.raises(PreconditionError, match="is Ready, not NotReady"):
             await declare_dead(kit, "n1")
@@ -262,7 +262,7 @@ class TestDead:
 
 
 class TestReturn:
-    async def test_copies_that_were_superseded_are_stopped_within_two_beats(self, kit):
+    async def test_copies_that_were_superseded_are_stopped_within_two_heartbeats(self, kit):
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "web")
         await kit.apply("gone", only_on=here.node_id)
