@@ -55,7 +55,7 @@ def read_progress(folder: Path) -> Progress | None:
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        hint = "without it, the feed begins anew"
+        hint = "without it, the feed starts again from the beginning"
         raise InvalidError([problem(str(path), None, "must be JSON")], hint=hint) from error
     return build(Progress, found, what=str(path))
 
@@ -74,7 +74,7 @@ def make_topics(topics: LocalTopics) -> None:
 
 
 def append_impressions(writer: Writer, impressions: list[Impression], *, partition: int | None = None) -> None:
-    """Append some. The number decides the partition, if nobody does."""
+    """Append some. Without a partition, the number decides."""
     rows = [{"impression": each.impression, "ad": each.ad, "shown_at": each.shown_at} for each in impressions]
     _append(writer, "impressions", rows, partition)
 
@@ -118,7 +118,7 @@ def close_windows(folder: Path, progress: Progress, clock: Clock) -> None:
     """Let event time pass the end of every window, when the feed has ended.
 
     Event time is what events say: one for each partition, long after all others, moves it on. They have numbers below
-    0, so that nobody takes them for traffic.
+    0, so that they are not taken for traffic.
     """
     time = progress.start + progress.next * CHUNK + _LONG_AFTER
     with LocalTopics(folder / LOG) as topics, topics.writer() as writer:

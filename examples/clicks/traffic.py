@@ -1,6 +1,6 @@
 """What is sent: impressions and clicks as a pure function of their numbers, and the order in which they arrive.
 
-Every event is known from the beginning, whoever sends it and however often: so `clicks.feed` can be killed
+Every event is known from the beginning, however often it is sent: so `clicks.feed` can be killed
 and go on, and `clicks.audit` knows what must come of it without looking at any topic. Times are milliseconds.
 """
 
@@ -62,7 +62,7 @@ def impression(start: int, number: int) -> Impression:
 
 
 def click(start: int, number: int) -> Click | None:
-    """The click on an impression; None when nobody clicked."""
+    """The click on an impression; None when there was no click."""
     if _chance(number, 3) % 100 >= _CLICKED[_chance(number, 1) % len(ADS)]:
         return None
     after = 50 + _chance(number, 4) % 1500

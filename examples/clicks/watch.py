@@ -1,6 +1,6 @@
 """Reads what the program writes, as it becomes readable, and measures how fresh it is.
 
-A thread of its own follows the topics; whoever asks gets what has come so far. Called by `shoal.cli.local.demo_stream`.
+A thread follows the topics; callers get what has come so far. Called by `shoal.cli.local.demo_stream`.
 """
 
 from __future__ import annotations

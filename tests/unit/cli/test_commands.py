@@ -230,7 +230,7 @@ def test_nobody_there(capsys):
 
 def test_what_does_not_exist(control, capsys):
     assert run_cli(control, ["node", "get", "nobody"], capsys).stderr == (
-        "error: node 'nobody' not found\n\nhint: `shoal node list` shows those there are\n"
+        "error: node 'nobody' not found\n\nhint: `shoal node list` shows the nodes\n"
     )
     assert run_cli(control, ["logs", "nobody"], capsys).code == 1
     assert run_cli(control, ["workload", "wait", "nobody"], capsys).code == 1
@@ -423,7 +423,7 @@ def test_a_refusal_without_problems(control, capsys, tmp_path):
     outcome = run_cli(control, ["apply", "-f", spec(tmp_path, WEB)], capsys)
     assert outcome.code == 1
     assert outcome.stderr == (
-        "error: workload 'web' is being deleted\n\nhint: `shoal workload get web` shows how it stands\n"
+        "error: workload 'web' is being deleted\n\nhint: `shoal workload get web` shows its state\n"
     )
 
 
@@ -512,7 +512,7 @@ def test_a_drain_is_waited_for(control, capsys):
     assert (outcome.code, control.drains) == (0, [(300_000, False)])
     assert outcome.seconds >= 10.0 * len(there)
     assert "web: Running waits for its turn\n" in outcome.stderr
-    assert f"node-1: Draining {len(there)} workloads still to leave\n" in outcome.stderr
+    assert f"node-1: Draining {len(there)} workload still to leave\n" in outcome.stderr
     assert outcome.stderr.endswith("node node-1 is drained\n")
 
 

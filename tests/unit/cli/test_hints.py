@@ -97,12 +97,12 @@ def test_who_knows_better_is_not_overruled():
 def test_what_a_foreign_server_says_is_understood_by_its_words():
     error = NotFoundError.__new__(NotFoundError)
     ShoalError.__init__(error, "not found: group g1 not found")
-    assert hints.told(error)[1] == "`shoal group list` shows those there are"
+    assert hints.told(error)[1] == "`shoal group list` shows the groups"
 
 
 def test_brackets_within_a_sentence_stay_there():
     error = PreconditionError("the agent (old) cannot", node_id="n1")
-    assert hints.told(error) == ("the agent (old) cannot", "`shoal node get n1` shows how it stands")
+    assert hints.told(error) == ("the agent (old) cannot", "`shoal node get n1` shows its state")
 
 
 def test_fields_are_called_as_they_were_typed():

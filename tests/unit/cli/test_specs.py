@@ -142,13 +142,14 @@ def test_a_file_without_documents_is_said_to_be_one(tmp_path, content):
 
 def test_files_that_cannot_be_read_are_all_named(tmp_path):
     missing, binary = tmp_path / "missing.yaml", tmp_path / "binary.yaml"
+    empty = tmp_path / "folder"
+    empty.mkdir()
     binary.write_bytes(b"id: web\ntype: \xff\xfe")
     with pytest.raises(InvalidError) as caught:
-        read_specs([str(missing), str(tmp_path), str(binary)])
+        read_specs([str(missing), str(empty), str(binary)])
     found = [str(each) for each in caught.value.problems]
     assert found[0] == f"{missing}: does not exist"
-    assert found[1].startswith(f"{tmp_path}: cannot be read: ")
-    assert "directory" in found[1]
+    assert found[1] == f"{empty}: must hold a file that ends in .yaml, .yml, .json"
     assert found[2] == f"{binary}:2: must be text in UTF-8"
     assert "- is stdin" in caught.value.hint
 

@@ -93,7 +93,7 @@ def test_reasons():
     assert why(workload("web", status="Failed", failure_reason="RUNTIME_ERROR")) == "RUNTIME_ERROR"
     assert why(workload("web", status="Failed", run=ended)) == "the last run ended by signal 9, out of memory"
     unknown = RunStatus("web", RunState.FAILED, exit=Exit(unknown=True))
-    assert why(workload("web", status="Pending", run=unknown)) == "the last run ended, nobody knows how"
+    assert why(workload("web", status="Pending", run=unknown)) == "the last run ended in an unknown way"
     assert why(workload("web")) == ""
 
 

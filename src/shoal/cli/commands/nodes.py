@@ -282,10 +282,10 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
                 return 1
             leaving = await control.list_workloads(node_id=node)
             rows = [_leaving_row(each) for each in leaving if each.desired_state == "Running"]
-            display.show([output.ProgressRow(node, view.status, f"{view.leaving} workloads still to leave"), *rows])
+            display.show([output.ProgressRow(node, view.status, _to_leave(view)), *rows])
             if clock.monotonic() >= ends_at:
                 output.fail_with(
-                    f"node {node} is still {view.status}: {view.leaving} workloads still to leave",
+                    f"node {node} is still {view.status}: {_to_leave(view)}",
                     rejections=[(row.name, row.detail or row.state) for row in rows],
                     hint="nothing was undone: the drain continues; a --deadline moves the rest by force",
                 )
@@ -298,9 +298,13 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
 def _leaving_row(view: WorkloadView) -> output.ProgressRow:
     """A workload that has not left yet, and why: the drain waits for it, or no other node can take it."""
     why = waiting.why(view)
-    if view.rejections and not why:
-        why = "no other node can take it"
-    return output.ProgressRow(view.workload_id, view.status, why or "waits for its turn")
+    if why.lower() in ("", view.status.lower()):
+        why = "no other node can take it" if view.rejections else "waits for its turn"
+    return output.ProgressRow(view.workload_id, view.status, why)
+
+
+def _to_leave(view: NodeView) -> str:
+    return f"{view.leaving} workload{'' if view.leaving == 1 else 's'} still to leave"
 
 
 _FAILOVER_WORDS = {

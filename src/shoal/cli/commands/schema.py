@@ -1,4 +1,4 @@
-"""`shoal schema` and `shoal version`: what this build knows, without a control plane."""
+"""`shoal schema` and `shoal version`. Both work without a control plane."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.cli.connection.options import Json
 
 
 class Kind(enum.StrEnum):
-    """Whose schema is wanted."""
+    """A kind of workload."""
 
     PROCESS = "process"
     CONTAINER = "container"

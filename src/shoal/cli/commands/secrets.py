@@ -1,4 +1,4 @@
-"""`shoal secret …`: values for environments that specs name and nobody reads back."""
+"""`shoal secret …`: sets, lists and deletes secrets: values for environment variables, which cannot be read back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from shoal.core.errors import InvalidError, problem
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
-app = typer.Typer(name="secret", help="Secrets: values that specs name and nobody reads back.", no_args_is_help=True)
+app = typer.Typer(name="secret", help="Secrets: values that cannot be read back.", no_args_is_help=True)
 
 _COLUMNS = (Column("SECRET"), Column("REVISION", right=True), Column("SET", right=True), Column("MADE", right=True))
 _LARGEST = 32 * 1024
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="What specs call it")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The name that specs use")]
 
 
 @client_command(app, "set")
@@ -31,10 +31,10 @@ async def set_secret(
     *,
     name: Name,
     file: Annotated[
-        str | None, typer.Option("--from-file", metavar="PATH", help="Take the value from a file, every byte of it")
+        str | None, typer.Option("--from-file", metavar="PATH", help="Read the value from a file, every byte of it")
     ] = None,
 ) -> None:
-    """Store a value, from a file or from what is piped in; on a terminal it is asked for and not shown.
+    """Store a value, from a file or from stdin; on a terminal it is asked for and not shown.
 
     A line that is piped in loses its line end. Workloads get the new value when they are next started. A spec names it
     so: `env: {PASSWORD: {secret: NAME}}`.
@@ -45,7 +45,7 @@ async def set_secret(
 
 @client_command(app, "list")
 async def list_secrets(control: ControlPlane, *, as_json: Json = False) -> None:
-    """List the secrets there are, without their values."""
+    """List the secrets, without their values."""
     found = await control.list_secrets()
     if as_json:
         output.json_document({"secrets": found})
@@ -60,7 +60,7 @@ async def list_secrets(control: ControlPlane, *, as_json: Json = False) -> None:
 
 @client_command(app, "delete")
 async def delete_secret(control: ControlPlane, *, name: Name) -> None:
-    """Forget a secret that no workload names any more."""
+    """Delete a secret that no workload names any longer."""
     await control.delete_secret(name)
     output.words(f"secret {name} is deleted")
 

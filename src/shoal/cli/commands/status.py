@@ -1,4 +1,4 @@
-"""`shoal status`: the fleet at a glance, and what is not well in it."""
+"""`shoal status`: the fleet in numbers, and every node and workload that is unhealthy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.model.views import ClusterSummary
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
-_COLUMNS = (Column("UNWELL"), Column("STATE"), Column("REASON", least=16))
+_COLUMNS = (Column("UNHEALTHY"), Column("STATE"), Column("REASON", least=16))
 _MOST = 20
 
 
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def status(control: ControlPlane, *, as_json: Json = False) -> None:
-    """Show the fleet in numbers, and every node and workload that is not well."""
+    """Show the fleet in numbers, and every node and workload that is unhealthy."""
     summary = await control.summary()
     nodes = [node for node in await control.list_nodes() if node.status not in ("Ready", "Drained")]
     poor = [view for view in await control.list_workloads() if view.status not in ("Running", "Stopped", "Completed")]

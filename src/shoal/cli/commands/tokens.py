@@ -1,4 +1,4 @@
-"""`shoal token …`: what an agent needs to join the fleet, for a short while."""
+"""`shoal token …`: makes, lists and revokes join tokens, with which agents get their certificates."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ async def create(
     control: ControlPlane,
     *,
     ttl: Annotated[
-        timedelta, typer.Option("--ttl", parser=_ttl, metavar="DURATION", help="How long it is good, from 1s to 7d")
+        timedelta, typer.Option("--ttl", parser=_ttl, metavar="DURATION", help="How long it is valid, from 1s to 7d")
     ] = timedelta(minutes=10),
     node_id: Annotated[
-        str, typer.Option("--node-id", metavar="ID", help="The only node it is good for; else any new one")
+        str, typer.Option("--node-id", metavar="ID", help="The only node that may use it [any new one]")
     ] = "",
     uses: Annotated[int, typer.Option("--uses", min=1, max=100, metavar="N", help="How many nodes may join")] = 1,
     as_json: Json = False,
 ) -> None:
-    """Make a token by which an agent joins: `shoal agent --join TOKEN`, or SHOAL_JOIN_TOKEN in its environment.
+    """Make a token with which an agent joins: `shoal agent --join TOKEN`, or SHOAL_JOIN_TOKEN in its environment.
 
-    It is printed this once. The agent makes its own key and gets a certificate for it; the token also tells it which
+    It is printed only once. The agent makes its own key and gets a certificate for it; the token also tells it which
     control plane is the right one.
     """
     try:
@@ -71,12 +71,12 @@ async def create(
         return
     output.data(made.text)
     usual = {str(Address(parse_address(each).host, DEFAULT_JOIN_PORT)) for each in control.addresses}
-    # An agent finds these by itself, and tries each until it is at the one that leads by then.
+    # An agent derives these by itself, and tries each until it finds the leader.
     flags = "" if set(made.join_addresses) <= usual else f" --join-address {','.join(made.join_addresses)}"
     whom = f"node {node_id}" if node_id else f"{uses} new node{'s' if uses > 1 else ''}"
-    output.words(f"good for {whom} during the next {output.span(ttl.total_seconds())}; on the machine that is to join:")
+    output.words(f"valid for {whom} for {output.span(ttl.total_seconds())}; on the machine that is to join:")
     output.words(f"    shoal agent --control {','.join(control.addresses)}{flags} --data-dir PATH --join TOKEN")
-    output.words("or with SHOAL_JOIN_TOKEN in its environment instead of --join: no list of processes shows that")
+    output.words("or with SHOAL_JOIN_TOKEN in its environment instead of --join, which lists of processes show")
 
 
 @client_command(app, "list")
@@ -93,9 +93,9 @@ async def list_tokens(control: ControlPlane, *, as_json: Json = False) -> None:
 async def revoke(
     control: ControlPlane, *, token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, as listed")]
 ) -> None:
-    """Make a token worthless. Nodes that have joined with it stay."""
+    """Revoke a token. Nodes that have joined with it stay."""
     await control.revoke_join_token(token_id)
-    output.words(f"join token {token_id} is worthless now")
+    output.words(f"join token {token_id} is revoked")
 
 
 def _row(token: JoinTokenView) -> list[str | output.Cell]:

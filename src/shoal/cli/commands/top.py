@@ -1,4 +1,4 @@
-"""`shoal top`: nodes and workloads with what they use, as it changes."""
+"""`shoal top`: the usage of nodes and workloads, live."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ async def top(
     control: ControlPlane,
     *,
     once: Annotated[
-        bool, typer.Option("--once", metavar="", help="Print one table and end; so it is too without a terminal")
+        bool, typer.Option("--once", metavar="", help="Print the tables once and end, as without a terminal")
     ] = False,
     interval: Annotated[
         timedelta,
-        typer.Option("--interval", parser=duration, metavar="DURATION", help="How often to look"),
+        typer.Option("--interval", parser=duration, metavar="DURATION", help="Time between two updates"),
     ] = timedelta(seconds=1),
     as_json: Json = False,
 ) -> None:
-    """Show what nodes and workloads use, the busiest first, until Ctrl-C."""
+    """Show the usage of nodes and workloads, the busiest first, until Ctrl-C."""
     snapshot = await _take(control)
     if as_json:
         output.json_document(snapshot)
@@ -91,14 +91,14 @@ async def _watch(control: ControlPlane, snapshot: Snapshot, interval: float) -> 
         try:
             while True:
                 shown, said = snapshot, note
-                draw(lambda width: _lines(shown, said, clock.wall(), width))  # noqa: B023  drawn before the next turn
+                draw(lambda width: _lines(shown, said, clock.wall(), width))  # noqa: B023  drawn before the next round
                 await clock.sleep(interval)
                 try:
                     snapshot, note = await _take(control), ""
                 except (UnavailableError, DeadlineError) as error:
-                    note = f"{error.message}; showing what was seen last"
+                    note = f"{error.message}; showing the last answer"
         except asyncio.CancelledError:
-            return  # Ctrl-C is how one leaves
+            return  # Ctrl-C ends it
 
 
 async def _take(control: ControlPlane) -> Snapshot:
@@ -163,5 +163,5 @@ def _workload_rows(snapshot: Snapshot, now: datetime) -> list[list[str | Cell]]:
 
 
 def _unused(view: WorkloadView) -> str:
-    """What stands for a usage that is not given: what runs uses something, only it is not known how much."""
+    """Stands for a missing usage: ? for a workload that runs, - for one that does not."""
     return "?" if view.status == "Running" else "-"

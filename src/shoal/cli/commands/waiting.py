@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from shoal.core.clock import Clock
 
 DEFAULT_TIMEOUT = 300.0
-"""Seconds a wait lasts when nobody said how long: an image or a model may have to be fetched first."""
+"""Seconds a wait lasts by default: an image or a model may have to be fetched first."""
 
 GRACE = 2.0
-"""Seconds that a workload may be without a place before it counts as one for which there is no room."""
+"""Seconds without a node after which a workload is reported as one that no node can take."""
 
 
 SETTLE = 2.0
@@ -33,9 +33,9 @@ SETTLE = 2.0
 
 
 class Goal(enum.Enum):
-    """What is waited for."""
+    """What a wait is for."""
 
-    SETTLED = "settled"  # as it is wished: Running or Completed, or Stopped if that is the wish
+    SETTLED = "settled"  # as desired: Running or Completed, or Stopped if that is desired
     RUNNING = "running"
     COMPLETED = "completed"
     STOPPED = "stopped"
@@ -43,7 +43,7 @@ class Goal(enum.Enum):
 
 
 class Verdict(enum.Enum):
-    """How a workload stands to its goal."""
+    """Whether a workload is at its goal."""
 
     DONE = "done"
     WAITING = "waiting"
@@ -68,7 +68,7 @@ _REACHED: Mapping[Goal, tuple[str, ...]] = {
 
 
 def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
-    """How a workload stands to what is waited for."""
+    """Whether a workload is at its goal, and why not."""
     if view is None:
         return (
             Judgement(Verdict.DONE, "Gone")
@@ -86,8 +86,8 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
         return Judgement(Verdict.FAILED, view.status, "it is meant to be stopped")
     if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
         looked = view.reason is not None and view.reason.code == FailureReason.INSUFFICIENT_RESOURCES.value
-        if not view.rejections and not looked:  # nobody has looked for a place yet
-            return Judgement(Verdict.WAITING, view.status, "waiting for a place")
+        if not view.rejections and not looked:  # not tried yet
+            return Judgement(Verdict.WAITING, view.status, "waiting for a node")
         return Judgement(Verdict.UNPLACED, view.status, "no node can take it now")
     return Judgement(Verdict.WAITING, view.status, why(view) or where)
 
@@ -95,7 +95,7 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
 _HOPELESS: Mapping[str, str] = {
     "Failed": "no reason was given",
     "Deleting": "it is being deleted",
-    "Completed": "it has run to its end",
+    "Completed": "it has completed",
 }
 
 
@@ -121,7 +121,7 @@ def _exit_words(view: WorkloadView) -> str:
     if ended is None:
         return ""
     if ended.unknown:
-        return ", nobody knows how"
+        return " in an unknown way"
     memory = ", out of memory" if ended.out_of_memory else ""
     return (f" by signal {ended.signal}" if ended.signal else f" with exit code {ended.code}") + memory
 
@@ -175,7 +175,7 @@ async def wait_all(
                 async for views in changes:
                     latest.update(views)
                     wake.set()
-        except Exception as error:  # noqa: BLE001  handed over to whoever waits, below
+        except Exception as error:  # noqa: BLE001  raised by the wait below
             errors.append(error)
             wake.set()
 
@@ -269,7 +269,7 @@ def _row(name: str, judgement: Judgement) -> output.ProgressRow:
 
 
 def explain(waited: Waited) -> None:
-    """Say on stderr what went wrong with each workload that is not where it should be."""
+    """Print what went wrong with each workload that is not at its goal."""
     for name in waited.having(Verdict.FAILED):
         view, judgement = waited.views.get(name), waited.judgements[name]
         last = view.run.last_output if view is not None and view.run is not None else ""
@@ -284,14 +284,14 @@ def explain(waited: Waited) -> None:
         output.fail_with(
             f"workload {name} is still {judgement.state}{detail} after {format_duration(waited.timeout)}",
             rejections=_rejections(waited.views.get(name)),
-            hint="nothing was undone: it goes on by itself; a longer --timeout waits for it",
+            hint="nothing was undone: it continues; a longer --timeout waits for it",
         )
     for name in waited.having(Verdict.UNPLACED):
         view = waited.views.get(name)
         rejections = _rejections(view)
         because = f": {why(view)}" if view is not None and not rejections and why(view) else ""
         output.fail_with(
-            f"workload {name} was accepted, and no node can take it{because}",
+            f"workload {name} was accepted, but no node can take it{because}",
             rejections=rejections,
             hint=f"it stays Pending and starts as soon as {_what_is_missing(view)}",
         )
@@ -302,10 +302,10 @@ _MISSING: Mapping[str, str] = {
     "type": "there is a node whose agent can run {type} workloads",
     "label": "a node's labels meet its constraints",
     "storage_driver": "there is a node with its storage driver",
-    "secrets": "there is a node whose agent keeps secrets",
-    "identity": "there is a node whose agent gets certificates for workloads",
-    "near": "what it has to be near runs",
-    "apart": "there is a node without what it must be apart from",
+    "secrets": "there is a node whose agent supports secrets",
+    "identity": "there is a node whose agent supports identities",
+    "near": "the workloads that it must be near run",
+    "apart": "there is a node without the workloads that it must be apart from",
     "cordoned": "a node takes work again (`shoal node uncordon`)",
     "draining": "a node takes work again (`shoal node uncordon`)",
     "not_ready": "a node is Ready",
@@ -313,7 +313,7 @@ _MISSING: Mapping[str, str] = {
 
 
 def _what_is_missing(view: WorkloadView | None) -> str:
-    """What has to come about so that it gets a place. Where one node lacks only room, that is the nearest."""
+    """What has to happen so that a node can take it. Room on one node comes first."""
     codes = {each.code for each in view.rejections} if view is not None else set()
     if view is None or not codes:
         return "a node registers: start one with `shoal agent`"

@@ -1,6 +1,6 @@
-"""Tab completion of ids: asks the control plane, waits a moment at most, and keeps quiet when there is no answer.
+"""Tab completion of ids: asks the control plane, waits a moment at most, and stays silent without an answer.
 
-Called by the shell through typer. What a person gave before with `--control` is honoured.
+Called by the shell through typer. Connection options that were typed before are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
 PATIENCE = 1.0
-"""Seconds that a person is willing to wait after pressing Tab."""
+"""Seconds to wait for an answer after Tab."""
 
 Names = list[tuple[str, str]]
 
@@ -59,6 +59,6 @@ def _ask(ctx: typer.Context, ask: Callable[[ControlPlane], Awaitable[Names]], in
     given = {name: ctx.params[name] for name in names if ctx.params.get(name) is not None}
     try:
         found = session.call(session.Connection(**given), patiently)
-    except Exception:  # noqa: BLE001  a completion that fails must not write over the line that is being typed
+    except Exception:  # noqa: BLE001  a failure must not write over the line that is being typed
         return []
     return [(name, state) for name, state in found if name.startswith(incomplete)]

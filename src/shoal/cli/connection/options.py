@@ -1,7 +1,7 @@
-"""Options that several commands share, so that one word means one thing everywhere.
+"""Options that several commands share. Called by the command modules.
 
-Called by the command modules. `client_command` registers a command that talks to a control plane: it adds `--control`
-and the security options, opens the client and closes it again.
+`client_command` registers a command that talks to a control plane: it adds `--control` and the security options, opens
+the client and closes it again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def moment(text: str, now: datetime, *, field: str) -> datetime:
 
 
 class _ShownDuration(timedelta):
-    """A default that the help shows as people would write it."""
+    """A default that the help shows as `10s`."""
 
     def __str__(self) -> str:
         return durations.format_duration(self)
@@ -63,7 +63,7 @@ def _shown(default: Any) -> Any:
 
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON to stdout instead of a table")]
-Detach = Annotated[bool, typer.Option("--detach", metavar="", help="Do not wait: return as soon as the wish is stored")]
+Detach = Annotated[bool, typer.Option("--detach", metavar="", help="Return as soon as the request is stored")]
 Timeout = Annotated[
     timedelta,
     typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait, such as 500ms, 10s or 5m"),
@@ -109,7 +109,7 @@ Config = Annotated[
 ]
 ReadyFile = Annotated[
     str | None,
-    typer.Option("--ready-file", metavar="PATH", help="Write the addresses there as JSON once it serves"),
+    typer.Option("--ready-file", metavar="PATH", help="Write the addresses to this file as JSON once it serves"),
 ]
 LogLevel = Annotated[
     str | None,
@@ -119,7 +119,7 @@ LogFormat = Annotated[
     str | None, typer.Option("--log-format", metavar="FORMAT", help="text or json [text, env: LOG_FORMAT]")
 ]
 Text = str | None
-"""A flag as it was typed: settings read it by their own types, so that everything wrong is reported at once."""
+"""A flag as text: the settings check it, so that everything wrong is reported at once."""
 
 _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
     "addresses": (
@@ -129,7 +129,7 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--control",
                 envvar="SHOAL_CONTROL",
                 metavar="HOST:PORT[,…]",
-                help=f"Where the control plane listens; several are tried in turn [{session.DEFAULT_CONTROL}]",
+                help=f"The address of the control plane; several are tried in turn [{session.DEFAULT_CONTROL}]",
                 rich_help_panel=CONNECTION,
             ),
         ],
@@ -142,7 +142,7 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--insecure",
                 metavar="",
                 envvar="SHOAL_INSECURE",
-                help="Talk without certificates, to a control plane that was started so",
+                help="No TLS, for a control plane that was started with --insecure",
                 rich_help_panel=CONNECTION,
             ),
         ],
@@ -159,8 +159,8 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
             None,
         )
         for name, text in (
-            ("ca", "Certificate of the authority that is trusted; the three are found in the folder of `shoal up`"),
-            ("cert", "Certificate of role operator to show"),
+            ("ca", "Certificate of the trusted authority [all three: of `shoal up` in this folder or above]"),
+            ("cert", "Own certificate, of role operator"),
             ("key", "Its private key"),
         )
     },
@@ -168,14 +168,14 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
 
 
 class _Command(TyperCommand):
-    """A command whose help shows flags as they are typed: `--help` takes no value."""
+    """A command whose help shows flags without values."""
 
     def get_params(self, ctx: Any) -> Any:
         return _as_typed(super().get_params(ctx))
 
 
 class _Group(TyperGroup):
-    """The same for a command with commands below it."""
+    """A command with commands below it; the same."""
 
     def get_params(self, ctx: Any) -> Any:
         return _as_typed(super().get_params(ctx))
@@ -189,7 +189,7 @@ def _as_typed(parameters: Any) -> Any:
 
 
 def without_library_words(app: typer.Typer) -> None:
-    """Have the help of everything below `app` in our own words."""
+    """Let the help of everything below `app` show flags without values."""
     app.info.cls = _Group
     for command in app.registered_commands:
         command.cls = _Command
@@ -221,7 +221,7 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
     """
 
     def register(function: F) -> F:
-        # The client itself is named only for the type checker: importing it here would load the whole wire.
+        # The client is imported for the type checker only: importing it here would load gRPC.
         hints = typing.get_type_hints(function, localns={"ControlPlane": object}, include_extras=True)
         own = [
             parameter.replace(

@@ -1,4 +1,4 @@
-"""One run of a client command: where the control plane is, how it may be talked to, and the loop it all runs on.
+"""One run of a client command: the address of the control plane, the certificates, and the event loop.
 
 Called by `shoal.cli.connection.options.client_command` and `shoal.cli.connection.completion`; calls `shoal.client`.
 """
@@ -29,7 +29,7 @@ DEFAULT_CONTROL = "127.0.0.1:8085"
 DEFAULT_PORT = 8085
 
 INTERRUPTED = 130
-"""What a shell reports of a program that Ctrl-C ended."""
+"""The exit code of a program that Ctrl-C ended."""
 
 _PORT = re.compile(r":[0-9]+$")
 
@@ -54,7 +54,7 @@ def _run(work: Coroutine[Any, Any, T]) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a command stands on. Tests put the network within the process, and their own loop under it."""
+    """What a command runs on. Tests replace the network by one within the process, and the event loop by their own."""
 
     make_transport: Callable[[Access], Transport] = _grpc
     make_clock: Callable[[], Clock] = _system_clock
@@ -67,7 +67,7 @@ surroundings: contextvars.ContextVar[Surroundings] = contextvars.ContextVar("sur
 
 
 def owns_process() -> bool:
-    """Whether this process does nothing but what was typed."""
+    """Whether this process only runs this command line."""
     return surroundings.get(Surroundings()).owns_process
 
 
@@ -82,7 +82,7 @@ class Connection:
     key: str | None = None
 
     def resolved(self) -> tuple[tuple[str, ...], Access]:
-        """The addresses, and how to talk to whoever is there. Raises `InvalidError` with everything that is wrong.
+        """The addresses and the certificates. Raises `InvalidError` with everything that is wrong.
 
         Without security options the profile of `shoal up` counts, from this folder or one above it.
         """
@@ -95,7 +95,7 @@ class Connection:
                 addresses = addresses or profile.control
         problems = [
             replace(each, field=f"--{each.field}")
-            for each in access.problems(otherwise="say who you are, by a certificate of role operator")
+            for each in access.problems(otherwise="commands need a certificate of role operator")
         ]
         for name in FILES:
             path = getattr(access, name)
@@ -114,7 +114,7 @@ class Connection:
 
 
 def _inherited(access: Access) -> dict[str, tuple[object | None, Sequence[str]]]:
-    """The certificates that were given, and the variables they may be from: the command line was read with both."""
+    """The certificates that were given, and the variables they may come from."""
     found: dict[str, tuple[object | None, Sequence[str]]] = {}
     for name in FILES:
         path, variable = getattr(access, name), f"SHOAL_{name.upper()}"
@@ -126,14 +126,14 @@ def _inherited(access: Access) -> dict[str, tuple[object | None, Sequence[str]]]
 def naming_certificates(
     problems: Sequence[Problem], given: Mapping[str, tuple[object | None, Sequence[str]]]
 ) -> tuple[list[Problem], str]:
-    """The same, where `insecure` and certificates contradict each other with what was typed or is in the environment.
+    """Name the flags and variables, where `insecure` and certificates contradict each other.
 
     Args:
         problems: what is wrong.
         given: by setting, what was typed if that is known, and the variables that may have set it.
 
     Returns:
-        the problems, and a hint: nobody sees the environment by looking at a command.
+        the problems, and a hint: the environment is not visible in a command.
     """
     typed, inherited = [], []
     for name, (flag, variables) in given.items():
@@ -170,7 +170,7 @@ def read_addresses(text: str) -> tuple[str, ...]:
 
 
 def call(connection: Connection, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
-    """Open a client, do the work with it on a loop of its own, and close it."""
+    """Open a client, do the work with it on an event loop, and close it."""
     addresses, access = connection.resolved()
     around = surroundings.get(Surroundings())
 
@@ -185,12 +185,12 @@ def call(connection: Connection, work: Callable[[ControlPlane], Awaitable[T]]) -
 
 
 def clock() -> Clock:
-    """The clock that commands read."""
+    """The clock of commands."""
     return surroundings.get(Surroundings()).make_clock()
 
 
 def exit_code_of(error: ShoalError) -> int:
-    """What a script sees of an error: 2 for bad input, 4 for lack of time, 1 for everything else."""
+    """The exit code for an error: 2 for bad input, 4 for a timeout, 1 for everything else."""
     if isinstance(error, InvalidError):
         return 2
     return 4 if isinstance(error, DeadlineError) else 1

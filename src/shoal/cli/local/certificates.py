@@ -1,6 +1,6 @@
 """The certificates of a local fleet: an authority in its folder, and files for each of its programs and for you.
 
-The authority is made once and never replaced. Files are made when somebody needs them, and anew when they end soon;
+The authority is made once and never replaced. Files are made on first use, and made again when they expire soon;
 everyone who uses them takes the new ones without a restart. Called by `shoal.cli.local.fleet`.
 """
 
@@ -51,7 +51,7 @@ class FleetCertificates:
         return self._files(Identity(Role.AGENT, CLUSTER, node_id))
 
     def of_operator(self) -> CredentialPaths:
-        """The files of whoever started the fleet."""
+        """The files of the person who started the fleet."""
         from shoal.model.identity import Identity, Role
 
         return self._files(Identity(Role.OPERATOR, CLUSTER, OPERATOR))
@@ -84,6 +84,6 @@ class FleetCertificates:
 
         cert, key = self.directory / CA_FILE, self.directory / CA_KEY_FILE
         if key.exists() and not cert.exists():
-            key.unlink()  # whoever was making one was killed in between: nothing has been signed with it
+            key.unlink()  # a process was killed while it made the authority: nothing was signed with this key
         if not cert.exists():
             write_authority(self.directory, make_authority(CLUSTER, now=self._clock.wall()))

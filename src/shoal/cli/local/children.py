@@ -51,13 +51,13 @@ class ChildExit:
         return f"{self.name} {how}"
 
     def to_error(self) -> ShoalError:
-        """The same as an error, with its last words."""
+        """The same as an error, with the end of its log."""
         lines = [line for line in self.tail.splitlines() if line.strip() and not line.startswith("hint: ")]
         return UnavailableError(f"{self}: {lines[-1]}" if lines else str(self), hint=f"its log is {self.log}")
 
 
 class Child:
-    """One process, in a session of its own: a Ctrl-C at the terminal reaches only whoever started it."""
+    """One process, in a session of its own: Ctrl-C at the terminal reaches only its parent."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, directory: Path) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Child:
         self.log = directory / "log"
         #: What it wrote into its ready file.
         self.ready: dict[str, Any] = {}
-        #: Its end was asked for.
+        #: It was asked to end.
         self.dismissed = False
         self._ready_file = directory / "ready.json"
 
@@ -112,10 +112,10 @@ class Child:
         self.dismissed = True
         if not self.running:
             return
-        # Not through the process object: its way of sending looks for the end first, and would take it from the loop.
+        # Not through the process object: its `send_signal` polls for the end, which the event loop would then miss.
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, number)
-            os.kill(self.process.pid, signal.SIGCONT)  # one that somebody has stopped could not hear the first
+            os.kill(self.process.pid, signal.SIGCONT)  # a stopped process would not receive the first one
         try:
             async with asyncio.timeout(within):
                 await self.process.wait()
@@ -133,7 +133,7 @@ class Child:
 
 
 def _prepare(directory: Path) -> Path:
-    """Make room for a child, and forget where the last one served. Returns where this one will say so."""
+    """Prepare the directory of a child. Returns the path of its ready file, which does not exist yet."""
     _make_folder(directory)
     trim_log(directory / "log")
     ready_file = directory / "ready.json"
@@ -162,7 +162,7 @@ class OwnedFolder:
         return self._lock.held
 
     async def take(self, *, asked: str) -> None:
-        """Become the owner, and end what an owner who was killed left behind. Raises `PreconditionError`.
+        """Become the owner, and end the processes that a killed owner left behind. Raises `PreconditionError`.
 
         The child called `asked` is asked to end. The others, which are agents, are killed: their work goes on under
         its keeper and is adopted by the next agent.
@@ -189,12 +189,12 @@ class OwnedFolder:
         write_private(self._register, json.dumps(register, indent=2).encode())
 
     def release(self) -> None:
-        """Let somebody else have it."""
+        """Give up the ownership."""
         self._lock.release()
 
 
 def _make_folder(path: Path) -> None:
-    """Make a folder for us alone. One that is there is left as it is. Raises `UnavailableError`."""
+    """Make a folder that only we can read. An existing one is left as it is. Raises `UnavailableError`."""
     is_new = not path.exists()
     make_data_directory(path)
     if is_new and os.geteuid() == 0:
@@ -203,12 +203,12 @@ def _make_folder(path: Path) -> None:
 
 
 def _open_private(path: Path, mode: str) -> IO[bytes]:
-    """Open a file to write to. A new one is for us alone."""
+    """Open a file for writing. A new one is readable by us alone."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, FILE_MODE))
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """An object that somebody wrote; None when there is none."""
+    """The JSON object in a file; None when there is none."""
     try:
         found = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -225,7 +225,7 @@ def _left_behind(register: Path) -> Iterator[tuple[str, int]]:
 
 
 def _start_time(pid: int) -> float | None:
-    """When a living process was started; with its pid, that is who it is. None for one that has ended."""
+    """When a process was started, which identifies it together with its pid. None for one that has ended."""
     import psutil
 
     try:
@@ -240,7 +240,7 @@ def _start_time(pid: int) -> float | None:
 
 
 def trim_log(path: Path) -> None:
-    """Keep what a child wrote within bounds: the newer part moves to `log.1`, and the log begins anew.
+    """Bound the log of a child: the newer part moves to `log.1`, and the log is emptied.
 
     The child has opened it for appending, so it goes on at the new end.
     """
@@ -259,8 +259,8 @@ def trim_log(path: Path) -> None:
 def free_port(entropy: Entropy | None = None) -> int:
     """A port that is free now and that the system does not hand out by itself.
 
-    A port of the system's own range could be given to somebody's outgoing connection while a control plane that is to
-    come back there is down.
+    A port of the system's own range could be given to an outgoing connection while a control plane that is to come back
+    there is down.
     """
     chance = entropy or SystemEntropy()
     lowest_own = _first_ephemeral_port()
@@ -273,7 +273,7 @@ def free_port(entropy: Entropy | None = None) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of 127.0.0.1 now."""
+    """Whether a port of 127.0.0.1 is free now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from shoal.model.events import Event
     from shoal.model.views import WorkloadView
 
-#: An agent that was killed has to be back before its node is given up.
+#: An agent that was killed has to be back before its node is declared lost.
 LEASE = timedelta(seconds=4)
 LONGEST_LEASE = timedelta(seconds=20)
 HEARTBEAT = timedelta(milliseconds=500)
@@ -53,7 +53,7 @@ _TABLE = (
 
 
 def run_demo() -> int:
-    """Run the demo and return its exit code."""
+    """Run the demo. Returns the exit code."""
     try:
         return asyncio.run(_demo(_fitting_lease(_seconds_since_start())))
     except ShoalError as error:
@@ -64,11 +64,8 @@ def run_demo() -> int:
 
 
 async def _demo(lease: timedelta) -> int:
-    from shoal.cli.local.examples import make_importable
-    from shoal.cli.local.fleet import LocalFleet
-
-    make_importable()
     from shoal.cli.local.demo_stream import stream_on_show
+    from shoal.cli.local.fleet import LocalFleet
 
     clock = SystemClock()
     began = clock.monotonic()
@@ -91,7 +88,7 @@ async def _demo(lease: timedelta) -> int:
             await _act_delete(control, clock, report)
             pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
     report.note(not any(map(_is_alive, pids)), "nothing was left running")
-    _summarise(report, clock.monotonic() - began)
+    _summarize(report, clock.monotonic() - began)
     return 0 if report.good else 1
 
 
@@ -119,7 +116,7 @@ async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
     from shoal.wire.channel import GrpcTransport
 
     name = fleet.names[0]
-    title(f"Act 3: {name} wishes for a workload, as someone might who got hold of its certificate")
+    title(f"Act 3: a stolen certificate of {name} is used to apply a workload")
     transport = GrpcTransport(security=fleet.security(name))
     refused = ""
     async with ControlPlane([fleet.control_address], transport) as impostor:
@@ -302,7 +299,7 @@ def _is_alive(pid: int) -> bool:
         return False
 
 
-def _summarise(report: Report, seconds: float) -> None:
+def _summarize(report: Report, seconds: float) -> None:
     title("Summary")
     for kept, promise in report.lines:
         output.words(f"  {'ok  ' if kept else 'FAIL'}  {promise}", style="" if kept else "red")

@@ -1,4 +1,4 @@
-"""What the acts of `shoal demo` share: the report, workloads made on the spot, and waiting until something holds.
+"""What the acts of `shoal demo` share: the report, workload documents, and waits.
 
 Called by `shoal.cli.local.demo` and `shoal.cli.local.demo_stream`; calls the client of the control plane.
 """
@@ -23,12 +23,12 @@ PATIENCE = 30.0
 
 @dataclass(slots=True)
 class Report:
-    """What was seen: one line a promise."""
+    """One line for each promise, and whether it was kept."""
 
     lines: list[tuple[bool, str]] = field(default_factory=list)
 
     def note(self, kept: bool, promise: str) -> None:
-        """A promise, and whether it was kept."""
+        """Add a promise, and whether it was kept."""
         self.lines.append((kept, promise))
 
     @property
@@ -68,7 +68,7 @@ def pid_of(view: WorkloadView) -> int:
 async def wait_for(
     control: ControlPlane, clock: Clock, workload_id: str, holds: Callable[[WorkloadView], bool]
 ) -> None:
-    """Wait until something holds of a workload."""
+    """Wait until a condition holds for a workload."""
 
     async def done() -> bool:
         return holds(await control.get_workload(workload_id))
@@ -77,9 +77,12 @@ async def wait_for(
 
 
 async def until(clock: Clock, what: str, holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait until something holds, for as long as the demo has patience."""
+    """Wait until a condition holds. Raises `DeadlineError`."""
     deadline = clock.monotonic() + PATIENCE
     while not await holds():
         if clock.monotonic() > deadline:
-            raise DeadlineError(f"waited {PATIENCE:.0f} s in vain until {what}")
+            raise DeadlineError(
+                f"waited {PATIENCE:.0f} s until {what}",
+                hint="is this machine busy? run it again",
+            )
         await clock.sleep(0.1)

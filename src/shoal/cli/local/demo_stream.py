@@ -2,7 +2,7 @@
 
 Two workloads run on the agents: a feed that sends traffic (`examples/clicks/feed.py`) and a stream program
 (`examples/clicks/clicks.py`, run by `shoal run`). The demo reads the results as they become readable, and compares them
-with the expected results at the end. Called by `shoal.cli.local.demo`, which makes the examples importable first.
+with the expected results at the end. Called by `shoal.cli.local.demo`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clicks import audit, traffic
-from clicks.audit import Findings, Rules, Sent, Total
-from clicks.feed import LOG, PARTITIONS, close_windows, read_progress
-from clicks.watch import Sample, Watch, calm, longest_silence, quantile
 from shoal.cli import output
 from shoal.cli.local.demo_stage import Report, pid_of, process_document, title, until, wait_for
-from shoal.cli.local.examples import examples_folder
+from shoal.cli.local.examples import examples_folder, make_importable
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.clock import Clock
 from shoal.core.errors import DeadlineError, PreconditionError, ShoalError
 from shoal.core.tasks import task_scope
 from shoal.topics.local import LocalTopics
+
+make_importable()  # the example is no part of the package: what follows needs it
+
+from clicks import audit, traffic  # noqa: E402
+from clicks.audit import Findings, Rules, Sent, Total  # noqa: E402
+from clicks.feed import LOG, PARTITIONS, close_windows, read_progress  # noqa: E402
+from clicks.watch import Sample, Watch, calm, longest_silence, quantile  # noqa: E402
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 PROGRAM, FEED = "clicks", "feed"
 
 _RULES = Rules()
-#: Whoever was killed is started again this soon.
+#: A killed process is started again after this delay.
 _RESTART = {"policy": "always", "delay": "200ms"}
 #: A row that came twice would come right behind its first.
 _AFTERMATH = 0.3
@@ -55,7 +58,7 @@ _TABLE = (
 
 @contextlib.asynccontextmanager
 async def stream_on_show(folder: Path, clock: Clock) -> AsyncIterator[StreamOnShow]:
-    """The stream's acts, with somebody who watches and tells."""
+    """The acts of the stream, with a reader that prints its results."""
     place = folder / "stream"
     place.mkdir()
     with Watch(str(place / LOG), clock) as watch:
@@ -90,16 +93,14 @@ class StreamOnShow:
                     cpu=1000,
                     memory=512,
                     restart=_RESTART,
-                    # Whoever is killed leaves temporary files behind: they go with everything else.
+                    # A killed process leaves temporary files behind: they are deleted with the folder.
                     env={"TMPDIR": str(self._folder), "PYTHONPATH": str(examples_folder())},
                 )
             )
         await self._until_back(control)
         seconds = self._clock.monotonic() - began
-        output.words(
-            f"first rows {seconds:.1f} s after the wish; from here on the stream runs through everything below"
-        )
-        report.note(True, f"a stream program on the fleet gave its first rows after {seconds:.1f} s")
+        output.words(f"first rows {seconds:.1f} s after apply; from here on the stream runs through everything below")
+        report.note(True, f"a stream program on the fleet emitted its first rows after {seconds:.1f} s")
 
     def note_kill(self) -> None:
         """The program was killed just now."""
@@ -221,7 +222,7 @@ class StreamOnShow:
             return any(each.appended > last for each in self._watch.samples())
 
         try:
-            await until(self._clock, "the stream gives rows", back)
+            await until(self._clock, "the stream emits rows", back)
         except DeadlineError:
             await _tell_last_words(control)
             raise
@@ -235,7 +236,7 @@ def _runs_anew(former: int) -> Callable[[WorkloadView], bool]:
 
 
 async def _tell_last_words(control: ControlPlane) -> None:
-    """What the program printed last: why it gives nothing is there, if anywhere."""
+    """Print the end of the program's log: it says why no rows come, if anything does."""
     with contextlib.suppress(ShoalError):
         async with contextlib.aclosing(control.logs(PROGRAM, tail=20)) as pieces:
             async for piece in pieces:

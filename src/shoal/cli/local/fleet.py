@@ -203,7 +203,7 @@ class LocalFleet:
     async def stop(self) -> None:
         """Stop the agents, then the control plane, and leave no process behind."""
         if not self._folder.is_owned:
-            return  # nothing was started, and what runs in the directory is somebody else's
+            return  # nothing was started; processes in the directory belong to another owner
         agents = [name for name in self._children if name != CONTROL]
         await asyncio.gather(*(self.stop_agent(name) for name in agents))
         for name in self.names:
@@ -221,7 +221,7 @@ class LocalFleet:
             for name in self.names:
                 await self._sweep(name)
         finally:
-            # Also when a workload cannot be ended: whoever could start another one must not be left.
+            # Also when a workload cannot be ended: no agent may be left that could start another one.
             for name in list(self._children):
                 await self._end(name, signal.SIGKILL)
         for name in self.names:
@@ -248,7 +248,7 @@ class LocalFleet:
                 await self._clock.sleep(LOOK_EVERY)
 
     async def wait_exit(self) -> ChildExit:
-        """Wait until a child ends that nobody told to."""
+        """Wait until a child ends unexpectedly."""
         return await self._exits.get()
 
     # -----------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class LocalFleet:
         given = tuple(self._ports)
         for tries_left in reversed(range(_PORT_TRIES)):
             # Chosen once, so that a control plane that comes back is where it was; only now, when the directory is ours
-            # and nobody left behind by an earlier owner holds the usual ones.
+            # and no process of an earlier owner holds the usual ones.
             self._ports = [
                 port or (usual if usual and is_free(usual) else free_port(self._entropy))
                 for port, usual in zip(given, self._usual_ports, strict=True)
@@ -376,7 +376,7 @@ class LocalFleet:
         except DeadlineError:
             await self._end(name, signal.SIGKILL)  # else it would be in the way of the next one
             raise
-        # Only now: that one did not even begin to serve is for whoever started it to hear.
+        # Only now: a child that never served is reported to the caller of `start`.
         self._scope.start(self._watch(child), name=name)
 
     async def _end(self, name: str, number: int, *, within: float = 10.0) -> None:
@@ -449,7 +449,7 @@ class LocalFleet:
 
 
 async def together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do several things side by side. When one fails the others are given up, and have ended, before this raises."""
+    """Run several coroutines concurrently. When one fails, the others are canceled and awaited before this raises."""
     try:
         async with asyncio.TaskGroup() as group:
             for each in work:

@@ -21,7 +21,7 @@ def agent(
         Text, typer.Option(metavar="HOST:PORT[,…]", help="Where the control plane is [env: SHOAL_CONTROL]")
     ] = None,
     node_id: Annotated[
-        Text, typer.Option(metavar="ID", help="Who this node is [the certificate's, or the machine's name]")
+        Text, typer.Option(metavar="ID", help="The id of this node [the certificate's, or the host name]")
     ] = None,
     data_dir: Annotated[Text, typer.Option(metavar="PATH", help="Where its state and its workloads' files are")] = None,
     grpc_host: Annotated[
@@ -30,10 +30,10 @@ def agent(
     grpc_port: Annotated[Text, typer.Option(metavar="PORT", help="Its port; 0 is any [50051]")] = None,
     no_listen: Annotated[
         bool | None,
-        typer.Option("--no-listen", metavar="", help="Listen nowhere: orders come through the stream it opens"),
+        typer.Option("--no-listen", metavar="", help="Do not listen: commands come through the agent's own stream"),
     ] = None,
     advertise: Annotated[
-        Text, typer.Option(metavar="HOST[:PORT]", help="What to register instead, when reached by another address")
+        Text, typer.Option(metavar="HOST[:PORT]", help="The address to register, if it is reached by another one")
     ] = None,
     http_host: Annotated[Text, typer.Option(metavar="HOST", help="Address for metrics and health [127.0.0.1]")] = None,
     http_port: Annotated[
@@ -52,9 +52,7 @@ def agent(
     cluster_id: Annotated[
         Text, typer.Option(metavar="ID", help="Join a control plane of this cluster only [the certificate's, or any]")
     ] = None,
-    host_id: Annotated[
-        Text, typer.Option(metavar="ID", help="Nodes with an equal one are on one host [found out]")
-    ] = None,
+    host_id: Annotated[Text, typer.Option(metavar="ID", help="Equal for nodes on one host [detected]")] = None,
     ca: Annotated[Text, typer.Option(metavar="PATH", help="Certificates of the authorities that are trusted")] = None,
     cert: Annotated[Text, typer.Option(metavar="PATH", help="Its own certificate, of role agent")] = None,
     key: Annotated[Text, typer.Option(metavar="PATH", help="The key of that")] = None,
@@ -69,14 +67,16 @@ def agent(
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", metavar="", help="Work without certificates, for anyone who can connect"),
+        typer.Option("--insecure", metavar="", help="No TLS: anyone who can connect may do everything"),
     ] = None,
     standalone: Annotated[
-        bool | None, typer.Option("--standalone", metavar="", help="Serve orders without any control plane")
+        bool | None, typer.Option("--standalone", metavar="", help="Serve commands without a control plane")
     ] = None,
     stop_workloads_on_exit: Annotated[
         bool | None,
-        typer.Option("--stop-workloads-on-exit", metavar="", help="Stop the workloads first, instead of leaving them"),
+        typer.Option(
+            "--stop-workloads-on-exit", metavar="", help="Stop the workloads first, do not leave them running"
+        ),
     ] = None,
     stop_grace: Annotated[Text, typer.Option(metavar="DURATION", help="How long that may take in all [60s]")] = None,
     pass_env: Annotated[

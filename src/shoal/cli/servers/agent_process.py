@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def serve(given: daemon.CommandLine) -> None:
-    """Run the agent until it is told to end."""
+    """Run the agent until a signal stops it."""
     from shoal.agent.settings import CONFIG_ENV, ENV_NAMES, AgentSettings
 
     settings = daemon.load(
@@ -53,7 +53,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
         http = f", http {http_at}" if http_at else ""
         grpc = f"grpc {grpc_at}" if grpc_at else "listens nowhere"
         output.words(f"agent {node.node_id} ready: {grpc}{http}")
-        # Last: whoever waits for it finds everything said.
+        # Last: a program that waits for the file finds everything done.
         daemon.write_ready_file(
             ready_file, {"role": "agent", "node_id": node.node_id, "grpc": node.address, "http": node.http_address}
         )
@@ -65,7 +65,7 @@ async def _serve(settings: AgentSettings, stop: asyncio.Event, ready_file: str |
 
 
 async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
-    """Get a certificate. Returns whether there is one; else the process is to end."""
+    """Get a certificate. Returns False when the process is to end instead."""
     import socket
 
     from shoal.agent.contact.joining import join

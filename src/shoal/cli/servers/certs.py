@@ -1,6 +1,6 @@
-"""`shoal certs …`: the authority of a cluster, and certificates for its programs and people. Needs no control plane.
+"""`shoal certs …`: makes the authority of a cluster and certificates for its programs and people.
 
-An authority lies in one directory (`ca.pem`, `ca-key.pem`). What it issues goes into a directory for each holder, with
+Needs no control plane. An authority is one directory (`ca.pem`, `ca-key.pem`). Each certificate gets a directory with
 the three files that `--ca`, `--cert` and `--key` take. Calls `shoal.wire.authority` and `shoal.wire.credentials`.
 """
 
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from shoal.model.identity import Identity
     from shoal.wire.certificates import CertificateFacts
 
-app = typer.Typer(
-    name="certs", help="Certificates: who may be an agent, a control plane, an operator.", no_args_is_help=True
-)
+app = typer.Typer(name="certs", help="Certificates of agents, control planes and operators.", no_args_is_help=True)
 
 DEFAULT_DIR = "certs"
 DEFAULT_CLUSTER = "default"
@@ -44,7 +42,7 @@ _COLUMNS = (
 
 
 class HandIssued(enum.StrEnum):
-    """Roles that are given by hand. Workloads get theirs from the control plane, for an hour at a time."""
+    """Roles of certificates made by hand. Workloads get theirs from the control plane, for an hour at a time."""
 
     AGENT = "agent"
     CONTROL = "control"
@@ -66,8 +64,8 @@ def init(
 ) -> None:
     """Make the authority that signs a cluster's certificates.
 
-    Its key can make anyone anything: keep it away from the fleet, or on the control plane alone. An authority that
-    exists is never replaced.
+    Its key can sign any identity: keep it away from the fleet, or on the control plane alone. An authority that exists
+    is never replaced.
     """
     from shoal.wire.authority import make_authority
     from shoal.wire.credentials import CA_FILE, write_authority
@@ -160,7 +158,7 @@ def _checked_name(role: HandIssued, node_id: str | None, name: str | None) -> st
 
 
 def _refuse_another(target: Path, identity: Identity) -> None:
-    """Files of somebody else are not replaced: whoever uses them would become another from one moment to the next."""
+    """Refuse to replace the files of another identity: the program that uses them would become somebody else."""
     from shoal.core.private_files import read_private
     from shoal.wire.certificates import describe, read_certificates
     from shoal.wire.credentials import CERT_FILE
@@ -179,7 +177,7 @@ def _refuse_another(target: Path, identity: Identity) -> None:
 
 
 def _find(top: Path) -> Iterator[tuple[Path, CertificateFacts]]:
-    """Every certificate in a file or below a directory; what is none is passed over, unless it was asked for."""
+    """Every certificate in a file or below a directory. Other files are skipped, unless the file itself was named."""
     from shoal.core.private_files import read_private
     from shoal.wire.certificates import describe, read_certificates
 
@@ -195,7 +193,7 @@ def _find(top: Path) -> Iterator[tuple[Path, CertificateFacts]]:
             continue
         for certificate in certificates:
             facts = describe(certificate)
-            # The copies of the authority that lie beside each certificate would be most of the list.
+            # Each certificate has a copy of the authority beside it: they would be most of the list.
             if top.is_dir() and facts.is_authority and file.parent != top:
                 continue
             yield file, facts

@@ -88,7 +88,7 @@ def control(
     ] = None,
     heartbeat_interval: Annotated[Text, typer.Option(metavar="DURATION", help="How often agents beat [10s]")] = None,
     lease: Annotated[
-        Text, typer.Option(metavar="DURATION", help="How long a node counts as alive after a beat [30s]")
+        Text, typer.Option(metavar="DURATION", help="How long a node counts as alive after a heartbeat [30s]")
     ] = None,
     strategy: Annotated[Text, typer.Option(metavar="WORD", help="spread or binpack [spread]")] = None,
     max_events: Annotated[Text, typer.Option(metavar="N", help="How many events are kept [10000]")] = None,
@@ -100,7 +100,7 @@ def control(
     """Run the control plane.
 
     Settings come from flags, else from the environment (SHOAL_ and the flag's name), else from --config, else from
-    the defaults shown in brackets. SIGTERM ends it gracefully; workloads are never touched by its end.
+    the defaults shown in brackets. SIGTERM ends it gracefully; workloads keep running without it.
     """
     from shoal.control.settings import ControlSettings
 
@@ -148,7 +148,7 @@ async def _serve(settings: ControlSettings, stop: asyncio.Event, ready_file: str
         facts = {"role": "control", "grpc": plane.address, "http": plane.http_address, "join": plane.join_address}
         joining = f", join {join}" if join else ""
         output.words(f"control plane ready: grpc {grpc}, http {http}{joining}")
-        daemon.write_ready_file(ready_file, facts)  # last: whoever waits for it finds everything said
+        daemon.write_ready_file(ready_file, facts)  # last: a program that waits for the file finds everything done
         gc.freeze()
 
     arm_from_environment()

@@ -32,7 +32,7 @@ EVERY_HOST = "0.0.0.0"  # noqa: S104 - how it is shown; binds nothing
 
 @dataclass(frozen=True, slots=True)
 class CommandLine:
-    """What was typed: text and flags, checked by nobody yet."""
+    """A command line: text and flags, not checked yet."""
 
     flags: Mapping[str, object | None]
     config: str | None = None
@@ -52,7 +52,7 @@ def load(
 ) -> T:
     """Read the settings of a process and set up its log lines. Raises `InvalidError` with everything that is wrong.
 
-    A level that is one of the settings is taken out of them.
+    The log level may be one of the settings.
     """
     from shoal.core.config import load_settings
     from shoal.core.telemetry import setup_logging
@@ -84,7 +84,7 @@ def load(
 
 
 def bound(listening: str | None, served: str) -> str:
-    """Where a server listens, for people. What it serves at is how this machine dials it: 127.0.0.1 for all addresses.
+    """Where a server listens, as shown to people. `served` is how this machine reaches it: 127.0.0.1 for a wildcard.
 
     Args:
         listening: what it was told to listen at; the port may be 0.
@@ -99,27 +99,27 @@ def bound(listening: str | None, served: str) -> str:
 
 
 def warn_if_insecure(insecure: bool, address: str) -> None:
-    """Say what `--insecure` means, each time it is used, once it is known where it listens."""
+    """Warn what `--insecure` means, once it is known where the server listens."""
     if not insecure:
         return
     if not address:
-        whoever = "poses as the control plane"
+        who = "poses as the control plane"
     else:
         where = parse_address(address)
         everywhere = f" (every interface, port {where.port})" if where.is_wildcard else ""
-        whoever = f"can connect to {address}{everywhere}"
-    log.warning("--insecure: nothing is encrypted, and whoever %s may do everything", whoever)
+        who = f"can connect to {address}{everywhere}"
+    log.warning("--insecure: nothing is encrypted, and anyone who %s may do everything", who)
 
 
 def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service: str) -> None:
-    """Run a server on a loop of its own. SIGTERM or SIGINT asks it to end; a second SIGINT does not ask.
+    """Run a server on an event loop. SIGTERM or SIGINT stops it gracefully, a second SIGINT at once.
 
-    Its traces, if the environment names somebody who wants them, bear the name of the service.
+    Traces carry the name of the service, if the environment names a collector.
     """
     from shoal.core.tracing import exporting
 
     if session.owns_process():
-        # What others could write to, they could mislead us with; whoever started us may not have thought of it.
+        # Files that others could write to could mislead us, and the caller may not have set a umask.
         os.umask(os.umask(_WRITES_OF_OTHERS) | _WRITES_OF_OTHERS)
 
     async def main() -> None:
@@ -133,7 +133,7 @@ def run_until_told(work: Callable[[asyncio.Event], Awaitable[None]], *, service:
 
 @contextlib.contextmanager
 def stopping_on_signals(stop: asyncio.Event, *, second: Callable[[], None] | None = None) -> Iterator[None]:
-    """Set `stop` on SIGTERM, SIGINT or SIGHUP; what a second SIGINT does is given, or ends the process at once."""
+    """Set `stop` on SIGTERM, SIGINT or SIGHUP. A second SIGINT calls `second`, or ends the process at once."""
     loop = asyncio.get_running_loop()
 
     def told(number: int) -> None:
@@ -156,6 +156,6 @@ def stopping_on_signals(stop: asyncio.Event, *, second: Callable[[], None] | Non
 
 
 def write_ready_file(path: str | None, facts: Mapping[str, object]) -> None:
-    """Tell whoever started this process where it serves. The file appears whole or not at all."""
+    """Write where this process serves. The file appears whole or not at all."""
     if path is not None:
         write_atomic(path, json.dumps({"pid": os.getpid(), **facts}, indent=2).encode())
