@@ -56,7 +56,11 @@ class NodeWatch:
         self._changed = changed
         #: What is wrong with the node as long as this agent runs.
         self._standing = dict(standing or {})
-        self._conditions: dict[str, NodeCondition] = {}
+        self._conditions: dict[str, NodeCondition] = {
+            kind: NodeCondition(kind, message, clock.wall()) for kind, message in self._standing.items()
+        }
+        for kind, message in self._standing.items():
+            log.warning("%s: %s", kind, message)
         self._readings: dict[str, Reading] = {name: Reading() for name in probes}
         self._usages: dict[WorkloadId, Usage] = {}
         self._runtimes: dict[str, str] = {kind.value: "unhealthy: not looked at yet" for kind in executor.types}
