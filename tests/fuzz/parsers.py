@@ -345,6 +345,9 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.views.planned_placement_from_proto": _message(
         convert.planned_placement_from_proto, control.PlannedPlacement
     ),
+    "shoal.wire.convert.views.member_changes_from_proto": _message(
+        views.member_changes_from_proto, run.MemberChanges, errors=()
+    ),
     "shoal.wire.convert.views.rejection_from_proto": _message(views.rejection_from_proto, control.NodeRejection),
     "shoal.wire.convert.views.workload_view_from_proto": _message(
         convert.workload_view_from_proto, control.WorkloadView
@@ -442,6 +445,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.control.store.rows.node_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.observation_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.workload_from_row": "columns have types; the document is the codec's",
+    "shoal.control.store.rows.revocation_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.secret_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.token_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.sql.load_secrets": "runs queries; rows are read by shoal.control.store.rows",
