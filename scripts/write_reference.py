@@ -1,7 +1,7 @@
 """Writes docs/reference from the code, or with --check says whether it is up to date.
 
 Called by `make docs` and `make check`. One JSON Schema per kind of workload and one for groups, for editors and other
-checkers, and the tables of the metrics and of the events.
+checkers, and the tables of the metrics, the states and the events.
 """
 
 from __future__ import annotations
@@ -12,15 +12,40 @@ from pathlib import Path
 
 from shoal.agent.metrics import AgentMetrics
 from shoal.control.metrics import ControlMetrics
+from shoal.control.state.lifecycle.phases import CONTRACT_STATUSES
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.documents import group_schema, workload_schema
 from shoal.model.events import EventKind
+from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
 from shoal.model.workloads import WorkloadType
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
 EVENTS = ROOT / "docs" / "reference" / "events.md"
+
+STATES = ROOT / "docs" / "reference" / "states.md"
+
+STATES_PAGE = """# States
+
+Written by `make docs` from the code.
+
+## Workloads
+
+`shoal` shows the state; in JSON it is `state`. `status` beside it has the names of the published contract, which are
+coarser. `shoal workload list --status` takes either, and `Accepted` for everything that is stored and whose newest
+generation has not been started: {accepted}.
+
+| State | Meaning | `status` |
+| --- | --- | --- |
+{workloads}
+
+## Groups
+
+| State | Meaning |
+| --- | --- |
+{groups}
+"""
 
 EVENTS_PAGE = """# Events
 
@@ -67,7 +92,19 @@ def pages() -> dict[Path, str]:
         for name, schema in (*((kind.value, workload_schema(kind)) for kind in WorkloadType), ("group", group_schema()))
     }
     events = "\n".join(f"| `{kind.value}` | {kind.description} |" for kind in EventKind)
-    return {**schemas, METRICS: metrics_page(), EVENTS: EVENTS_PAGE.format(events=events)}
+    return {**schemas, METRICS: metrics_page(), STATES: states_page(), EVENTS: EVENTS_PAGE.format(events=events)}
+
+
+def states_page() -> str:
+    """Every state of workloads and groups, as a page."""
+    return STATES_PAGE.format(
+        accepted=", ".join(f"`{phase}`" for phase in WorkloadPhase if phase in ACCEPTED),
+        workloads="\n".join(
+            f"| `{phase}` | {phase.description} | `{'`, `'.join(sorted(CONTRACT_STATUSES[phase]))}` |"
+            for phase in WorkloadPhase
+        ),
+        groups="\n".join(f"| `{phase}` | {phase.description} |" for phase in GroupPhase),
+    )
 
 
 def metrics_page() -> str:

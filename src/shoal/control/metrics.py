@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle import workload_status
+from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES, Waiting, contract_status, phase_of
 from shoal.control.store.base import Batch
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.nodes import NodeState
+from shoal.model.phases import WorkloadPhase
 from shoal.model.workloads import DesiredState
 
 if TYPE_CHECKING:
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
 
     _CallSeries = tuple[tuple[Counter, Counter], tuple[Histogram, Histogram]]
 
-#: Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
-WORKLOAD_STATUSES = (
-    "Pending", "Scheduled", "Updating", "Running", "Stopping", "Stopped", "Completed", "Failed", "Unknown", "Deleting",
-    "Deleted",
-)  # fmt: skip
+#: Deleted, and only a copy on a lost node is left.
+DELETED = "Deleted"
 
 
 class ControlMetrics:
@@ -38,7 +36,7 @@ class ControlMetrics:
     def __init__(self) -> None:
         self.registry = registry = MetricRegistry()
         self._nodes = registry.gauge("shoal_control_nodes", "Nodes by state.", ("state",))
-        self._workloads = registry.gauge("shoal_control_workloads", "Workloads by status.", ("status",))
+        self._workloads = registry.gauge("shoal_control_workloads", "Workloads by state.", ("state",))
         self._groups = registry.gauge("shoal_control_groups", "Groups.")
         self._steps = registry.counter(
             "shoal_control_steps_total", "Steps that were carried out towards wishes.", ("action", "result")
@@ -121,14 +119,14 @@ class ControlMetrics:
                 for counter in self._of_kind(kind):
                     counter.inc(count)
 
-    def refresh(self, fleet: Fleet) -> None:
+    def refresh(self, fleet: Fleet, waiting: Waiting) -> None:
         """Count anew what goes up and down, so that nothing keeps a value that is over."""
         states = {state.value: 0 for state in NodeState} | Tally(node.state.value for node in fleet.nodes.values())
-        statuses, desired = _count_workloads(fleet)
+        phases, statuses, desired = _count_workloads(fleet, waiting)
         for gauge, counts in (
             (self._nodes, states),
             (self._foreign.nodes, states),
-            (self._workloads, statuses),
+            (self._workloads, phases),
             (self._foreign.workloads, statuses),
             (self._foreign.desired, desired),
         ):
@@ -179,18 +177,22 @@ def _show(gauge: Gauge, counts: Mapping[str, int]) -> None:
         gauge.labels(label).set(count)
 
 
-def _count_workloads(fleet: Fleet) -> tuple[dict[str, int], dict[str, int]]:
-    """Workloads by status and by desired state. Each counts once in both."""
-    statuses: Tally[str] = Tally()
-    desired: Tally[str] = Tally()
+def _count_workloads(fleet: Fleet, waiting: Waiting) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+    """Workloads by state, by the contract's status and by desired state. Each counts once in all of them.
+
+    Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
+    """
+    phases = dict.fromkeys((*WorkloadPhase, DELETED), 0)
+    statuses = dict.fromkeys((*WORKLOAD_STATUSES, DELETED), 0)
+    desired = {state.value: 0 for state in DesiredState}
     for record in fleet.workloads.values():
         owner = fleet.nodes.get(record.node_id) if record.node_id is not None else None
         observation = fleet.observations.get(record.workload_id)
-        statuses["Deleted" if fleet.is_buried(record) else workload_status(record, observation, owner)] += 1
+        buried = fleet.is_buried(record)
+        phases[DELETED if buried else phase_of(record, observation, owner, waiting)] += 1
+        statuses[DELETED if buried else contract_status(record, observation, owner)] += 1
         desired[record.desired.value] += 1
-    every_status = dict.fromkeys(WORKLOAD_STATUSES, 0)
-    every_desired = {state.value: 0 for state in DesiredState}
-    return every_status | statuses, every_desired | desired
+    return phases, statuses, desired
 
 
 def _written(batch: Batch) -> dict[str, int]:

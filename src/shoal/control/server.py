@@ -340,7 +340,7 @@ class ControlPlane:
         self._store_trouble = trouble
 
     def _render_metrics(self) -> bytes:
-        self._metrics.refresh(self.leadership.fleet)
+        self._metrics.refresh(self.leadership.fleet, self.leadership.waiting)
         return self._metrics.render()
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shoal.model.described import Described
+
 
 class SubjectKind(enum.StrEnum):
     """What an event is about."""
@@ -37,17 +39,8 @@ class EventSource(enum.StrEnum):
     JOIN = "join"
 
 
-class EventKind(enum.StrEnum):
+class EventKind(Described):
     """Every kind of event, with a sentence that says when it happens."""
-
-    description: str
-
-    def __new__(cls, name: str, description: str) -> EventKind:
-        """A kind with its sentence."""
-        made = str.__new__(cls, name)
-        made._value_ = name
-        made.description = description
-        return made
 
     WORKLOAD_CREATED = "WorkloadCreated", "A workload was stored for the first time."
     WORKLOAD_UPDATED = "WorkloadUpdated", "A workload got another spec, revision or desired state."

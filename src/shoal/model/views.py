@@ -33,8 +33,10 @@ class WorkloadView:
     workload_id: str
     type: str
     desired_state: str
-    #: Pending, Scheduled, Updating, Running, Stopping, Stopped, Completed, Failed, Unknown or Deleting.
+    #: In the names of the published contract: Pending, Scheduled, Updating, Running, Stopping, and so on.
     status: str
+    #: A `WorkloadPhase`; or what a newer control plane calls it.
+    state: str = ""
     assigned_node_id: str = ""
     revision_id: str = ""
     #: The revision its agent reports: equal to revision_id once a change has arrived.

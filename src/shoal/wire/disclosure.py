@@ -84,7 +84,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     # One workload. An agent that does not own it learns who does, and nothing else.
     "persys.control.v1.WorkloadView": {
         _EVERYONE: "workload_id desired_state assigned_node_id generation",
-        _OWNERS_AND_MEMBERS: "type status revision_id group_id observed_revision_id",
+        _OWNERS_AND_MEMBERS: "type status state revision_id group_id observed_revision_id",
         _OWNERS: "retry_attempts retry_max_attempts retry_next_at failure_reason last_updated reason usage run spec "
         "created_at spec_sha256 labels",
         _OPERATOR: "rejections moving_from left_on",

@@ -5,9 +5,10 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.control.metrics import WORKLOAD_STATUSES, ControlMetrics, go_code
+from shoal.control.metrics import DELETED, ControlMetrics, go_code
 from shoal.core.errors import ExhaustedError
 from shoal.model.nodes import NodeState
+from shoal.model.phases import WorkloadPhase
 from shoal.wire.status import Code
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
@@ -107,7 +108,7 @@ async def test_what_is_over_is_not_shown(kit):
     samples = read(kit.plane._render_metrics())
     shown = {labels: count for (name, labels), count in samples.items() if name == "persys_scheduler_workloads_status"}
     assert set(shown.values()) == {0}
-    assert {labels[0][1] for labels in shown} == set(WORKLOAD_STATUSES)
+    assert {labels[0][1] for labels in shown} == {*WorkloadPhase, DELETED}
     by_state = {labels[0][1]: count for (name, labels), count in samples.items() if name == "shoal_control_nodes"}
     assert by_state == {state.value: int(state is NodeState.NOT_READY) for state in NodeState}
 

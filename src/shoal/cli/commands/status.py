@@ -33,7 +33,8 @@ async def status(control: ControlPlane, *, as_json: Json = False) -> None:
         unwell = {
             "nodes": [{"id": node.node_id, "status": node.status, "reason": node.status_reason} for node in nodes],
             "workloads": [
-                {"id": view.workload_id, "status": view.status, "reason": waiting.why(view)} for view in poor
+                {"id": view.workload_id, "status": view.status, "state": view.state, "reason": waiting.why(view)}
+                for view in poor
             ],
         }
         output.json_document({"summary": summary, "unwell": unwell})
@@ -48,7 +49,7 @@ async def status(control: ControlPlane, *, as_json: Json = False) -> None:
     )
     rows: list[list[str | output.Cell]] = []
     rows += [[node.node_id, output.state(node.status), node.status_reason] for node in nodes]
-    rows += [[view.workload_id, output.state(view.status), waiting.why(view)] for view in poor]
+    rows += [[view.workload_id, output.state(view.state), waiting.why(view)] for view in poor]
     if rows:
         output.data("")
         output.table(_COLUMNS, rows[:_MOST])

@@ -151,7 +151,7 @@ def _workload_rows(snapshot: Snapshot, now: datetime) -> list[list[str | Cell]]:
     return [
         [
             view.workload_id,
-            output.state(view.status),
+            output.state(view.state),
             view.assigned_node_id or "-",
             f"{view.usage.cpu_percent:.0f}%" if view.usage else _unused(view),
             size(view.usage.memory_bytes) if view.usage else _unused(view),

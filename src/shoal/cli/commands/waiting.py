@@ -75,9 +75,10 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
             if goal is Goal.GONE
             else Judgement(Verdict.FAILED, "Gone", "it was deleted")
         )
+    shown = view.state or view.status
     where = f"on {view.assigned_node_id}" if view.assigned_node_id else ""
     if goal is Goal.GONE:
-        return Judgement(Verdict.WAITING, view.status, where)
+        return Judgement(Verdict.WAITING, shown, where)
     if view.status in _reached(goal, view):
         return Judgement(Verdict.DONE, view.status, where)
     if view.status in _HOPELESS:
@@ -87,9 +88,9 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
     if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
         looked = view.reason is not None and view.reason.code == FailureReason.INSUFFICIENT_RESOURCES.value
         if not view.rejections and not looked:  # not tried yet
-            return Judgement(Verdict.WAITING, view.status, "waiting for a node")
-        return Judgement(Verdict.UNPLACED, view.status, "no node can take it now")
-    return Judgement(Verdict.WAITING, view.status, why(view) or where)
+            return Judgement(Verdict.WAITING, shown, "waiting for a node")
+        return Judgement(Verdict.UNPLACED, shown, "no node can take it now")
+    return Judgement(Verdict.WAITING, shown, why(view) or where)
 
 
 _HOPELESS: Mapping[str, str] = {

@@ -81,7 +81,9 @@ async def list_workloads(
             "--node", metavar="NODE", help="Only those on this node", autocompletion=completion.complete_nodes
         ),
     ] = "",
-    status: Annotated[str, typer.Option("--status", metavar="STATE", help="Only those in this state")] = "",
+    status: Annotated[
+        str, typer.Option("--status", metavar="STATE", help="Only those in this state, such as NotReady or Accepted")
+    ] = "",
     group: GroupFilter = "",
     watch: Watch = False,
     as_json: Json = False,
@@ -146,7 +148,7 @@ def show_facts(view: WorkloadView, now: datetime) -> None:
     output.facts(
         [
             ("workload", view.workload_id),
-            ("state", output.state(view.status)),
+            ("state", output.state(view.state)),
             ("desired", view.desired_state),
             ("reason", _reason(view)),
             ("node", view.assigned_node_id),
@@ -267,7 +269,7 @@ def row(view: WorkloadView, now: datetime) -> list[str | Cell]:
     """A row of a table with `COLUMNS`."""
     return [
         view.workload_id,
-        output.state(view.status),
+        output.state(view.state),
         view.assigned_node_id or "-",
         view.type,
         str(view.run.restarts if view.run else 0),

@@ -247,7 +247,7 @@ async def _show(control: ControlPlane) -> None:
     rows: list[list[str | Cell]] = [
         [
             view.workload_id,
-            output.state(view.status),
+            output.state(view.state),
             view.assigned_node_id,
             str(pid_of(view) or ""),
             str(view.generation),

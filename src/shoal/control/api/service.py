@@ -26,7 +26,7 @@ from shoal.control.api.parsing import (
     read_members,
     read_workload,
 )
-from shoal.control.api.views import NODE_STATES, Views
+from shoal.control.api.views import ACCEPTED_STATUS, NODE_STATES, Views
 from shoal.control.nodes.contacts import Contacts, Heartbeat
 from shoal.control.nodes.heartbeats import Heartbeats
 from shoal.control.nodes.lease_watch import LeaseWatch
@@ -37,7 +37,7 @@ from shoal.control.placement.scheduler import place, place_together
 from shoal.control.state.causes import cause_of_call
 from shoal.control.state.facts import PlacementDecision
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle import WORKLOAD_STATES
+from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES
 from shoal.control.store.base import Store
 from shoal.control.trust.entitlements import check_identities, identity_problem
 from shoal.control.workloads.adoption import Adoption
@@ -57,6 +57,7 @@ from shoal.core.errors import (
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.model.identity import Role
 from shoal.model.nodes import Feature, NodeRecord, NodeState, NodeUsage
+from shoal.model.phases import WorkloadPhase
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
@@ -65,6 +66,8 @@ from shoal.wire.transport import Call
 
 #: States that the contract names and no workload here is ever in.
 OTHER_STATES = ("RetryPending", "Deleted")
+#: What `ListWorkloads` can be asked for.
+WORKLOAD_STATES = tuple(dict.fromkeys((*WorkloadPhase, *WORKLOAD_STATUSES, ACCEPTED_STATUS, *OTHER_STATES)))
 MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
 
 
@@ -385,7 +388,7 @@ class ControlService:
     async def list_workloads(self, request: pb.ListWorkloadsRequest, _call: Call) -> pb.ListWorkloadsResponse:
         """Every workload, or a page of them."""
         check_page(request.page_size, request.page_token)
-        check_state(request.status, (*WORKLOAD_STATES, *OTHER_STATES))
+        check_state(request.status, WORKLOAD_STATES)
         views = self._views.workloads(
             node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
         )

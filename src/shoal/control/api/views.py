@@ -11,13 +11,14 @@ from shoal.control.nodes.contacts import Contacts
 from shoal.control.nodes.drain import Drains
 from shoal.control.nodes.loss import LostNodes
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle import group_status, is_about_newest, workload_status
+from shoal.control.state.lifecycle.phases import Waiting, contract_status, group_phase, is_about_newest, phase_of
 from shoal.control.workloads import retries
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
+from shoal.model.phases import ACCEPTED, WorkloadPhase
 from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
 from shoal.model.workloads import (
     FailureReason,
@@ -30,6 +31,8 @@ from shoal.model.workloads import (
 )
 
 SHOWN_SESSION = 6
+#: What a stored change is called until its agent has started it: selects all states of that kind.
+ACCEPTED_STATUS = "Accepted"
 #: Every state that the view of a node can have.
 NODE_STATES = tuple(state.value for state in NodeState)
 #: In lists, a workload has the rejections of this many nodes; the view of one workload has them all.
@@ -42,6 +45,12 @@ def _short(view: WorkloadView) -> WorkloadView:
     if run is not None and run.last_output:
         run = dataclasses.replace(run, last_output="")
     return dataclasses.replace(view, run=run, rejections=view.rejections[:LISTED_REJECTIONS])
+
+
+def _names(view: WorkloadView) -> set[str]:
+    """Everything that a list can be asked for to have this workload in it."""
+    accepted = {ACCEPTED_STATUS.lower()} if view.state in ACCEPTED else set()
+    return {view.status.lower(), view.state.lower()} | accepted
 
 
 def _failover_word(node: NodeRecord) -> str:
@@ -80,7 +89,7 @@ class Views:
         """One workload."""
         observation = self._fleet.observations.get(record.workload_id)
         owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
-        status = workload_status(record, observation, owner)
+        status = contract_status(record, observation, owner)
         mine = observation is not None and observation.node_id == record.node_id
         run = observation.status if observation is not None and mine else None
         newest = run if is_about_newest(record, observation) else None
@@ -91,6 +100,7 @@ class Views:
             type=record.spec.type.value,
             desired_state=record.desired.value,
             status=status,
+            state=self._phase(record),
             assigned_node_id=record.node_id or "",
             revision_id=record.revision_id,
             observed_revision_id=run.revision_id if run is not None else "",
@@ -99,7 +109,7 @@ class Views:
             retry_attempts=record.retry.attempts,
             retry_max_attempts=record.retry.max_attempts,
             retry_next_at=record.retry.next_at,
-            failure_reason=reason.code if status == "Failed" and reason is not None else "",
+            failure_reason=reason.code if status == WorkloadPhase.FAILED and reason is not None else "",
             created_at=record.created_at,
             last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
             reason=reason,
@@ -112,6 +122,12 @@ class Views:
             left_on=record.left_on,
             labels=record.spec.labels,
         )
+
+    def _phase(self, record: WorkloadRecord) -> WorkloadPhase:
+        observation = self._fleet.observations.get(record.workload_id)
+        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        waiting = Waiting(self._pending.rejections.keys(), self._commands.without_secret)
+        return phase_of(record, observation, owner, waiting)
 
     def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
         if not self._contacts.receives_heartbeats:
@@ -127,7 +143,7 @@ class Views:
         if rejections is not None and record.placed_generation < record.generation:
             code = FailureReason.INSUFFICIENT_RESOURCES.value
             return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
-        if status == "Unknown" and owner is not None:
+        if status == WorkloadPhase.UNKNOWN and owner is not None:
             return Reason("NODE_LOST", self._why_lost(record, owner), owner.state_at, retryable=True)
         stuck = self._drains.stuck.get(record.workload_id)
         if stuck is not None and owner is not None and owner.desired is DesiredNodeState.DRAINING:
@@ -174,7 +190,7 @@ class Views:
             if group_id and record.group_id != group_id:
                 continue
             view = _short(self.workload(record, with_spec=False))
-            if not wanted or view.status.lower() == wanted:
+            if not wanted or wanted in _names(view):
                 yield view
 
     def node(self, record: NodeRecord) -> NodeView:
@@ -235,10 +251,9 @@ class Views:
 
     def group(self, record: GroupRecord) -> GroupView:
         """One group with its members."""
-        members = tuple(
-            self.workload(self._fleet.workloads[each]) for each in record.members if each in self._fleet.workloads
-        )
-        status = group_status(record, [member.status for member in members])
+        known = [self._fleet.workloads[each] for each in record.members if each in self._fleet.workloads]
+        members = tuple(self.workload(each) for each in known)
+        status = group_phase(record, [self._phase(each) for each in known])
         bounds = record.member_changes.resolved(len(record.members))
         return GroupView(record.group_id, record.generation, status, record.message, members, bounds)
 
@@ -255,7 +270,7 @@ class Views:
             owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
             buried = self._fleet.is_buried(record)
             observation = self._fleet.observations.get(record.workload_id)
-            words["Deleted" if buried else workload_status(record, observation, owner)] += 1
+            words["Deleted" if buried else contract_status(record, observation, owner)] += 1
         waiting = sum(words[word] for word in ("Pending", "Scheduled", "Updating"))
         return ClusterSummary(
             total_nodes=sum(nodes.values()),

@@ -31,6 +31,7 @@ from shoal.control.nodes.registration import Registration
 from shoal.control.placement.placer import Placer
 from shoal.control.settings import ControlSettings
 from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.lifecycle.phases import Waiting
 from shoal.control.store.base import EventQuery, Store
 from shoal.control.trust.enrollment import Enrollment, JoinListener
 from shoal.control.trust.join_tokens import JoinTokens
@@ -233,6 +234,11 @@ class Leadership:
         self._clock = clock
         self._cursor = -1
         self._read_at, self._took = -math.inf, 0.0
+
+    @property
+    def waiting(self) -> Waiting:
+        """Why workloads do not start, beside what their records say."""
+        return Waiting(self.pending.rejections.keys(), self.commands.without_secret)
 
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""

@@ -5,12 +5,12 @@ Called by `heartbeats` (a node is back) and `lease_watch` (a node is late or los
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.lifecycle.nodes import NodeChange, change_node
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.core.clock import Clock
@@ -19,6 +19,7 @@ from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeRecord, NodeState
 
 _EVENTS = {NodeState.SUSPECT: EventKind.NODE_SUSPECT, NodeState.NOT_READY: EventKind.NODE_NOT_READY}
+_CHANGES = {NodeState.SUSPECT: NodeChange.LATE, NodeState.NOT_READY: NodeChange.EXPIRED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class NodeStates:
         for node_id in node_ids:
             self._dispatch.contact_renewed(node_id)
 
-    async def set_silent(self, silent: Mapping[NodeId, Silent], *, by: str) -> frozenset[NodeId]:
+    async def set_silent(self, silent: Mapping[NodeId, Silent], *, by: EventSource) -> frozenset[NodeId]:
         """Store that nodes are silent, all in one commit. Returns those that are back: a heartbeat came meanwhile."""
 
         def decide() -> Batch | None:
@@ -75,7 +76,7 @@ class NodeStates:
     def _was_heard(self, node_id: NodeId, silent: Silent) -> bool:
         return self._contacts.was_heard_since(node_id, silent.heard)
 
-    def _changed(self, states: Iterable[tuple[NodeId, NodeState, str]], *, by: str) -> Batch | None:
+    def _changed(self, states: Iterable[tuple[NodeId, NodeState, str]], *, by: EventSource) -> Batch | None:
         """What to store for nodes whose state changes, each with the reason. None if none does."""
         at = self._clock.wall()
         nodes, events = [], []
@@ -83,15 +84,7 @@ class NodeStates:
             node = self._fleet.nodes.get(node_id)
             if node is None or node.state is state:
                 continue
-            changed = dataclasses.replace(
-                node,
-                state=state,
-                state_reason=reason,
-                state_by=by,
-                state_at=at,
-                declared_lost=node.declared_lost and state is NodeState.NOT_READY,
-            )
-            nodes.append(changed)
+            nodes.append(change_node(node, _CHANGES.get(state, NodeChange.HEARD), state, reason, by=by, at=at))
             kind, cause = _EVENTS.get(state, EventKind.NODE_READY), f"it was {node.state.value}"
             events.append(node_event(node_id, kind, reason, at=at, source=by, cause=cause))
         return Batch(nodes=tuple(nodes), events=tuple(events)) if nodes else None

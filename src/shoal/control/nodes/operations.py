@@ -15,6 +15,7 @@ from datetime import timedelta
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.placement.placer import Placer
 from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.lifecycle.nodes import NodeChange, change_node
 from shoal.control.store.base import Batch
 from shoal.control.trust.revocations import Revocations
 from shoal.control.workloads import changes
@@ -148,13 +149,15 @@ class NodeOperations:
                     hint="stop its agent and wait until the node is NotReady, or say --force if you know better",
                     node_id=node_id,
                 )
-            return dataclasses.replace(
+            # The session ends: an agent that sends heartbeats for it has to register first.
+            return change_node(
                 node,
-                session="",  # an agent with this id has to register first
-                state=NodeState.NOT_READY,
-                state_reason="declared dead",
-                state_by=EventSource.OPERATOR,
-                state_at=self._clock.wall(),
+                NodeChange.DECLARED_DEAD,
+                NodeState.NOT_READY,
+                "declared dead",
+                by=EventSource.OPERATOR,
+                at=self._clock.wall(),
+                session="",
                 declared_lost=True,
                 dead=True,
             )
@@ -222,9 +225,7 @@ class NodeOperations:
         if state is None or state is node.state:
             return changed
         reason = desired.value or "it takes work again"
-        return dataclasses.replace(
-            changed, state=state, state_reason=reason, state_by=EventSource.OPERATOR, state_at=at
-        )
+        return change_node(changed, NodeChange.DRAINED_OR_NOT, state, reason, by=EventSource.OPERATOR, at=at)
 
     async def _change(
         self,

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +27,7 @@ from shoal.control.state.fleet import (
     parse_port,
     workload_event,
 )
+from shoal.control.state.lifecycle.changes import Change, owned
 from shoal.control.state.moves import begun_first
 from shoal.control.store.base import Batch
 from shoal.control.store.errors import StoreError
@@ -95,14 +95,13 @@ def placed_on(record: WorkloadRecord, node_id: NodeId, *, at: datetime) -> Workl
     A change of owner is a new ownership, so it gets a generation of its own; staying only takes up the newest one.
     """
     moved = record.node_id is not None and record.node_id != node_id
-    generation = record.generation + 1 if moved and record.placed_generation == record.generation else record.generation
-    return dataclasses.replace(
+    return owned(
         record,
+        Change.PLACED,
+        at=at,
+        raises=moved and record.placed_generation == record.generation,
         node_id=node_id,
-        generation=generation,
-        placed_generation=generation,
         placed_at=at,
-        updated_at=at,
         reserved=record.spec.request,
         reserved_ports=format_ports(record.spec.host_ports),
         left_on=_left_on(record, node_id),

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
+from shoal.control.state.lifecycle.changes import Change, change, owned
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import DesiredState, Move, MoveKind, WorkloadRecord
 
@@ -65,21 +66,13 @@ def begun_first(placed: WorkloadRecord, away_from: NodeId, *, at: datetime) -> W
 def begun_after(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
     """A record whose owner is to remove its copy. A generation of its own: no older order brings the copy back."""
     assert record.node_id is not None  # noqa: S101 it leaves the node that it is on
-    generation = record.generation + 1
-    return dataclasses.replace(
-        record,
-        generation=generation,
-        placed_generation=generation,
-        updated_at=at,
-        move=Move(MoveKind.AFTER, record.node_id, generation, at),
-    )
+    move = Move(MoveKind.AFTER, record.node_id, record.generation + 1, at)
+    return owned(record, Change.MOVE_STARTED, at=at, move=move)
 
 
 def left(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
     """A record whose owner has removed its copy: it needs a place, under a new generation."""
-    return dataclasses.replace(
-        record, node_id=None, generation=record.generation + 1, placed_generation=0, updated_at=at
-    )
+    return change(record, Change.NODE_LEFT, at=at, node_id=None, placed_generation=0)
 
 
 def finished(record: WorkloadRecord) -> WorkloadRecord:
@@ -93,14 +86,12 @@ def returned(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
     back = record.move.away_from
     elsewhere = {*record.left_on, record.node_id} - {back}
     unbounded = {*record.left_without_deadline, record.node_id} - {back}
-    generation = record.generation + 1
-    return dataclasses.replace(
+    return owned(
         record,
+        Change.MOVE_CANCELED,
+        at=at,
         node_id=back,
-        generation=generation,
-        placed_generation=generation,
         placed_at=at,
-        updated_at=at,
         left_on=tuple(sorted(each for each in elsewhere if each is not None)),
         left_without_deadline=tuple(sorted(each for each in unbounded if each is not None)),
         move=None,

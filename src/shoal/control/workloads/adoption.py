@@ -18,6 +18,7 @@ from shoal.control.placement.placer import Placer, placed_on
 from shoal.control.placement.scheduler import place
 from shoal.control.state.facts import PlacementRequest
 from shoal.control.state.fleet import Ledger, workload_event
+from shoal.control.state.lifecycle.changes import first_generation
 from shoal.control.store.base import Batch
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
@@ -110,7 +111,7 @@ class Adoption:
             spec_sha256=sha256,
             revision_id=found.revision_id or sha256.hex(),
             desired=convert.desired_state_from_agent(found.desired_state),
-            generation=max(self._fleet.generation_floor, found.generation) + 1,
+            generation=first_generation(self._fleet.generation_floor, found.generation),
             created_at=at,
             updated_at=at,
         )

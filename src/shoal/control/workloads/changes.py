@@ -12,6 +12,7 @@ from datetime import datetime
 
 from shoal.control.state import moves
 from shoal.control.state.fleet import Fleet, group_event, node_event, workload_event
+from shoal.control.state.lifecycle.changes import Change, change, overtake, retry
 from shoal.control.store.base import Batch
 from shoal.control.workloads import retries
 from shoal.core.ids import NodeId, WorkloadId
@@ -27,9 +28,7 @@ def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> 
     """Above a generation that an agent has seen already."""
     if record.generation > highest:
         return None
-    raised = dataclasses.replace(record, generation=highest + 1, updated_at=at)
-    if record.placed_generation == record.generation:
-        raised = dataclasses.replace(raised, placed_generation=highest + 1)
+    raised = overtake(record, highest, at=at)
     message = f"above {highest}, which its agent had accepted already"
     cause = f"node {record.node_id} refused generation {record.generation}"
     event = workload_event(
@@ -47,12 +46,12 @@ def place_given_up(record: WorkloadRecord, refused: WorkloadRecord, *, at: datet
     if record.generation != refused.generation or record.node_id != refused.node_id or record.node_id is None:
         return None
     unbounded = () if record.placed_at_most_one else (record.node_id,)
-    homeless = dataclasses.replace(
+    homeless = change(
         record,
+        Change.PLACE_REFUSED,
+        at=at,
         node_id=None,
-        generation=record.generation + 1,
         placed_generation=0,
-        updated_at=at,
         left_on=tuple(sorted({*record.left_on, record.node_id})),
         left_without_deadline=tuple(sorted({*record.left_without_deadline, *unbounded})),
     )
@@ -118,7 +117,7 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     if record.desired is not DesiredState.DELETED or record.node_id is not None or record.left_on:
         return None
     event = workload_event(
-        record, EventKind.WORKLOAD_DELETED, reason, at=at, source=EventSource.RECONCILER, cause="deletion wished"
+        record, EventKind.WORKLOAD_DELETED, reason, at=at, source=EventSource.RECONCILER, cause="deletion requested"
     )
     batch = Batch(
         removed_workloads={record.workload_id: record.version}, generation_floor=record.generation, events=(event,)
@@ -136,7 +135,7 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
         "all members are gone",
         at=at,
         source=EventSource.RECONCILER,
-        cause="deletion wished",
+        cause="deletion requested",
     )
     return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
 
@@ -190,24 +189,21 @@ def move_taken_back(record: WorkloadRecord, reason: str, *, at: datetime) -> Bat
 
 def failure_noted(record: WorkloadRecord, failure: FailureReason, *, at: datetime, chance: float) -> Batch:
     """A failure is counted, and the next try planned if there is one."""
-    retry = retries.after_failure(record, failure, at=at, chance=chance)
-    if retry.next_at is None:
-        kind, message = EventKind.WORKLOAD_RETRIES_EXHAUSTED, f"it failed {retry.failures} times and is not tried again"
+    budget = retries.after_failure(record, failure, at=at, chance=chance)
+    if budget.next_at is None:
+        kind, message = (
+            EventKind.WORKLOAD_RETRIES_EXHAUSTED,
+            f"it failed {budget.failures} times and ends here",
+        )
     else:
-        kind, message = EventKind.WORKLOAD_RETRY_SCHEDULED, f"in {(retry.next_at - at).total_seconds():.1f} s"
+        kind, message = EventKind.WORKLOAD_RETRY_SCHEDULED, f"in {(budget.next_at - at).total_seconds():.1f} s"
     event = workload_event(record, kind, message, at=at, source=EventSource.RECONCILER, cause=failure.value)
-    return Batch(workloads=(dataclasses.replace(record, retry=retry),), events=(event,))
+    return Batch(workloads=(dataclasses.replace(record, retry=budget),), events=(event,))
 
 
 def tried_again(record: WorkloadRecord, *, at: datetime) -> Batch:
     """A workload that failed gets a new generation, and is placed and told anew."""
-    again = dataclasses.replace(
-        record,
-        generation=record.generation + 1,
-        attempt=record.attempt + 1,
-        retry=dataclasses.replace(record.retry, next_at=None),
-        updated_at=at,
-    )
+    again = retry(record, at=at, budget=dataclasses.replace(record.retry, next_at=None))
     message = f"attempt {record.retry.attempts} of {record.retry.max_attempts}"
     event = workload_event(
         again, EventKind.WORKLOAD_RETRIED, message, at=at, source=EventSource.RECONCILER, cause="it had failed"

@@ -35,6 +35,8 @@ class CommandLog:
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
         #: What went wrong last, for people.
         self.trouble: dict[WorkloadId, str] = {}
+        #: Those that cannot be sent because a secret is missing.
+        self.without_secret: set[WorkloadId] = set()
 
     def get(self, workload_id: WorkloadId) -> Command | None:
         """The last command about a workload, if there was one."""
@@ -61,10 +63,12 @@ class CommandLog:
         self.put(workload_id, dataclasses.replace(command, accepted=True, failures=0, not_before=not_before))
         self._refusals.pop(workload_id, None)
         self.trouble.pop(workload_id, None)
+        self.without_secret.discard(workload_id)
 
-    def failed(self, workload_id: WorkloadId, command: Command, why: str) -> None:
+    def failed(self, workload_id: WorkloadId, command: Command, why: str, *, without_secret: bool = False) -> None:
         """It has to be sent again, later and later."""
         self.trouble[workload_id] = why
+        (self.without_secret.add if without_secret else self.without_secret.discard)(workload_id)
         failures = command.failures + 1
         not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
         self.put(workload_id, dataclasses.replace(command, failures=failures, not_before=not_before))

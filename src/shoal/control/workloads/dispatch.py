@@ -287,6 +287,7 @@ class Dispatch:
     def _drop(self, workload_id: WorkloadId) -> None:
         self._commands.forget(workload_id)
         self._commands.trouble.pop(workload_id, None)
+        self._commands.without_secret.discard(workload_id)
         for part in (self._pending, self._copies, self._queue):
             part.forget(workload_id)
 

@@ -17,6 +17,8 @@ from shoal.control.placement.placer import Placer, first_unplaced, placed_on, pl
 from shoal.control.placement.scheduler import place_together
 from shoal.control.state.facts import PlacementDecision, PlacementPlan
 from shoal.control.state.fleet import Ledger, group_event, workload_event
+from shoal.control.state.lifecycle.changes import Change, GroupChange, change_group
+from shoal.control.state.lifecycle.changes import change as change_record
 from shoal.control.store.base import Batch
 from shoal.control.trust.entitlements import check_entitled
 from shoal.control.workloads.pending import Pending
@@ -156,21 +158,21 @@ class Groups:
         def decide() -> Batch | None:
             nonlocal generation
             record = self._fleet.group(group_id)
-            generation = record.generation + 1
             _check_generation(group_id, record, expected_generation)
             if record.desired is DesiredState.DELETED:
                 return None
             members = self._members(record)
             why = f"group {group_id} is deleted: {cause}"
             removals = [deletion(each, clock=self._clock, cause=why) for each in members]
-            gone = dataclasses.replace(
+            gone = change_group(
                 record,
+                GroupChange.DELETED,
                 desired=DesiredState.DELETED,
-                generation=record.generation + 1,
                 before=(),
                 before_members=(),
                 updated_at=self._clock.wall(),
             )
+            generation = gone.generation
             event = group_event(
                 gone,
                 EventKind.GROUP_DELETE_REQUESTED,
@@ -269,17 +271,17 @@ class Groups:
         member_changes: MemberChanges,
     ) -> GroupRecord:
         at = self._clock.wall()
-        return GroupRecord(
-            group_id=group_id,
-            generation=known.generation + 1 if known else 1,
+        new = GroupRecord(group_id=group_id, generation=0, members=(), created_at=at, updated_at=at)
+        return change_group(
+            known or new,
+            GroupChange.UPDATED,
             members=tuple(requested.workload_id for requested in requests),
-            created_at=known.created_at if known else at,
             updated_at=at,
             desired=DesiredState.RUNNING,
             before=change.before,
             before_members=known.members if known else (),
             member_changes=member_changes,
-            version=known.version if known else 0,
+            message="",
         )
 
     # -----------------------------------------------------------------------------------------------------
@@ -301,7 +303,7 @@ class Groups:
             group = self._fleet.groups.get(group_id) if group_id is not None else None
             if group is None or not group.before or self._is_missing_one(group):
                 return None
-            settled = dataclasses.replace(group, before=(), before_members=(), message="")
+            settled = change_group(group, GroupChange.ACCEPTED, before=(), before_members=(), message="")
             event = group_event(
                 settled,
                 EventKind.GROUP_ACCEPTED,
@@ -340,18 +342,17 @@ class Groups:
                 return None
             why = f"undone: member {record.workload_id} was refused, {describe_rejections(rejections)}"
             restored = [each for before in group.before if (each := self._restored(before)) is not None]
-            undone = dataclasses.replace(
+            undone = change_group(
                 group,
-                generation=group.generation + 1,
-                members=group.before_members,
+                GroupChange.REVERTED,
+                # One that was new goes with the last of its members.
+                members=group.before_members or group.members,
                 desired=DesiredState.RUNNING if group.before_members else DesiredState.DELETED,
                 before=(),
                 before_members=(),
                 message=why,
                 updated_at=self._clock.wall(),
             )
-            if not group.before_members:  # it was new: its record goes when the last of its members is gone
-                undone = dataclasses.replace(undone, members=group.members)
             cause = f"member {record.workload_id} fits nowhere"
             events = [
                 workload_event(
@@ -387,18 +388,16 @@ class Groups:
         if before.spec_bytes is None:
             if record.desired is DesiredState.DELETED:
                 return None
-            return dataclasses.replace(
-                record, desired=DesiredState.DELETED, generation=record.generation + 1, updated_at=at, move=None
-            )
-        return dataclasses.replace(
+            return change_record(record, Change.DELETED, at=at, desired=DesiredState.DELETED, move=None)
+        return change_record(
             record,
+            Change.REVERTED,
+            at=at,
             spec=self._decode_spec(before.spec_bytes),
             spec_bytes=before.spec_bytes,
             spec_sha256=before.spec_sha256,
             revision_id=before.revision_id,
             desired=before.desired,
-            generation=record.generation + 1,
-            updated_at=at,
         )
 
 

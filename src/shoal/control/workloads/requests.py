@@ -9,12 +9,13 @@ revision with another spec is refused; an empty revision is the spec's own hash.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from dataclasses import dataclass
+from typing import Any
 
 from shoal.control.state.fleet import Ledger, workload_event
-from shoal.control.state.lifecycle import workload_status
+from shoal.control.state.lifecycle.changes import Change, change, first_generation, retry
+from shoal.control.state.lifecycle.phases import contract_status
 from shoal.control.store.base import Batch
 from shoal.control.workloads.pending import Pending
 from shoal.core import faults
@@ -22,6 +23,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
 from shoal.core.ids import WorkloadId
 from shoal.model.events import EventKind, EventSource
+from shoal.model.phases import WorkloadPhase
 from shoal.model.workloads import DesiredState, RetryState, WorkloadRecord, WorkloadSpec
 
 
@@ -74,7 +76,7 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
             spec_sha256=requested.spec_sha256,
             revision_id=requested.revision,
             desired=requested.desired,
-            generation=floor + 1,
+            generation=first_generation(floor),
             created_at=at,
             updated_at=at,
         )
@@ -93,22 +95,26 @@ def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Cl
         )
     if same_spec and known.revision_id == requested.revision and known.desired is requested.desired:
         return Applied(known, Outcome.UNCHANGED)
-    record = dataclasses.replace(
-        known,
-        spec=requested.spec,
-        spec_bytes=requested.spec_bytes,
-        spec_sha256=requested.spec_sha256,
-        revision_id=requested.revision,
-        desired=requested.desired,
-        generation=known.generation + 1,
-        updated_at=at,
-        retry=RetryState(),
-        move=known.move if requested.desired is DesiredState.RUNNING and not reborn else None,
-    )
-    if reborn:  # a new life under an old name: only the generation goes on, so that the old one's orders stay old
-        fresh = dataclasses.replace(record, created_at=at, group_id=None, attempt=record.attempt + 1)
-        return Applied(fresh, Outcome.CREATED)
-    return Applied(record, Outcome.UPDATED)
+    content: dict[str, Any] = {
+        "spec": requested.spec,
+        "spec_bytes": requested.spec_bytes,
+        "spec_sha256": requested.spec_sha256,
+        "revision_id": requested.revision,
+        "desired": requested.desired,
+        "retry": RetryState(),
+    }
+    if reborn:  # a new life under an old name: only the generation goes on, so that older commands stay old
+        attempt = known.attempt + 1
+        content |= {"move": None, "created_at": at, "group_id": None, "attempt": attempt}
+        return Applied(change(known, Change.RECREATED, at=at, **content), Outcome.CREATED)
+    move = known.move if requested.desired is DesiredState.RUNNING else None
+    return Applied(change(known, Change.UPDATED, at=at, move=move, **content), Outcome.UPDATED)
+
+
+_DESIRED = {
+    DesiredState.RUNNING: (Change.STARTED, EventKind.WORKLOAD_START_REQUESTED),
+    DesiredState.STOPPED: (Change.STOPPED, EventKind.WORKLOAD_STOP_REQUESTED),
+}
 
 
 class Workloads:
@@ -174,19 +180,8 @@ class Workloads:
                 raise PreconditionError(f"workload {workload_id!r} is being deleted", workload_id=workload_id)
             if record.desired is desired:
                 return None
-            changed = dataclasses.replace(
-                record,
-                desired=desired,
-                generation=record.generation + 1,
-                updated_at=self._clock.wall(),
-                retry=RetryState(),
-                move=None,
-            )
-            kind = (
-                EventKind.WORKLOAD_START_REQUESTED
-                if desired is DesiredState.RUNNING
-                else EventKind.WORKLOAD_STOP_REQUESTED
-            )
+            what, kind = _DESIRED[desired]
+            changed = change(record, what, at=self._clock.wall(), desired=desired, retry=RetryState(), move=None)
             message = f"it is to be {desired.value}"
             event = workload_event(changed, kind, message, at=self._clock.wall(), source=EventSource.API, cause=cause)
             return Batch(workloads=(changed,), events=(event,))
@@ -212,13 +207,7 @@ class Workloads:
                 )
             if self._runs(record):
                 return None
-            changed = dataclasses.replace(
-                record,
-                generation=record.generation + 1,
-                attempt=record.attempt + 1,
-                retry=RetryState(),
-                updated_at=self._clock.wall(),
-            )
+            changed = retry(record, at=self._clock.wall(), budget=RetryState())
             event = workload_event(
                 changed,
                 EventKind.WORKLOAD_RETRIED,
@@ -237,7 +226,7 @@ class Workloads:
         """Whether its newest generation is known to run, on a node that is heard of."""
         observation = self._fleet.observations.get(record.workload_id)
         owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
-        return workload_status(record, observation, owner) == "Running"
+        return contract_status(record, observation, owner) == WorkloadPhase.RUNNING
 
     def _check_free(self, workload_id: WorkloadId) -> None:
         """A member of a group changes only with its group."""
@@ -257,13 +246,7 @@ def _way_to_start(record: WorkloadRecord) -> str:
 
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
     """The batch that records the wish to have a workload gone."""
-    requested = dataclasses.replace(
-        record,
-        desired=DesiredState.DELETED,
-        generation=record.generation + 1,
-        updated_at=clock.wall(),
-        move=None,
-    )
+    requested = change(record, Change.DELETED, at=clock.wall(), desired=DesiredState.DELETED, move=None)
     event = workload_event(
         requested,
         EventKind.WORKLOAD_DELETE_REQUESTED,

@@ -25,7 +25,7 @@ from shoal.control.workloads.status_reports import StatusReports
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
 from shoal.core.clock import Clock
-from shoal.core.errors import InvalidError, NotFoundError, ShoalError, StaleGenerationError
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, StaleGenerationError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
 from shoal.model.nodes import NodeRecord
 from shoal.model.workloads import DesiredState, FailureReason, RunState, RunStatus, WorkloadRecord
@@ -90,7 +90,8 @@ class Sender:
             values = await self._secrets.resolve(record)
         except ShoalError as error:  # no fault of the node: it keeps its place, and is told when they are there
             self._on_step("SendApply", False)
-            self._commands.failed(workload_id, command, error.message)
+            missing = isinstance(error, NotFoundError | PreconditionError)
+            self._commands.failed(workload_id, command, error.message, without_secret=missing)
             return
         try:
             faults.reach("control.send.before")

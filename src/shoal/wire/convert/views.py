@@ -135,6 +135,7 @@ def workload_view_to_proto(view: WorkloadView) -> control.WorkloadView:
             type=view.type,
             desired_state=view.desired_state,
             status=view.status,
+            state=view.state,
             assigned_node_id=view.assigned_node_id,
             revision_id=view.revision_id,
             retry_attempts=view.retry_attempts,
@@ -166,6 +167,7 @@ def workload_view_from_proto(pb: control.WorkloadView) -> WorkloadView:
         type=pb.type,
         desired_state=pb.desired_state,
         status=pb.status,
+        state=pb.state or pb.status,  # an earlier control plane says no more
         assigned_node_id=pb.assigned_node_id,
         revision_id=pb.revision_id,
         retry_attempts=pb.retry_attempts,

@@ -1528,6 +1528,7 @@ class WorkloadView(_message.Message):
     MOVING_FROM_FIELD_NUMBER: _builtins.int
     LEFT_ON_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     workload_id: _builtins.str
     type: _builtins.str
     desired_state: _builtins.str
@@ -1544,6 +1545,10 @@ class WorkloadView(_message.Message):
     spec_sha256: _builtins.bytes
     moving_from: _builtins.str
     """The node that it is being moved away from."""
+    state: _builtins.str
+    """The state in finer words than `status`: it tells Pending, Unplaceable, Starting, NotReady, CrashLoop and
+    WaitingForSecret apart.
+    """
     @_builtins.property
     def retry_next_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -1597,10 +1602,11 @@ class WorkloadView(_message.Message):
         moving_from: _builtins.str = ...,
         left_on: _abc.Iterable[_builtins.str] | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "last_updated", b"last_updated", "reason", b"reason", "retry_next_at", b"retry_next_at", "run", b"run", "spec", b"spec", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "labels", b"labels", "last_updated", b"last_updated", "left_on", b"left_on", "moving_from", b"moving_from", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assigned_node_id", b"assigned_node_id", "created_at", b"created_at", "desired_state", b"desired_state", "failure_reason", b"failure_reason", "generation", b"generation", "group_id", b"group_id", "labels", b"labels", "last_updated", b"last_updated", "left_on", b"left_on", "moving_from", b"moving_from", "observed_revision_id", b"observed_revision_id", "reason", b"reason", "rejections", b"rejections", "retry_attempts", b"retry_attempts", "retry_max_attempts", b"retry_max_attempts", "retry_next_at", b"retry_next_at", "revision_id", b"revision_id", "run", b"run", "spec", b"spec", "spec_sha256", b"spec_sha256", "state", b"state", "status", b"status", "type", b"type", "usage", b"usage", "workload_id", b"workload_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
