@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.control.metrics import DELETED, ControlMetrics, go_code
+from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES
 from shoal.core.errors import ExhaustedError
 from shoal.model.nodes import NodeState
 from shoal.model.phases import WorkloadPhase
@@ -72,7 +73,8 @@ async def test_a_control_plane_at_work_counts(kit):
     assert value(samples, "persys_scheduler_reconciliation_results_total", action="Place", success="false") >= 1
     assert value(samples, "persys_scheduler_state_store_writes_total", category="workloads") >= 3
     assert value(samples, "shoal_control_records_written_total", kind="nodes") >= 1
-    assert value(samples, "shoal_control_workloads", status="Running") == 1
+    assert value(samples, "shoal_control_workloads", state="Running") == 1
+    assert value(samples, "shoal_control_workloads", state="Unplaceable") == 1
 
 
 async def test_beats_and_reports_that_are_left_out_are_counters(kit):
@@ -108,7 +110,9 @@ async def test_what_is_over_is_not_shown(kit):
     samples = read(kit.plane._render_metrics())
     shown = {labels: count for (name, labels), count in samples.items() if name == "persys_scheduler_workloads_status"}
     assert set(shown.values()) == {0}
-    assert {labels[0][1] for labels in shown} == {*WorkloadPhase, DELETED}
+    assert {labels[0][1] for labels in shown} == {*WORKLOAD_STATUSES, DELETED}
+    ours = {labels[0][1] for name, labels in samples if name == "shoal_control_workloads"}
+    assert ours == {*WorkloadPhase, DELETED}
     by_state = {labels[0][1]: count for (name, labels), count in samples.items() if name == "shoal_control_nodes"}
     assert by_state == {state.value: int(state is NodeState.NOT_READY) for state in NodeState}
 

@@ -106,7 +106,8 @@ CONTROL = {
         10 failure_reason string, 11 last_updated Timestamp, 12 reason ReasonDetail, 13 usage WorkloadUsageSnapshot,
         100 generation int64, 101 group_id string, 102 run RunDetail, 103 rejections NodeRejection*,
         104 spec WorkloadSpec, 105 created_at Timestamp, 106 observed_revision_id string, 107 spec_sha256 bytes,
-        108 moving_from string, 109 left_on string*, 120 labels <string,string>""",
+        108 moving_from string, 109 left_on string*, 120 labels <string,string>,
+        121 state string""",
     "NodeRejection": "1 node_id string, 2 code string, 3 message string",
     "ClusterSummary": """
         1 total_nodes int32, 2 ready_nodes int32, 3 not_ready_nodes int32, 4 total_workloads int32,
