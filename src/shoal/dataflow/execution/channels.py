@@ -212,8 +212,9 @@ class Inbox:
             queue.used -= size
             queue.writable.notify()
         if isinstance(element, Barrier):
-            queue.aligned = True
-            self._barrier = element
+            if not queue.ended:  # a task that has ended is triggered directly, and the others do not wait for it
+                queue.aligned = True
+                self._barrier = element
         elif isinstance(element, End):
             queue.ended = True
         return element

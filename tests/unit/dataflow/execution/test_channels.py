@@ -146,6 +146,27 @@ def test_a_port_whose_writer_waits_for_room_is_read_however_little_lies_in_it():
     assert not blocked.is_alive()
 
 
+def test_a_barrier_behind_the_end_is_nobodys():
+    """A task that has ended is triggered all the same, and passes the barrier on behind its end."""
+    inbox = Inbox([0, 0], capacity=1 << 20)
+    for each in (End(), Barrier(1)):
+        inbox.put(0, each)
+    for each in (Barrier(1), batch(1)):
+        inbox.put(1, each)
+    assert drain(inbox) == [(0, End()), (-1, Barrier(1)), (1, batch(1))]
+
+
+def test_a_late_barrier_does_not_take_the_place_of_the_one_that_is_open():
+    inbox = Inbox([0, 0, 0], capacity=1 << 20)
+    inbox.put(0, Barrier(2))
+    assert drain(inbox) == []
+    for each in (End(), Barrier(1)):
+        inbox.put(1, each)
+    assert drain(inbox) == [(1, End())]
+    inbox.put(2, End())
+    assert drain(inbox) == [(2, End()), (-1, Barrier(2))]
+
+
 def test_wake_ends_one_wait():
     inbox = Inbox([0], capacity=1)
     inbox.wake()
