@@ -26,7 +26,7 @@ from shoal.control.store.base import Batch
 from shoal.control.store.select import FILE_NAME, open_store
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeadlineError
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.model.identity import Identity, Role
 from shoal.model.nodes import NodeRecord, NodeSpec, NodeState
 from shoal.model.resources import Resources
@@ -226,7 +226,7 @@ def _seed_of(name: str, count: int) -> Batch:
         spec=NodeSpec(
             node_id=name, endpoint="", capacity=NODE, workload_types=("process",), features=frozenset(ALL_FEATURES)
         ),
-        session=f"{0:015d}-{name}",
+        session=SessionId(f"{0:015d}-{name}"),
         state=NodeState.READY,
         state_reason="seeded",
         state_by="register",

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy, RunStatus, WorkloadType
 
 
@@ -80,7 +80,7 @@ class Progress:
     #: The life that all of this is about.
     born: int
     #: The present run, or the last; empty before the first.
-    run_id: str = ""
+    run_id: RunId = RunId("")
     run_sha256: bytes = b""
     #: The attempt of the intent that the run answers.
     attempt: int = 0
@@ -166,7 +166,7 @@ class Moment:
 
     now: datetime
     #: Never used before; taken if a run is begun.
-    run_id: str
+    run_id: RunId
     #: From 0 to 1, for jitter.
     chance: float = 0.0
 
@@ -175,7 +175,7 @@ class Moment:
 class FoundRun:
     """What a runtime says of the run that was under way when the agent went away."""
 
-    run_id: str
+    run_id: RunId
     started_at: datetime
     pid: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -202,7 +202,7 @@ class IntentChanged:
 class RunStarted:
     """The runtime has started the run."""
 
-    run_id: str
+    run_id: RunId
     started_at: datetime
     pid: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class RunStarted:
 class StartFailed:
     """The runtime could not start the run."""
 
-    run_id: str
+    run_id: RunId
     failure: FailureReason
     message: str
     transient: bool = False
@@ -222,7 +222,7 @@ class StartFailed:
 class StartRefused:
     """The run was not started because contact with the control plane was lost at the last moment."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class RunTroubled:
     """The runtime does not answer: whether the run was started or stopped is not known yet, and is asked again."""
 
     #: None when it is about the workload and not about a run.
-    run_id: str | None
+    run_id: RunId | None
     message: str
 
 
@@ -238,21 +238,21 @@ class RunTroubled:
 class BecameReady:
     """The readiness probe succeeded."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadinessTimedOut:
     """The run was not ready in time."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class DiskExceeded:
     """The run uses more disk than it may."""
 
-    run_id: str
+    run_id: RunId
     message: str
 
 
@@ -260,21 +260,21 @@ class DiskExceeded:
 class BecameUnready:
     """The readiness probe of a run that was ready has failed several times in a row."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class LivenessFailed:
     """The liveness probe has failed several times in a row: the run hangs."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
     """The run is over without having been told to stop by this agent."""
 
-    run_id: str
+    run_id: RunId
     exit: Exit
     last_output: str = ""
     #: As in `shoal.runtimes.base.RunInfo`.
@@ -285,7 +285,7 @@ class RunEnded:
 class RunStopped:
     """The runtime has stopped the run; or found that it had ended by itself (`ended_by` is empty then)."""
 
-    run_id: str
+    run_id: RunId
     exit: Exit | None = None
     last_output: str = ""
     ended_by: str = "stop"
@@ -352,21 +352,21 @@ Event = (
 class StartRun:
     """Start it; answer with RunStarted, StartFailed or StartRefused."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
     """Stop it; answer with RunStopped, however long it takes."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReadiness:
     """Probe until ready; answer with BecameReady, or with ReadinessTimedOut after so many seconds (None: never)."""
 
-    run_id: str
+    run_id: RunId
     within: float | None
 
 
@@ -374,14 +374,14 @@ class ProbeReadiness:
 class WatchReadiness:
     """Go on probing a run that is ready; answer with BecameUnready when it is not any longer."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLiveness:
     """Probe until the run is over; answer with LivenessFailed when it hangs."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +403,7 @@ class ConfirmOwnership:
 class ForgetRun:
     """Let the runtime forget a run whose end is recorded."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,9 +436,9 @@ class Step:
         return replace(self, instructions=(*self.instructions, *instructions))
 
 
-def new_run_id(workload_id: str, token: str) -> str:
+def new_run_id(workload_id: str, token: str) -> RunId:
     """An id for a run: readable, never used before, and safe as a file name also for the longest workload id."""
-    return f"{workload_id[:100]}-{token}"
+    return RunId(f"{workload_id[:100]}-{token}")
 
 
 def describe_exit(exit_: Exit) -> str:

@@ -33,9 +33,9 @@ from shoal.agent.workloads.ports import PortBook
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ShoalError
-from shoal.core.ids import NodeId
+from shoal.core.ids import NO_SESSION, NodeId, SessionId
 from shoal.core.shape import check
-from shoal.core.tasks import Signal, TaskScope
+from shoal.core.tasks import Signal, TaskScope, first_of
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.identity import Identity, Role
 from shoal.model.nodes import ConditionType, Feature, HeartbeatMark, NodeSpec
@@ -178,14 +178,7 @@ class Agent:
 
     async def failed(self) -> None:
         """Wait until something breaks that should not, and raise it."""
-        waits = [asyncio.ensure_future(self._scope.failed()), asyncio.ensure_future(self.executor.failed())]
-        try:
-            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                each.result()
-        finally:
-            for each in waits:
-                each.cancel()
+        await first_of(self._scope.failed(), self.executor.failed())
 
     async def _start(self) -> None:
         settings = self.settings
@@ -245,7 +238,7 @@ class Agent:
             )
 
     def _next_heartbeat(self) -> HeartbeatMark:
-        return self._registration.next_beat() if self._registration is not None else HeartbeatMark("", 0)
+        return self._registration.next_beat() if self._registration is not None else HeartbeatMark(NO_SESSION, 0)
 
     async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))
@@ -267,7 +260,7 @@ class Agent:
             entropy=self.entropy,
             metrics=self.metrics,
             terms=self._terms,
-            previous_session=previous,
+            previous_session=SessionId(previous),
             remember_session=self._remember_session,
         )
         self._scope.start(self._registration.run(), name="registration")
@@ -365,7 +358,7 @@ class Agent:
         except OSError:
             return socket.gethostname()
 
-    async def _remember_session(self, session: str) -> None:
+    async def _remember_session(self, session: SessionId) -> None:
         try:
             await self._database.write(partial(intents.put_meta, key="session", value=session))
         except ShoalError as error:
@@ -457,14 +450,7 @@ async def run_agent(
     try:
         if on_ready is not None:
             on_ready(agent)
-        stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(agent.failed())
-        try:
-            await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
-            if failing.done():
-                failing.result()
-        finally:
-            stopping.cancel()
-            failing.cancel()
+        await first_of(stop.wait(), agent.failed())
     finally:
         await agent.stop()
 

@@ -31,7 +31,7 @@ from shoal.core.errors import (
     UnavailableError,
     problem,
 )
-from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, WorkloadId, is_identifier
+from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, NO_SESSION, WorkloadId, is_identifier
 from shoal.model.nodes import HeartbeatMark
 from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
 from shoal.wire import convert
@@ -59,7 +59,7 @@ class AgentHandlers:
         next_beat: Callable[[], HeartbeatMark] | None = None,
     ) -> None:
         self._executor = executor
-        self._next_heartbeat = next_beat or (lambda: HeartbeatMark("", 0))
+        self._next_heartbeat = next_beat or (lambda: HeartbeatMark(NO_SESSION, 0))
         self._terms = terms
         self._health = health
         self._version = version

@@ -33,6 +33,7 @@ from shoal.core.errors import (
     UnsupportedError,
     problem,
 )
+from shoal.core.ids import TokenId
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.events import Event
@@ -348,7 +349,7 @@ class ControlPlane(Calls):
         answer = await self._call(Credentials.LIST_JOIN_TOKENS, enrollment.ListJoinTokensRequest())
         return tuple(convert.join_token_from_proto(view) for view in answer.tokens)
 
-    async def revoke_join_token(self, token_id: str) -> None:
+    async def revoke_join_token(self, token_id: TokenId) -> None:
         """Revoke a token. Raises `NotFoundError`."""
         request = enrollment.RevokeJoinTokenRequest(token_id=token_id)
         await self._call(Credentials.REVOKE_JOIN_TOKEN, request, once=True, look="shoal token list")

@@ -7,13 +7,18 @@ climb out of a directory or break a log line.
 from __future__ import annotations
 
 import re
-from typing import Annotated, NewType
-
-from shoal.core.shape import Pattern
+from typing import NewType
 
 NodeId = NewType("NodeId", str)
 WorkloadId = NewType("WorkloadId", str)
 GroupId = NewType("GroupId", str)
+#: One run of a workload on its node.
+RunId = NewType("RunId", str)
+#: One registration of an agent; a newer one sorts after it. Empty for agents that know no sessions.
+SessionId = NewType("SessionId", str)
+NO_SESSION = SessionId("")
+#: A join token, without its secret.
+TokenId = NewType("TokenId", str)
 
 MAX_ID_LENGTH = 128
 
@@ -24,8 +29,6 @@ IDENTIFIER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,126}[A-Za-z0-9])?")
 IDENTIFIER_RULE = (
     "must be 1 to 128 letters, digits, dots, dashes or underscores, and begin and end with a letter or digit"
 )
-
-Identifier = Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE)]
 
 
 def is_identifier(text: str) -> bool:

@@ -30,6 +30,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from shoal.core import durations
 from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 
 T = TypeVar("T")
 
@@ -74,6 +75,10 @@ class Pattern:
             "not": {"pattern": r"\.\."},
             "description": self.rule,
         }
+
+
+Identifier = Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE)]
+"""A text that may be used as an id."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.core.ids import Identifier
-from shoal.core.shape import MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
+from shoal.core.shape import Identifier, MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
 from shoal.model.workloads import MAX_MEMBERS, MemberChanges, WorkloadSpec, WorkloadType
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
-from shoal.core.ids import Identifier, NodeId
-from shoal.core.shape import MaxLength, Pattern, Range
+from shoal.core.ids import NodeId, SessionId
+from shoal.core.shape import Identifier, MaxLength, Pattern, Range
 from shoal.model.resources import MAX_DISK_GB, Resources
 from shoal.model.stored import stored_as
 
@@ -78,7 +78,7 @@ class Feature(enum.StrEnum):
 class HeartbeatMark:
     """One heartbeat among those of a node: which session, which number."""
 
-    session: str
+    session: SessionId
     sequence: int
 
     def is_before(self, first: HeartbeatMark | None) -> bool:
@@ -160,7 +160,7 @@ class NodeRecord:
 
     spec: NodeSpec
     #: The session that may beat now. Empty for an agent that knows no sessions.
-    session: str
+    session: SessionId
     state: NodeState
     state_reason: str
     #: Who said so: register, heartbeat, lease, stream, operator.

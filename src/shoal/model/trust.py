@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from shoal.core.errors import InvalidError, problem
-from shoal.core.ids import NodeId
+from shoal.core.ids import NodeId, TokenId
 from shoal.model.identity import Role
 
 SHORTEST_TTL = timedelta(seconds=1)
@@ -40,7 +40,7 @@ _TOKEN = re.compile(
 class TokenText:
     """A join token as it is handed over."""
 
-    token_id: str
+    token_id: TokenId
     secret: str = field(repr=False)
     #: Of the authority's certificate, in hex.
     ca_sha256: str
@@ -60,7 +60,7 @@ def parse_token(text: str, *, name: str = "token") -> TokenText:
     found = _TOKEN.fullmatch(text.strip())
     if found is None:
         raise InvalidError([problem(name, None, TOKEN_RULE)])
-    return TokenText(found["id"], found["secret"], found["ca"])
+    return TokenText(TokenId(found["id"]), found["secret"], found["ca"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class TokenUse:
 class JoinToken:
     """A join token as it is stored."""
 
-    token_id: str
+    token_id: TokenId
     secret_sha256: bytes
     role: Role
     #: The only node it is good for; empty: any that nobody has.
@@ -128,7 +128,7 @@ class SecretRecord:
 class JoinTokenView:
     """A join token without its secret."""
 
-    token_id: str
+    token_id: TokenId
     role: str
     node_id: str
     created_at: datetime | None

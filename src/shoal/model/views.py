@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from shoal.core.ids import SessionId
 from shoal.model.nodes import NodeCondition, NodeUsage
 from shoal.model.resources import Resources
 from shoal.model.workloads import MemberChanges, Rejection, RunStatus, Usage, WorkloadSpec
@@ -83,7 +84,7 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     host_id: str = ""
     #: The last letters of the session, enough to tell two apart and no more.
-    session: str = ""
+    session: SessionId = SessionId("")
     agent_version: str = ""
     features: tuple[str, ...] = ()
     clock_skew_ms: int = 0

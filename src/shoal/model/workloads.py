@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Annotated
 
 from shoal.core.errors import Problem, problem
-from shoal.core.ids import GroupId, Identifier, NodeId, WorkloadId
-from shoal.core.shape import Check, MaxLength, NumberToo, OneOf, Pattern, Range
+from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.shape import Check, Identifier, MaxLength, NumberToo, OneOf, Pattern, Range
 from shoal.model.nodes import CONSTRAINT_KEY, LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, Resources
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 from shoal.core.errors import ShoalError
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
@@ -29,7 +29,7 @@ class RunRequest:
     """What to start. Starting the same run twice is one start."""
 
     #: Unique per life of a workload; safe as a file name.
-    run_id: str
+    run_id: RunId
     workload_id: WorkloadId
     spec: ProcessSpec
     #: What was reserved, and so what it is limited to where the runtime can. 0 means no limit.
@@ -55,7 +55,7 @@ class RunPhase(enum.Enum):
 class RunInfo:
     """What a runtime knows of one run."""
 
-    run_id: str
+    run_id: RunId
     workload_id: WorkloadId
     phase: RunPhase
     started_at: datetime
@@ -93,11 +93,11 @@ class Runtime(Protocol):
         """Start a run, or return what is known of it if it was started before. Raises `RunError`."""
         ...
 
-    async def stop(self, run_id: str) -> RunInfo | None:
+    async def stop(self, run_id: RunId) -> RunInfo | None:
         """End a run by its stop policy and wait for its end. None if there is no such run."""
         ...
 
-    async def inspect(self, run_id: str) -> RunInfo | None:
+    async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run; None if nothing is."""
         ...
 
@@ -105,7 +105,7 @@ class Runtime(Protocol):
         """Every run that was started and not yet forgotten, running or ended."""
         ...
 
-    async def forget(self, run_id: str) -> None:
+    async def forget(self, run_id: RunId) -> None:
         """Let go of an ended run. Its logs stay until the workload is forgotten."""
         ...
 
@@ -139,7 +139,7 @@ class SupportsLogs(Protocol):
 class SupportsUsage(Protocol):
     """Runtimes that can measure."""
 
-    async def usage(self, run_id: str) -> Usage | None:
+    async def usage(self, run_id: RunId) -> Usage | None:
         """What a run uses now. Never blocks for a sampling interval: rates are against the call before."""
         ...
 
@@ -157,7 +157,7 @@ class SupportsDiskUsage(Protocol):
 class SupportsDeadlines(Protocol):
     """Runtimes whose runs can outlive the agent, and so must be able to end without it."""
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
+    async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:
         """Let each run go on until this moment of the clock's `monotonic()`, and end it then unless extended again."""
         ...
 
@@ -179,6 +179,6 @@ class SupportsConditions(Protocol):
 class SupportsProbes(Protocol):
     """Runtimes inside whose surroundings a command can be run to probe readiness."""
 
-    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+    async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the command exits with 0 in time, run with the workload's user, directory and environment."""
         ...

@@ -18,6 +18,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.ids import RunId
+
 _PERIOD_US = 100_000
 _SHORTEST_QUOTA_US = 1_000
 _MB = 1024 * 1024
@@ -212,7 +214,7 @@ class Cgroups:
             return f"none: {self._why_not}"
         return f"cgroup v{self._version}" + ("" if len(usable) == 2 else f" ({next(iter(usable))} only)")
 
-    def create(self, run_id: str, *, cpu_millicores: int, memory_mb: int) -> tuple[str, ...]:
+    def create(self, run_id: RunId, *, cpu_millicores: int, memory_mb: int) -> tuple[str, ...]:
         """Make the groups of a run and set its limits; their directories. Raises OSError and leaves nothing behind."""
         made: list[str] = []
         try:

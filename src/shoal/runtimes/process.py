@@ -27,7 +27,7 @@ from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
 from shoal.core.errors import DeadlineError, InvalidError, ShoalError, UnavailableError, problem
-from shoal.core.ids import IDENTIFIER_RULE, NodeId, WorkloadId, is_identifier
+from shoal.core.ids import IDENTIFIER_RULE, NodeId, RunId, WorkloadId, is_identifier
 from shoal.core.private_files import let_others_pass
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
@@ -176,7 +176,7 @@ class ProcessRuntime:
         body = await self._link.call("start", timeout=_START_TIMEOUT, run=wish)
         return self._noted(body["run"])
 
-    async def stop(self, run_id: str) -> RunInfo | None:
+    async def stop(self, run_id: RunId) -> RunInfo | None:
         """End a run and wait until nothing of it is left. None if there is no such run."""
         while True:
             connections = self._link.connections
@@ -192,7 +192,7 @@ class ProcessRuntime:
                 return ended
             # Another keeper knows nothing of the wish: ask again.
 
-    async def _wait_ended(self, run_id: str, connections: int, timeout: float) -> RunInfo | None:
+    async def _wait_ended(self, run_id: RunId, connections: int, timeout: float) -> RunInfo | None:
         """The end of a run; None when the keeper was replaced meanwhile."""
         try:
             async with asyncio.timeout(timeout):
@@ -207,7 +207,7 @@ class ProcessRuntime:
         except TimeoutError as error:
             raise DeadlineError(f"run {run_id!r} was asked to end and has not ended", seconds=timeout) from error
 
-    async def inspect(self, run_id: str) -> RunInfo | None:
+    async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
         body = await self._link.call("inspect", run_id=run_id)
         return None if body["run"] is None else self._noted(body["run"])
@@ -219,7 +219,7 @@ class ProcessRuntime:
             self._link.note(record)
         return tuple(_info_of(record) for record in records.values())
 
-    async def forget(self, run_id: str) -> None:
+    async def forget(self, run_id: RunId) -> None:
         """Let go of an ended run. Raises `PreconditionError` for one that has not ended."""
         await self._link.call("forget", run_id=run_id)
         self._link.drop_run(run_id)
@@ -256,12 +256,12 @@ class ProcessRuntime:
 
     # --- what only some runtimes can do -------------------------------------------------------------------
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
+    async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:
         """Let at-most-one runs go on until then: each is killed then, unless extended again."""
         if run_ids:
             await self._link.extend(run_ids, until=self._on_boottime(until))
 
-    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+    async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether a command exits with 0 in time, in the surroundings of a run."""
         body = await self._link.call(
             "probe", timeout=timeout + _HEALTH_TIMEOUT, run_id=run_id, command=list(command), seconds=timeout
@@ -272,7 +272,7 @@ class ProcessRuntime:
         """The bytes that the work directory of a workload uses."""
         return await asyncio.to_thread(bytes_used, self._files.work(workload_id), at_most=at_most)
 
-    async def usage(self, run_id: str) -> Usage | None:
+    async def usage(self, run_id: RunId) -> Usage | None:
         """What a run uses now; None when it does not run."""
         record = self._link.runs.get(run_id)
         if record is None or record.exit is not None:

@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
+from shoal.core.ids import RunId
 from shoal.model.workloads import Usage
 from shoal.runtimes import cgroups
 from shoal.runtimes.cgroups import Measured
@@ -83,7 +84,7 @@ class Meter:
             source=measured.source,
         )
 
-    def forget(self, run_id: str) -> None:
+    def forget(self, run_id: RunId) -> None:
         """Let go of a run that has ended."""
         self._last.pop(run_id, None)
 

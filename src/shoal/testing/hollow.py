@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from shoal.agent.contact.stream import ControlStream
 from shoal.core.clock import Clock, SystemClock, epoch_ms
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError, StaleGenerationError, UnsupportedError
+from shoal.core.ids import NO_SESSION, SessionId
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.nodes import LEASE_MARGIN, Feature
 from shoal.wire.methods import NODE_HEADER, AgentControl, AgentService, methods_of
@@ -75,7 +76,7 @@ class HollowNode:
     runs: dict[str, HollowRun] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
     actions: list[agent.AgentAction] = field(default_factory=list)
-    session: str = ""
+    session: SessionId = SessionId("")
     sequence: int = 0
     registrations: int = 0
     #: When the last beat was sent that a certain leader acknowledged, and the lease it brought: at-most-one work lives
@@ -199,7 +200,7 @@ class HollowFleet:
                 if not node.silent and not node.superseded:
                     interval = await self._register_or_heartbeat(node)
             except NotFoundError:
-                node.session = ""
+                node.session = NO_SESSION
                 node.sequence = -1
                 continue
             except ShoalError as error:
@@ -256,7 +257,7 @@ class HollowFleet:
         if not answer.accepted:
             return 0.0
         node.registrations += 1
-        node.session = answer.session
+        node.session = SessionId(answer.session)
         return answer.heartbeat_interval_ms / 1000
 
     async def heartbeat(self, node: HollowNode) -> float:

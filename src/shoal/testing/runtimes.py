@@ -17,7 +17,7 @@ from datetime import datetime
 
 from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, PreconditionError
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
@@ -78,7 +78,7 @@ class FakeMoment:
     #: started, ended, forgotten, workload forgotten
     what: str
     workload_id: str
-    run_id: str = ""
+    run_id: RunId = RunId("")
     ended_by: str = ""
 
 
@@ -129,7 +129,7 @@ class FakeMachine:
             if run.info.workload_id == workload_id and run.info.phase is RunPhase.RUNNING
         ]
 
-    def kill(self, run_id: str, *, code: int = 0, signal: int = 9, unknown: bool = False) -> None:
+    def kill(self, run_id: RunId, *, code: int = 0, signal: int = 9, unknown: bool = False) -> None:
         """End a run from outside."""
         self._end(run_id, Exit(code=code, signal=signal, unknown=unknown, ended_at=self.clock.wall()), "")
 
@@ -189,7 +189,7 @@ class FakeMachine:
             self.set_deadline(request.run_id, request.deadline)
         return info
 
-    def set_deadline(self, run_id: str, until: float) -> None:
+    def set_deadline(self, run_id: RunId, until: float) -> None:
         """End a run at a moment of the clock, unless this is called again before."""
         run = self.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED:
@@ -200,7 +200,7 @@ class FakeMachine:
         left = max(0.0, until - self.clock.monotonic())
         run.deadline_timer = loop.call_later(left, self._end, run_id, Exit(signal=15), "deadline")
 
-    async def stop(self, run_id: str) -> RunInfo | None:
+    async def stop(self, run_id: RunId) -> RunInfo | None:
         """End a run and wait for its end."""
         run = self.runs.get(run_id)
         if run is None:
@@ -210,7 +210,7 @@ class FakeMachine:
             await run.over.wait()
         return run.info
 
-    def forget(self, run_id: str) -> None:
+    def forget(self, run_id: RunId) -> None:
         """Drop a run that has ended. Raises `PreconditionError` for one that has not."""
         run = self.runs.get(run_id)
         if run is None:
@@ -242,7 +242,7 @@ class FakeMachine:
         finally:
             self._watchers.discard(queue)
 
-    def _end(self, run_id: str, exit_: Exit, ended_by: str) -> None:
+    def _end(self, run_id: RunId, exit_: Exit, ended_by: str) -> None:
         run = self.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED:
             return
@@ -291,12 +291,12 @@ class FakeRuntime:
         self._machine.check()
         return self._machine.begin(request, script)
 
-    async def stop(self, run_id: str) -> RunInfo | None:
+    async def stop(self, run_id: RunId) -> RunInfo | None:
         """End a run."""
         self._machine.check()
         return await self._machine.stop(run_id)
 
-    async def inspect(self, run_id: str) -> RunInfo | None:
+    async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
         self._machine.check()
         run = self._machine.runs.get(run_id)
@@ -307,7 +307,7 @@ class FakeRuntime:
         self._machine.check()
         return tuple(run.info for run in self._machine.runs.values())
 
-    async def forget(self, run_id: str) -> None:
+    async def forget(self, run_id: RunId) -> None:
         """Let go of an ended run."""
         self._machine.check()
         self._machine.forget(run_id)
@@ -349,7 +349,7 @@ class FakeRuntime:
         while query.follow and not query.previous:
             await self._machine.clock.sleep(3600)
 
-    async def usage(self, run_id: str) -> Usage | None:
+    async def usage(self, run_id: RunId) -> Usage | None:
         """The same for every run."""
         run = self._machine.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED:
@@ -364,13 +364,13 @@ class FakeRuntime:
         self._machine.check()
         return self._machine.disk_used.get(workload_id, 0)
 
-    async def extend_deadlines(self, run_ids: tuple[str, ...], until: float) -> None:
+    async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:
         """Move deadlines on."""
         self._machine.check()
         for run_id in run_ids:
             self._machine.set_deadline(run_id, until)
 
-    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+    async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the script says that the run is ready by now."""
         del command, timeout
         run = self._machine.runs.get(run_id)

@@ -12,8 +12,7 @@ import pytest
 from shoal.core import files
 from shoal.core.config import load_settings
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.core.ids import Identifier
-from shoal.core.shape import Range
+from shoal.core.shape import Identifier, Range
 
 
 class Colour(enum.Enum):

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError
-from shoal.core.ids import IDENTIFIER, Identifier, is_identifier
-from shoal.core.shape import read_value
+from shoal.core.ids import IDENTIFIER, is_identifier
+from shoal.core.shape import Identifier, read_value
 
 
 @pytest.mark.parametrize("text", ["a", "A1", "web-1", "a.b_c-d", "0", "a" * 128])

@@ -39,9 +39,9 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError, StaleTermError, UnavailableError
 from shoal.core.faults import reach
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import NO_SESSION, SessionId, WorkloadId
 from shoal.core.retry import Backoff
-from shoal.core.tasks import Signal
+from shoal.core.tasks import Signal, running
 from shoal.model.nodes import HeartbeatMark, NodeCondition, NodeSpec, NodeUsage
 from shoal.model.workloads import DesiredState, RunState, RunStatus, Usage
 from shoal.wire import convert
@@ -144,8 +144,8 @@ class Registration:
         entropy: Entropy,
         metrics: AgentMetrics,
         terms: Terms,
-        previous_session: str = "",
-        remember_session: Callable[[str], Awaitable[None]] | None = None,
+        previous_session: SessionId = NO_SESSION,
+        remember_session: Callable[[SessionId], Awaitable[None]] | None = None,
     ) -> None:
         self.state = RegistrationState.OFFLINE
         #: Why, when it is not registered.
@@ -164,7 +164,7 @@ class Registration:
         self._remember_session = remember_session
         #: This run's own word: a registration whose answer was lost is known by it as this agent's, and not another's.
         self._instance = entropy.token()
-        self._session = ""
+        self._session = NO_SESSION
         self._sequence = 0
         self._measured_at = -math.inf
         self._registered_at = -math.inf
@@ -212,7 +212,7 @@ class Registration:
             except NotFoundError:
                 # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
                 self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
-                self._previous_session, self._session = self._session or self._previous_session, ""
+                self._previous_session, self._session = self._session or self._previous_session, NO_SESSION
             except ShoalError as error:
                 if self.state is not RegistrationState.REFUSED:
                     self._set_state(RegistrationState.OFFLINE, error.message)
@@ -315,18 +315,13 @@ class Registration:
 
     async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
         """Wait for an answer, and not for long when it is known that another one leads."""
-        asking, hearing = asyncio.ensure_future(call), asyncio.ensure_future(self._newer.wait())
-        try:
+        async with running(call, name="call") as asking, running(self._newer.wait(), name="newer term") as hearing:
             await asyncio.wait({asking, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
                 await asyncio.wait({asking}, timeout=TURN_SECONDS)
             if not asking.done():
                 raise UnavailableError(f"term {self._terms.highest} has begun, and {self.address} does not answer")
             return asking.result()
-        finally:
-            hearing.cancel()
-            if asking.cancel():
-                await asyncio.wait({asking})
 
     async def say_farewell(self, stopped: frozenset[WorkloadId], *, seconds: float) -> None:
         """Say once more how everything stands, now that this agent has stopped these. Whether it is heard or not."""
@@ -359,7 +354,7 @@ class Registration:
             self._set_state(RegistrationState.REFUSED, reason)
             raise UnavailableError(reason)
         self._metrics.registration("accepted")
-        self._session, self._sequence = answer.session, 0
+        self._session, self._sequence = SessionId(answer.session), 0
         self._registered_at = self._clock.monotonic()
         interval = answer.heartbeat_interval_ms / 1000 or float(answer.heartbeat_interval_seconds)
         interval = interval if interval > 0 else DEFAULT_INTERVAL
@@ -367,7 +362,7 @@ class Registration:
         reach("agent.register.after")
         log.info("registered with the control plane at %s", self.address)
         if self._remember_session is not None and answer.session:
-            await self._remember_session(answer.session)
+            await self._remember_session(self._session)
 
     async def _heartbeat(self, sent_at: float) -> None:
         if sent_at - self._measured_at >= self.rhythm.interval:

@@ -70,7 +70,7 @@ from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError, UnsupportedError
 from shoal.core.faults import reach
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
 from shoal.model.workloads import Exit, FailureReason, Liveness, ProcessSpec, Readiness, RunStatus, WorkloadType
@@ -102,7 +102,7 @@ class Surroundings:
     #: None: this agent has no certificate itself, and so cannot get any for others.
     certificates: WorkloadCertificates | None
     #: What each run is told about itself and its node.
-    identity: Callable[[WorkloadState, str], Mapping[str, str]]
+    identity: Callable[[WorkloadState, RunId], Mapping[str, str]]
     #: Called when a status has changed.
     changed: Callable[[], None]
     #: Called, and awaited, when a workload is gone.
@@ -329,7 +329,7 @@ class WorkloadActor:
     def _runtime(self) -> Runtime:
         return self._around.runtimes[self.state.intent.type]
 
-    async def _start(self, run_id: str, decided: WorkloadState) -> None:
+    async def _start(self, run_id: RunId, decided: WorkloadState) -> None:
         """Start what was decided to be started, though the state may move on meanwhile."""
         event: RunInfo | Event
         self._warning = ""
@@ -359,7 +359,7 @@ class WorkloadActor:
             raise RunError(words, failure=FailureReason.RUNTIME_ERROR, transient=True)
         return {}
 
-    async def _start_once(self, run_id: str, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
+    async def _start_once(self, run_id: RunId, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
         spec = decided.spec
         if spec is None or spec.process is None:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
@@ -387,14 +387,14 @@ class WorkloadActor:
         reach("agent.start.after")
         return info
 
-    async def _stop(self, run_id: str) -> None:
+    async def _stop(self, run_id: RunId) -> None:
         info = await self._persist(lambda: self._stop_once(run_id), run_id)
         if info is None:
             self.post(RunStopped(run_id))
         else:
             self.post(RunStopped(run_id, info.exit, info.last_output, info.ended_by))
 
-    async def _stop_once(self, run_id: str) -> RunInfo | None:
+    async def _stop_once(self, run_id: RunId) -> RunInfo | None:
         reach("agent.stop.before")
         return await self._runtime.stop(run_id)
 
@@ -406,7 +406,7 @@ class WorkloadActor:
         self._around.ports.release(self.workload_id)
         self.post(Forgotten())
 
-    async def _forget_run(self, run_id: str) -> None:
+    async def _forget_run(self, run_id: RunId) -> None:
         """Tell the runtime that a run's end is recorded. One that is not told now is told after the next restart."""
         try:
             await self._runtime.forget(run_id)
@@ -426,7 +426,7 @@ class WorkloadActor:
             await self._runtime.stop(stray.run_id)
         await self._runtime.forget(stray.run_id)
 
-    async def _persist(self, call: Callable[[], Awaitable[T]], run_id: str | None) -> T:
+    async def _persist(self, call: Callable[[], Awaitable[T]], run_id: RunId | None) -> T:
         """Ask a runtime until it answers. `RunError` is an answer: the run was not started."""
         failures = 0
         while True:
@@ -445,11 +445,11 @@ class WorkloadActor:
     def _process(self) -> ProcessSpec | None:
         return self.state.spec.process if self.state.spec is not None else None
 
-    async def _try(self, probe: Readiness | Liveness, run_id: str) -> bool:
+    async def _try(self, probe: Readiness | Liveness, run_id: RunId) -> bool:
         ports = self.state.progress.ports
         return await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports)
 
-    async def _probe(self, run_id: str, within: float | None) -> None:
+    async def _probe(self, run_id: RunId, within: float | None) -> None:
         clock = self._around.clock
         probe = self._process.readiness if self._process is not None else None
         if probe is None:
@@ -466,19 +466,19 @@ class WorkloadActor:
                 return
             await clock.sleep(min(probe.interval.total_seconds(), left))
 
-    async def _watch_readiness(self, run_id: str) -> None:
+    async def _watch_readiness(self, run_id: RunId) -> None:
         probe = self._process.readiness if self._process is not None else None
         if probe is not None:
             await self._until_it_fails(probe, run_id, every=probe.period)
             self.post(BecameUnready(run_id))
 
-    async def _watch_liveness(self, run_id: str) -> None:
+    async def _watch_liveness(self, run_id: RunId) -> None:
         probe = self._process.liveness if self._process is not None else None
         if probe is not None:
             await self._until_it_fails(probe, run_id, every=probe.interval)
             self.post(LivenessFailed(run_id))
 
-    async def _until_it_fails(self, probe: Readiness | Liveness, run_id: str, *, every: timedelta) -> None:
+    async def _until_it_fails(self, probe: Readiness | Liveness, run_id: RunId, *, every: timedelta) -> None:
         """Return when a probe has failed as many times in a row as its threshold says."""
         failures = 0
         while failures < probe.failure_threshold:

@@ -48,7 +48,7 @@ from shoal.agent.workloads.state import reopen
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ShoalError, UnsupportedError
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.core.tasks import TaskScope
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
@@ -308,7 +308,7 @@ class Executor:
     def _has_lapsed(self, actor: WorkloadActor, silence: float) -> bool:
         return silence >= self._surroundings.contact.allowance(actor.state.rules.stop_after)
 
-    def _identity(self, state: WorkloadState, run_id: str) -> Mapping[str, str]:
+    def _identity(self, state: WorkloadState, run_id: RunId) -> Mapping[str, str]:
         node, intent = self.node, state.intent
         identity = {
             "SHOAL_NODE_ID": node.node_id,

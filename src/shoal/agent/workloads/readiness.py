@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import quote
 
 from shoal.core.errors import ShoalError
+from shoal.core.ids import RunId
 from shoal.model.workloads import HttpProbe, Liveness, Readiness
 from shoal.runtimes.base import Runtime, SupportsProbes
 
@@ -19,7 +20,7 @@ _LOOPBACK = ("127.0.0.1", "::1")
 _LONGEST_STATUS_LINE = 1024
 
 
-async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: str, ports: Mapping[str, int]) -> bool:
+async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: RunId, ports: Mapping[str, int]) -> bool:
     """Whether the probe succeeds now."""
     timeout = probe.timeout.total_seconds()
     try:

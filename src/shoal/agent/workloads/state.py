@@ -68,6 +68,7 @@ from shoal.agent.facts import (
 )
 from shoal.core.durations import format_duration
 from shoal.core.errors import InternalError
+from shoal.core.ids import RunId
 from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy
 
 #: Share of a restart delay that is drawn at random, so that a crowd does not restart in step.
@@ -121,7 +122,7 @@ def _reopen_without_run(state: WorkloadState, moment: Moment) -> Step:
     if progress.run_id and not progress.ended:
         # It was about to be started and never was: a runtime remembers every run until it is told to forget it,
         # and it is told so only after the end was recorded here.
-        state = replace(state, progress=replace(progress, run_id="", run_sha256=b""))
+        state = replace(state, progress=replace(progress, run_id=RunId(""), run_sha256=b""))
         return _converge(Step(state), moment)
     if progress.next_start_at is not None and _still_asked_for(state) and not _asks_again(state):
         longest = state.rules.restart.max_delay.total_seconds()

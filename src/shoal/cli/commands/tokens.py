@@ -13,6 +13,7 @@ from shoal.cli.connection.options import Json, client_command, duration
 from shoal.cli.output import hints
 from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError
+from shoal.core.ids import TokenId
 from shoal.model.trust import LONGEST_TTL, SHORTEST_TTL, TTL_RULE
 from shoal.wire.addresses import Address, parse_address
 
@@ -94,7 +95,7 @@ async def revoke(
     control: ControlPlane, *, token_id: Annotated[str, typer.Argument(metavar="TOKEN", help="Its id, as listed")]
 ) -> None:
     """Revoke a token. Nodes that have joined with it stay."""
-    await control.revoke_join_token(token_id)
+    await control.revoke_join_token(TokenId(token_id))
     output.words(f"join token {token_id} is revoked")
 
 

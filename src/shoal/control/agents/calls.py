@@ -24,7 +24,7 @@ from shoal.core.errors import (
     UnsupportedError,
     problem,
 )
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.model.identity import Peer, Role
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
@@ -102,7 +102,7 @@ class Agents:
             raise NotFoundError("workload", workload_id)
         if not answer.success and "not found" not in answer.message:
             raise PreconditionError(answer.message or "the agent refused to delete it", node_id=node.node_id)
-        return HeartbeatMark(answer.session, answer.next_beat) if answer.session else None
+        return HeartbeatMark(SessionId(answer.session), answer.next_beat) if answer.session else None
 
     async def status(self, node: NodeRecord, workload_id: WorkloadId) -> RunStatus:
         """Ask an agent that does not push for one status. Raises NotFoundError when it has none.

@@ -27,7 +27,7 @@ from shoal.core.errors import (
     UnavailableError,
     problem,
 )
-from shoal.core.ids import NodeId
+from shoal.core.ids import NodeId, SessionId
 from shoal.core.tasks import TaskScope, task_scope
 from shoal.model.nodes import Feature, NodeRecord
 from shoal.wire.authorization import Policy
@@ -88,7 +88,7 @@ class _Stream:
     )
     #: Whose it is; nobody's as long as it has no word of a node.
     node_id: NodeId | None = None
-    session: str = ""
+    session: SessionId = SessionId("")
     sequence: int = 0
     #: What the other end is told in the end.
     error: ShoalError | None = None
@@ -234,7 +234,7 @@ class Streams:
     # Whose they are
 
     def _belongs(
-        self, stream: _Stream, node_id: NodeId, session: str, sequence: int, *, registered: bool = False
+        self, stream: _Stream, node_id: NodeId, session: SessionId, sequence: int, *, registered: bool = False
     ) -> None:
         """A stream has brought a registration, or a beat of the session that holds the node: it is that node's."""
         node = self._fleet.nodes.get(node_id)

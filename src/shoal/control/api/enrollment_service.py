@@ -8,7 +8,7 @@ from shoal.control.state.causes import caller_of
 from shoal.control.trust.enrollment import Enrollment, JoinListener
 from shoal.control.trust.join_tokens import DEFAULT_TTL, MOST_USES, JoinTokens
 from shoal.core.errors import InvalidError, Problem, UnauthenticatedError, problem
-from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.core.ids import IDENTIFIER_RULE, TokenId, WorkloadId, is_identifier
 from shoal.model.identity import Identity, Role
 from shoal.model.trust import LONGEST_TTL, SHORTEST_TTL, TTL_RULE, parse_token
 from shoal.wire import convert
@@ -69,7 +69,7 @@ class CredentialService:
     async def revoke_join_token(self, request: pb.RevokeJoinTokenRequest, call: Call) -> pb.RevokeJoinTokenResponse:
         """Revoke a token."""
         _check_id("token_id", request.token_id)
-        await self._tokens.revoke(request.token_id, by=_name(call))
+        await self._tokens.revoke(TokenId(request.token_id), by=_name(call))
         return pb.RevokeJoinTokenResponse()
 
     async def renew_certificate(self, request: pb.RenewCertificateRequest, call: Call) -> pb.RenewCertificateResponse:

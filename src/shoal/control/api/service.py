@@ -54,7 +54,7 @@ from shoal.core.errors import (
     UnsupportedError,
     problem,
 )
-from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.ids import GroupId, NodeId, SessionId, WorkloadId
 from shoal.model.identity import Role
 from shoal.model.nodes import Feature, NodeRecord, NodeState, NodeUsage
 from shoal.model.phases import WorkloadPhase
@@ -130,7 +130,7 @@ class ControlService:
             return pb.RegisterNodeResponse(accepted=False, reason=error.message)
         sent_at = convert.timestamp_from_proto(request.timestamp) if request.HasField("timestamp") else None
         registered = await self._registration.register(
-            spec, sent_at=sent_at, previous_session=request.previous_session, instance=request.instance
+            spec, sent_at=sent_at, previous_session=SessionId(request.previous_session), instance=request.instance
         )
         settings = self._contacts.settings
         answer = pb.RegisterNodeResponse(
@@ -150,7 +150,7 @@ class ControlService:
         check_id("node_id", request.node_id)
         heartbeat = Heartbeat(
             node_id=NodeId(request.node_id),
-            session=request.session,
+            session=SessionId(request.session),
             sequence=request.sequence,
             statuses=self._statuses(request),
             usage=self._usage(request),

@@ -17,6 +17,7 @@ from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
+from shoal.core.ids import SessionId
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 from shoal.model.phases import ACCEPTED, WorkloadPhase
 from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
@@ -218,7 +219,7 @@ class Views:
             storage_drivers=record.spec.storage_drivers,
             labels=record.labeled_spec.labels,
             host_id=record.spec.host_id,
-            session=record.session[-SHOWN_SESSION:],
+            session=SessionId(record.session[-SHOWN_SESSION:]),
             agent_version=record.spec.agent_version,
             features=tuple(sorted(record.spec.features)),
             clock_skew_ms=contact.skew_ms if contact else 0,

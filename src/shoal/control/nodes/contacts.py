@@ -17,7 +17,7 @@ from shoal.control.nodes import leases
 from shoal.control.nodes.leases import Lease, LeaseSettings
 from shoal.control.state.fleet import Ledger
 from shoal.core.clock import Clock, epoch_ms
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.core.tasks import Signal
 from shoal.model.nodes import NodeCondition, NodeUsage
 from shoal.model.workloads import RunStatus
@@ -37,7 +37,7 @@ class Heartbeat:
     """A heartbeat as it was received."""
 
     node_id: NodeId
-    session: str
+    session: SessionId
     sequence: int
     #: By their bytes.
     statuses: Mapping[bytes, RunStatus]

@@ -23,6 +23,7 @@ from typing import Annotated
 
 from shoal.core.durations import format_duration
 from shoal.core.errors import Problem, problem
+from shoal.core.ids import NO_SESSION, SessionId
 from shoal.core.shape import Check
 from shoal.model.nodes import LEASE_MARGIN, NodeState
 
@@ -208,23 +209,23 @@ class HeartbeatVerdict(enum.Enum):
     UNKNOWN_SESSION = "unknown session"  # no such session; the agent has to register first
 
 
-def make_session(registered_ms: int, agent: str, *, after: str = "") -> str:
+def make_session(registered_ms: int, agent: str, *, after: SessionId = NO_SESSION) -> SessionId:
     """The id of a session: the time of registration, so that the later of two is known, and the agent's instance.
 
     It is later than `after`, the session that it ends, even if the clock was set back in between.
     """
     before = after.partition("-")[0]
     earliest = int(before) + 1 if before.isdigit() else 0
-    return f"{max(registered_ms, earliest):015d}-{agent}"
+    return SessionId(f"{max(registered_ms, earliest):015d}-{agent}")
 
 
-def same_agent(session: str, other: str) -> bool:
+def same_agent(session: SessionId, other: SessionId) -> bool:
     """Whether two sessions belong to one instance of one agent."""
     return bool(session) and session.partition("-")[2] == other.partition("-")[2]
 
 
 def judge_heartbeat(
-    session_on_record: str | None, session_given: str, sequence_on_record: int, sequence_given: int
+    session_on_record: SessionId | None, session_given: SessionId, sequence_on_record: int, sequence_given: int
 ) -> HeartbeatVerdict:
     """Judge a heartbeat by its session and its sequence number.
 

@@ -23,7 +23,7 @@ from shoal.control.workloads.failover import seconds_until_move
 from shoal.control.workloads.pending import Pending
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
-from shoal.core.ids import NodeId
+from shoal.core.ids import NO_SESSION, NodeId
 from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 
@@ -157,7 +157,7 @@ class NodeOperations:
                 "declared dead",
                 by=EventSource.OPERATOR,
                 at=self._clock.wall(),
-                session="",
+                session=NO_SESSION,
                 declared_lost=True,
                 dead=True,
             )

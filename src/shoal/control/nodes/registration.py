@@ -17,7 +17,7 @@ from shoal.control.workloads.dispatch import Dispatch
 from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.entropy import Entropy
-from shoal.core.ids import NodeId
+from shoal.core.ids import NO_SESSION, NodeId, SessionId
 from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, Feature, NodeRecord, NodeSpec
 
@@ -28,7 +28,7 @@ class Registered:
 
     accepted: bool
     reason: str = ""
-    session: str = ""
+    session: SessionId = SessionId("")
 
 
 class Registration:
@@ -53,7 +53,12 @@ class Registration:
         self._cluster_id = cluster_id
 
     async def register(
-        self, spec: NodeSpec, *, sent_at: datetime | None, previous_session: str = "", instance: str = ""
+        self,
+        spec: NodeSpec,
+        *,
+        sent_at: datetime | None,
+        previous_session: SessionId = NO_SESSION,
+        instance: str = "",
     ) -> Registered:
         """Register a node, or register it again."""
         refusal = self._refusal(spec)
@@ -101,10 +106,10 @@ class Registration:
     def _registration(self, spec: NodeSpec, instance: str) -> Batch:
         at = self._clock.wall()
         known = self._fleet.nodes.get(NodeId(spec.node_id))
-        session = ""
+        session = NO_SESSION
         if spec.has(Feature.SESSIONS):
             agent = instance or self._entropy.token()
-            session = leases.make_session(epoch_ms(at), agent, after=known.session if known else "")
+            session = leases.make_session(epoch_ms(at), agent, after=known.session if known else NO_SESSION)
         record = NodeRecord(
             spec=spec,
             session=session,

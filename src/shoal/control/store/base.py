@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Protocol
 
-from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.ids import GroupId, NodeId, TokenId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
@@ -42,7 +42,7 @@ class Batch:
     removed_workloads: Mapping[WorkloadId, int] = field(default_factory=dict)
     removed_groups: Mapping[GroupId, int] = field(default_factory=dict)
     tokens: tuple[JoinToken, ...] = ()
-    removed_tokens: Mapping[str, int] = field(default_factory=dict)
+    removed_tokens: Mapping[TokenId, int] = field(default_factory=dict)
     secrets: tuple[SecretRecord, ...] = ()
     removed_secrets: Mapping[str, int] = field(default_factory=dict)
     revocations: tuple[Revocation, ...] = ()

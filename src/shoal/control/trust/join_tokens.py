@@ -21,7 +21,7 @@ from shoal.control.trust.signing import Signer
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ConflictError, DeniedError, ExhaustedError, NotFoundError
-from shoal.core.ids import NodeId
+from shoal.core.ids import NodeId, TokenId
 from shoal.model.events import Event, EventKind, EventSource, SubjectKind
 from shoal.model.identity import Identity, Role
 from shoal.model.trust import JOINED_LIFETIME, SECRET_LENGTH, TOKEN_ID_LENGTH, JoinToken, TokenText, TokenUse
@@ -58,7 +58,7 @@ class JoinTokens:
                 hint="revoke some with `shoal token revoke`, or wait until they expire",
                 limit=MOST_TOKENS,
             )
-        text = TokenText(self._entropy.token(TOKEN_ID_LENGTH), self._entropy.token(SECRET_LENGTH), fingerprint)
+        text = TokenText(TokenId(self._entropy.token(TOKEN_ID_LENGTH)), self._entropy.token(SECRET_LENGTH), fingerprint)
         token = JoinToken(
             token_id=text.token_id,
             secret_sha256=text.secret_sha256,
@@ -84,7 +84,7 @@ class JoinTokens:
         now = self._clock.wall()
         return tuple(token for token in await self._ledger.store.tokens() if token.expires_at > now)
 
-    async def revoke(self, token_id: str, *, by: str) -> None:
+    async def revoke(self, token_id: TokenId, *, by: str) -> None:
         """End a token. Certificates that were issued for it stay valid, and their ids stay taken."""
         for _ in range(_TRIES):
             now = self._clock.wall()
@@ -173,7 +173,7 @@ class JoinTokens:
         nodes = self._ledger.fleet.nodes
         return tuple(u for u in token.used if u.at + JOINED_LIFETIME > now and NodeId(u.node_id) not in nodes)
 
-    def _event(self, kind: EventKind, token_id: str, message: str, *, cause: str) -> Event:
+    def _event(self, kind: EventKind, token_id: TokenId, message: str, *, cause: str) -> Event:
         return Event(self._clock.wall(), SubjectKind.CONTROL, token_id, kind, message, EventSource.API, cause)
 
 
@@ -195,5 +195,5 @@ def _check_identity(wanted: Identity, token: JoinToken) -> None:
         raise DeniedError(f"the join token is for node {token.node_id!r}, not for {wanted.name!r}")
 
 
-def _contended(token_id: str) -> ConflictError:
+def _contended(token_id: TokenId) -> ConflictError:
     return ConflictError(f"join token {token_id!r} is changed by others again and again", id=token_id)

@@ -25,6 +25,7 @@ from shoal.core.errors import (
     UnavailableError,
     UnsupportedError,
 )
+from shoal.core.ids import RunId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
 from shoal.model.workloads import FailureReason
@@ -177,7 +178,7 @@ class KeeperLink:
         self._scope = TaskScope("keeper-link")
         self._connection: KeeperConnection | None = None
         self._changed = asyncio.Event()
-        self._runs: dict[str, RunRecord] = {}
+        self._runs: dict[RunId, RunRecord] = {}
         #: Grows with every connection: what was asked of an earlier keeper may have been forgotten with it.
         self.connections = 0
         self._keeper_pid: object = None
@@ -187,7 +188,7 @@ class KeeperLink:
         self.closed = False
 
     @property
-    def runs(self) -> dict[str, RunRecord]:
+    def runs(self) -> dict[RunId, RunRecord]:
         """A copy of what is known of every run that was not forgotten."""
         return dict(self._runs)
 
@@ -261,7 +262,7 @@ class KeeperLink:
         self._runs[record.run_id] = record
         self._notify()
 
-    async def extend(self, run_ids: tuple[str, ...], *, until: float) -> None:
+    async def extend(self, run_ids: tuple[RunId, ...], *, until: float) -> None:
         """Move the deadlines of runs to a moment on CLOCK_BOOTTIME.
 
         In the shared table, so that a keeper that is stopped or waits for its disk does not delay it. The keeper is
@@ -280,7 +281,7 @@ class KeeperLink:
         if asked:
             await self.call("extend", run_ids=asked, until=until)
 
-    def drop_run(self, run_id: str) -> None:
+    def drop_run(self, run_id: RunId) -> None:
         """Leave a forgotten run out of the view."""
         self._runs.pop(run_id, None)
 

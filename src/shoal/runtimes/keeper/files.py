@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from shoal.core.durable import replace_file, write_and_sync
+from shoal.core.ids import RunId
 from shoal.core.private_files import make_data_directory
 
 _BLOCK = 4096
@@ -50,7 +51,7 @@ class KeeperFiles:
         self.pipes.mkdir(mode=0o700, exist_ok=True)
         self.workloads.mkdir(mode=0o711, exist_ok=True)
 
-    def record(self, run_id: str) -> Path:
+    def record(self, run_id: RunId) -> Path:
         """The record of a run."""
         return self.runs / f"{run_id}.json"
 
@@ -62,7 +63,7 @@ class KeeperFiles:
         """Every spare file."""
         return sorted(self.runs.glob("*.spare"))
 
-    def pipe(self, run_id: str, stream: str) -> Path:
+    def pipe(self, run_id: RunId, stream: str) -> Path:
         """The log pipe of a run, `out` or `err`."""
         return self.pipes / f"{run_id}.{stream}"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from shoal.core.ids import RunId
 from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.clocks import KeeperClock
@@ -26,7 +27,7 @@ def find_unexplained(
     by_run: dict[str, list[str]] = {}
     for group in groups:
         by_run.setdefault(os.path.basename(group), []).append(group)  # noqa: PTH119 - it stays a text
-    for run_id in sorted((census.runs | by_run.keys()) - set(known)):
+    for run_id in map(RunId, sorted((census.runs | by_run.keys()) - set(known))):
         found = {stat.pid: stat for stat in census.of_run(run_id)}
         own_groups = tuple(by_run.get(run_id, ()))
         for pid in cgroups.members(own_groups):
@@ -44,7 +45,7 @@ def main_process(processes: Sequence[ProcessStat]) -> ProcessStat:
 
 
 def _record(
-    run_id: str, processes: Sequence[ProcessStat], groups: tuple[str, ...], *, boot_id: str, clock: KeeperClock
+    run_id: RunId, processes: Sequence[ProcessStat], groups: tuple[str, ...], *, boot_id: str, clock: KeeperClock
 ) -> RunRecord:
     main = main_process(processes)
     environ = dict(each.decode(errors="replace").partition("=")[::2] for each in procfs.read_environ(main.pid))
@@ -64,5 +65,5 @@ def _record(
     )
 
 
-def _may_be_file_name(run_id: str) -> bool:
+def _may_be_file_name(run_id: RunId) -> bool:
     return 0 < len(run_id) <= 200 and "/" not in run_id and run_id[0] != "."

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.ids import RunId
 from shoal.runtimes.keeper.clocks import KeeperClock, iso_millis
 
 FILE_SIZE = 4 * 1024 * 1024
@@ -62,7 +63,7 @@ class LogWriter:
             self._unnoted += len(chunk)
             self.error = os.strerror(error.errno or 0)
 
-    def begin_run(self, run_id: str) -> None:
+    def begin_run(self, run_id: RunId) -> None:
         """Mark where the output of a run begins. A full disk costs the mark."""
         with contextlib.suppress(OSError):
             self._append(f"{iso_millis(self._clock.wall_ms())} {_RUN} F {run_id}\n".encode())

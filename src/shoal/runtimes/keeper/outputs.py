@@ -11,6 +11,7 @@ import contextlib
 import os
 from pathlib import Path
 
+from shoal.core.ids import RunId
 from shoal.runtimes.keeper.files import STREAMS, KeeperFiles
 from shoal.runtimes.keeper.logs import CHUNK, LogWriter, last_output
 from shoal.runtimes.keeper.loop import Loop
@@ -53,7 +54,7 @@ class LogBook:
 class Outputs:
     """The two pipes of one run."""
 
-    def __init__(self, files: KeeperFiles, loop: Loop, book: LogBook, *, run_id: str, workload_id: str) -> None:
+    def __init__(self, files: KeeperFiles, loop: Loop, book: LogBook, *, run_id: RunId, workload_id: str) -> None:
         self._files = files
         self._loop = loop
         self._book = book

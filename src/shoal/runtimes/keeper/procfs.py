@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.ids import RunId
+
 PROC = Path("/proc")
 _KERNEL = 2
 RUN_ID = "SHOAL_RUN_ID"
@@ -130,7 +132,7 @@ class Census:
         """Every living process that carries the keeper's mark."""
         return tuple(stat for stats in self._by_run.values() for stat in stats)
 
-    def of_run(self, run_id: str) -> list[ProcessStat]:
+    def of_run(self, run_id: RunId) -> list[ProcessStat]:
         """The living processes that carry the mark of a run in their environment."""
         return self._by_run.get(run_id, [])
 

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.core.ids import RunId
+
 #: What this code speaks.
 VERSION = 1
 #: The oldest keeper whose `start` this code can use.
@@ -102,7 +104,7 @@ def run_refusal(failure: str, message: str, *, transient: bool = False, hint: st
 class StartWish:
     """The body of `start`: a run with everything decided that the agent decides."""
 
-    run_id: str
+    run_id: RunId
     workload_id: str
     argv: tuple[str, ...]
     #: Complete, apart from the marks by which the keeper knows its processes again.
@@ -130,7 +132,7 @@ def wish_from_json(given: Mapping[str, Any]) -> StartWish:
     try:
         deadline = given.get("deadline")
         return StartWish(
-            run_id=_name(given["run_id"]),
+            run_id=RunId(_name(given["run_id"])),
             workload_id=_name(given["workload_id"]),
             argv=_words(given["argv"]),
             env={str(name): str(value) for name, value in given["env"].items()},

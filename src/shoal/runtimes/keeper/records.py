@@ -18,6 +18,7 @@ from typing import Any
 
 from shoal.core.durable import sync_path, write_and_sync
 from shoal.core.host import boot_id
+from shoal.core.ids import RunId
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.deadlines import NO_SLOT
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
@@ -42,7 +43,7 @@ class ExitRecord:
 class RunRecord:
     """One run, as far as it concerns the keeper."""
 
-    run_id: str
+    run_id: RunId
     workload_id: str
     boot_id: str
     pid: int
@@ -126,7 +127,7 @@ def _write_new(files: KeeperFiles, path: Path, content: bytes) -> None:
         sync_path(path.parent)
 
 
-def drop_record(files: KeeperFiles, run_id: str) -> None:
+def drop_record(files: KeeperFiles, run_id: RunId) -> None:
     """Remove the record of a run that is forgotten. Its file becomes a spare when there are too few of them."""
     path, spares = files.record(run_id), files.spares()
     if len(spares) < SPARES and path.exists():

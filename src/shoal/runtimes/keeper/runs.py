@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.core import faults
 from shoal.core.host import boot_id
+from shoal.core.ids import RunId
 from shoal.runtimes import cgroups
 from shoal.runtimes.keeper import procfs, watchdog
 from shoal.runtimes.keeper.children import ChildDefaults, read_report, refusal_of
@@ -88,7 +89,7 @@ class Runs:
         self._on_ended = on_ended
         self._boot_id = boot_id()
         self._keeper_id = files.keeper_id()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[RunId, Run] = {}
         self._mains: dict[int, Run] = {}
         self._watchdogs: dict[int, Run] = {}
         self._table = table
@@ -107,7 +108,7 @@ class Runs:
     def __len__(self) -> int:
         return len(self._runs)
 
-    def get(self, run_id: str) -> RunRecord | None:
+    def get(self, run_id: RunId) -> RunRecord | None:
         """What is known of a run."""
         run = self._runs.get(run_id)
         return run.view if run is not None else None
@@ -190,7 +191,7 @@ class Runs:
 
     # --- ending -------------------------------------------------------------------------------------------
 
-    def stop(self, run_id: str) -> RunRecord | None:
+    def stop(self, run_id: RunId) -> RunRecord | None:
         """Ask a run to end; its end is told when it has come. Asking again changes nothing."""
         run = self._runs.get(run_id)
         if run is None:
@@ -200,7 +201,7 @@ class Runs:
             self._advance(run)
         return run.view
 
-    def extend(self, run_ids: Sequence[str], *, until: float) -> None:
+    def extend(self, run_ids: Sequence[RunId], *, until: float) -> None:
         """Move the deadlines of runs. One that was already asked to end, or should have been, is not saved by this.
 
         A keeper that was stopped itself may find an old extension waiting when it wakes: what has passed has passed.
@@ -214,7 +215,7 @@ class Runs:
                     run.watchdog.wake()
                 self._advance(run)
 
-    def forget(self, run_id: str) -> None:
+    def forget(self, run_id: RunId) -> None:
         """Let go of an ended run."""
         run = self._runs.get(run_id)
         if run is None:

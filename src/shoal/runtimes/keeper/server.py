@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from shoal.core import faults
 from shoal.core.host import boot_id
+from shoal.core.ids import RunId
 from shoal.core.locks import FileLock
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.keeper import procfs, protocol
@@ -221,7 +222,7 @@ class Keeper:
         reply(_ok())
 
     def _do_extend(self, message: dict[str, Any], reply: Reply) -> None:
-        self._runs.extend([str(each) for each in message["run_ids"]], until=float(message["until"]))
+        self._runs.extend([RunId(str(each)) for each in message["run_ids"]], until=float(message["until"]))
         reply(_ok())
 
     def _do_probe(self, message: dict[str, Any], reply: Reply) -> None:

@@ -25,7 +25,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
@@ -101,7 +101,7 @@ class RuntimeSuite:
         """A run of a shell script."""
         spec = ProcessSpec(command=("/bin/sh", "-c", script), env=env or {}, stop=stop or StopPolicy())
         return RunRequest(
-            run_id=run_id,
+            run_id=RunId(run_id),
             workload_id=WorkloadId(workload_id),
             spec=spec,
             limits=limits or Resources(),
@@ -113,7 +113,7 @@ class RuntimeSuite:
     def make_missing_program(self, run_id: str) -> RunRequest:
         """A run that cannot start because what it is to run does not exist."""
         spec = ProcessSpec(command=("/nowhere/no-such-program",))
-        return RunRequest(run_id=run_id, workload_id=WorkloadId("web"), spec=spec)
+        return RunRequest(run_id=RunId(run_id), workload_id=WorkloadId("web"), spec=spec)
 
     # --- starting and ending ------------------------------------------------------------------------------
 
@@ -122,9 +122,9 @@ class RuntimeSuite:
         assert (started.run_id, started.workload_id, started.phase) == ("web-1", "web", RunPhase.RUNNING)
         assert started.exit is None
         assert started.pid > 0
-        assert await runtime.inspect("web-1") == started
+        assert await runtime.inspect(RunId("web-1")) == started
         assert await runtime.list_runs() == (started,)
-        stopped = await runtime.stop("web-1")
+        stopped = await runtime.stop(RunId("web-1"))
         assert stopped is not None
         assert (stopped.phase, stopped.ended_by) == (RunPhase.ENDED, "stop")
         assert stopped.exit is not None
@@ -132,8 +132,8 @@ class RuntimeSuite:
         assert not stopped.exit.unknown
         assert stopped.exit.ended_at is not None
         assert stopped.exit.ended_at >= started.started_at
-        assert await runtime.inspect("web-1") == stopped
-        assert await runtime.stop("web-1") == stopped
+        assert await runtime.inspect(RunId("web-1")) == stopped
+        assert await runtime.stop(RunId("web-1")) == stopped
 
     async def test_an_exit_code_is_reported(self, runtime: Runtime) -> None:
         for code in (0, 1, 3, 255):
@@ -158,7 +158,7 @@ class RuntimeSuite:
         assert raised.value.failure is FailureReason.INVALID_SPEC
         assert not raised.value.transient
         assert "no-such-program" in raised.value.message
-        assert await runtime.inspect("web-1") is None
+        assert await runtime.inspect(RunId("web-1")) is None
         assert await runtime.list_runs() == ()
         # The same run can be tried again, and the failure is the same.
         with pytest.raises(RunError):
@@ -172,7 +172,7 @@ class RuntimeSuite:
         assert len(await runtime.list_runs()) == 1
         if isinstance(runtime, SupportsLogs):
             await wait_output(runtime, b"started\n")
-        await runtime.stop("web-1")
+        await runtime.stop(RunId("web-1"))
         fourth = await runtime.start(request)
         assert fourth.phase is RunPhase.ENDED
         assert fourth.pid == first.pid
@@ -180,9 +180,9 @@ class RuntimeSuite:
             assert await read_all(runtime) == b"started\n"
 
     async def test_what_is_unknown_is_none(self, runtime: Runtime) -> None:
-        assert await runtime.inspect("nobody") is None
-        assert await runtime.stop("nobody") is None
-        await runtime.forget("nobody")
+        assert await runtime.inspect(RunId("nobody")) is None
+        assert await runtime.stop(RunId("nobody")) is None
+        await runtime.forget(RunId("nobody"))
         await runtime.forget_workload(WorkloadId("nobody"))
         assert await runtime.list_runs() == ()
 
@@ -190,7 +190,7 @@ class RuntimeSuite:
         script = 'trap "echo bye; exit 7" TERM; echo up; while :; do sleep 0.05; done'
         await runtime.start(self.make_request(script, stop=StopPolicy(grace=timedelta(seconds=30))))
         await wait_output(runtime, b"up\n")
-        ended = await runtime.stop("web-1")
+        ended = await runtime.stop(RunId("web-1"))
         assert ended is not None
         assert ended.exit is not None
         assert (ended.exit.code, ended.exit.signal) == (7, 0)
@@ -201,7 +201,7 @@ class RuntimeSuite:
         stop = StopPolicy(signal="INT", grace=timedelta(seconds=30))
         await runtime.start(self.make_request(script, stop=stop))
         await wait_output(runtime, b"up\n")
-        ended = await runtime.stop("web-1")
+        ended = await runtime.stop(RunId("web-1"))
         assert ended is not None
         assert ended.exit is not None
         assert ended.exit.code == 8
@@ -210,7 +210,7 @@ class RuntimeSuite:
         script = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
         await runtime.start(self.make_request(script, stop=StopPolicy(grace=timedelta(milliseconds=200))))
         await wait_output(runtime, b"up\n")
-        ended = await runtime.stop("web-1")
+        ended = await runtime.stop(RunId("web-1"))
         assert ended is not None
         assert ended.exit is not None
         assert ended.exit.signal == 9
@@ -220,18 +220,18 @@ class RuntimeSuite:
         await runtime.start(self.make_request("exit 4"))
         ended = await wait_ended(runtime, "web-1")
         assert await runtime.list_runs() == (ended,)
-        await runtime.forget("web-1")
+        await runtime.forget(RunId("web-1"))
         assert await runtime.list_runs() == ()
-        assert await runtime.inspect("web-1") is None
-        await runtime.forget("web-1")
+        assert await runtime.inspect(RunId("web-1")) is None
+        await runtime.forget(RunId("web-1"))
 
     async def test_a_run_that_has_not_ended_cannot_be_forgotten(self, runtime: Runtime) -> None:
         await runtime.start(self.make_request(_FOREVER))
         with pytest.raises(PreconditionError):
-            await runtime.forget("web-1")
+            await runtime.forget(RunId("web-1"))
         with pytest.raises(PreconditionError):
             await runtime.forget_workload(WorkloadId("web"))
-        info = await runtime.inspect("web-1")
+        info = await runtime.inspect(RunId("web-1"))
         assert info is not None
         assert info.phase is RunPhase.RUNNING
 
@@ -274,7 +274,7 @@ class RuntimeSuite:
         await wait_ended(first, "gone-1")
         await first.close()
         second = await opened()
-        assert await second.inspect("long-1") == running
+        assert await second.inspect(RunId("long-1")) == running
         told: dict[str, int] = {}
         async with closing(second.watch()) as ends:
             while len(told) < 2:
@@ -283,7 +283,7 @@ class RuntimeSuite:
                 told[info.run_id] = info.exit.code
         assert told == {"short-1": 5, "gone-1": 6}
         assert await second.start(self.make_request(_FOREVER, run_id="long-1", workload_id="long")) == running
-        stopped = await second.stop("long-1")
+        stopped = await second.stop(RunId("long-1"))
         assert stopped is not None
         assert stopped.phase is RunPhase.ENDED
 
@@ -392,7 +392,7 @@ class RuntimeSuite:
         logging: SupportsLogs = require(runtime, SupportsLogs)
         await runtime.start(self.make_request("echo kept"))
         await wait_ended(runtime, "web-1")
-        await runtime.forget("web-1")
+        await runtime.forget(RunId("web-1"))
         assert await read_all(logging) == b"kept\n"
         await runtime.forget_workload(WorkloadId("web"))
         with pytest.raises(ShoalError):
@@ -401,9 +401,9 @@ class RuntimeSuite:
     async def test_use_is_measured(self, runtime: Runtime) -> None:
         measuring: SupportsUsage = require(runtime, SupportsUsage)
         await runtime.start(self.make_request("while :; do :; done"))
-        assert await measuring.usage("nobody") is None
+        assert await measuring.usage(RunId("nobody")) is None
         for _ in range(100):
-            usage = await measuring.usage("web-1")
+            usage = await measuring.usage(RunId("web-1"))
             assert usage is not None
             if usage.cpu_percent > 0 and usage.memory_bytes > 0:
                 break
@@ -412,8 +412,8 @@ class RuntimeSuite:
             pytest.fail(f"a busy loop uses nothing: {usage}")
         assert usage.collected_at is not None
         assert usage.source
-        await runtime.stop("web-1")
-        assert await measuring.usage("web-1") is None
+        await runtime.stop(RunId("web-1"))
+        assert await measuring.usage(RunId("web-1")) is None
 
     async def test_a_run_ends_at_its_deadline(self, runtime: Runtime) -> None:
         require(runtime, SupportsDeadlines)
@@ -425,10 +425,10 @@ class RuntimeSuite:
         moving: SupportsDeadlines = require(runtime, SupportsDeadlines)
         await runtime.start(self.make_request(_FOREVER, run_id="kept-1", workload_id="kept", deadline=30.0))
         await runtime.start(self.make_request(_FOREVER, run_id="left-1", workload_id="left", deadline=30.0))
-        await moving.extend_deadlines(("kept-1", "nobody"), SystemClock().monotonic() + 600.0)
-        await moving.extend_deadlines(("left-1",), SystemClock().monotonic() + 0.2)
+        await moving.extend_deadlines((RunId("kept-1"), RunId("nobody")), SystemClock().monotonic() + 600.0)
+        await moving.extend_deadlines((RunId("left-1"),), SystemClock().monotonic() + 0.2)
         assert (await wait_ended(runtime, "left-1")).ended_by == "deadline"
-        kept = await runtime.inspect("kept-1")
+        kept = await runtime.inspect(RunId("kept-1"))
         assert kept is not None
         assert kept.phase is RunPhase.RUNNING
 
@@ -438,13 +438,13 @@ class RuntimeSuite:
         await wait_output(runtime, b"up\n")
 
         async def probe(*command: str, timeout: float = 10.0) -> bool:
-            return await probing.run_probe("web-1", command, timeout=timeout)
+            return await probing.run_probe(RunId("web-1"), command, timeout=timeout)
 
         assert await probe("sh", "-c", 'test "$COLOUR" = green && test -e here')
         assert not await probe("sh", "-c", 'test "$COLOUR" = red')
         assert not await probe("/nowhere/no-such-program")
         assert not await probe("sleep", "1000", timeout=0.2)
-        await runtime.stop("web-1")
+        await runtime.stop(RunId("web-1"))
         assert not await probe("true")
 
 
@@ -456,7 +456,7 @@ async def wait_ended(runtime: Runtime, run_id: str) -> RunInfo:
     """Poll until a run has ended."""
     async with asyncio.timeout(_LONG):
         while True:
-            info = await runtime.inspect(run_id)
+            info = await runtime.inspect(RunId(run_id))
             assert info is not None, f"run {run_id} is not known"
             if info.phase is RunPhase.ENDED:
                 return info

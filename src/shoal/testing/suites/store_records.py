@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from hypothesis import strategies as st
 
 from shoal.core.errors import InternalError
-from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.core.ids import GroupId, NodeId, SessionId, TokenId, WorkloadId
 from shoal.core.shape import build, to_mapping
 from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.nodes import NodeRecord, NodeSpec, NodeState
@@ -54,6 +54,8 @@ _SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     NodeId: IDENTIFIERS,
     WorkloadId: IDENTIFIERS,
     GroupId: IDENTIFIERS,
+    SessionId: st.text(max_size=12),
+    TokenId: IDENTIFIERS,
     str: st.text(max_size=12),
     int: st.integers(0, 2**62),
     float: st.floats(allow_nan=False),
@@ -140,7 +142,7 @@ def node(node_id: str, *, version: int = 0, reason: str = "") -> NodeRecord:
     """A node."""
     return NodeRecord(
         spec=NodeSpec(node_id=node_id, endpoint="127.0.0.1:50051", capacity=Resources(4000, 8192, 100, 4)),
-        session="s1",
+        session=SessionId("s1"),
         state=NodeState.READY,
         state_reason=reason,
         state_by="register",

@@ -8,6 +8,7 @@ from datetime import datetime
 
 from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.ids import NO_SESSION, SessionId
 from shoal.core.shape import find_problems
 from shoal.model.nodes import Feature, NodeCondition, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
@@ -78,7 +79,11 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
 
 
 def node_spec_to_proto(
-    spec: NodeSpec, *, timestamp: datetime | None = None, previous_session: str = "", instance: str = ""
+    spec: NodeSpec,
+    *,
+    timestamp: datetime | None = None,
+    previous_session: SessionId = NO_SESSION,
+    instance: str = "",
 ) -> control.RegisterNodeRequest:
     """Write a registration. Disk that belongs to no pool goes into the pool `root`."""
     pools = spec.storage_pools

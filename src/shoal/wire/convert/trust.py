@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.core.ids import TokenId
 from shoal.model.trust import JoinToken, JoinTokenView, SecretRecord, SecretView
 from shoal.wire.convert.fields import timestamp_from_proto, timestamp_to_proto
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
@@ -24,7 +25,7 @@ def join_token_to_proto(token: JoinToken) -> enrollment_pb2.JoinTokenView:
 def join_token_from_proto(pb: enrollment_pb2.JoinTokenView) -> JoinTokenView:
     """The same for a client."""
     return JoinTokenView(
-        token_id=pb.token_id,
+        token_id=TokenId(pb.token_id),
         role=pb.role,
         node_id=pb.node_id,
         created_at=timestamp_from_proto(pb.created_at) if pb.HasField("created_at") else None,

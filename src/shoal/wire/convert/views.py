@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.resources import MAX_CPU_MILLICORES, Resources
 from shoal.model.views import ClusterSummary, GroupView, NodeScore, NodeView, PlannedPlacement, WorkloadView
@@ -97,7 +97,7 @@ def node_view_from_proto(pb: control.NodeView) -> NodeView:
         supported_workload_types=tuple(pb.supported_workload_types),
         labels=dict(pb.labels),
         host_id=pb.host_id,
-        session=pb.session,
+        session=SessionId(pb.session),
         agent_version=pb.agent_version,
         features=tuple(pb.features),
         clock_skew_ms=pb.clock_skew_ms,
