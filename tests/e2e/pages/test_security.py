@@ -222,12 +222,12 @@ async def coordinate(cast: Cast, spec: Block, lines: Block) -> None:
     folder = cast.folder / "coordinator"
     folder.mkdir()
     group = yaml.safe_load(spec.text)
-    (coordinator,) = group["members"]
+    coordinator, first = group["members"]
     assert coordinator["process"]["command"] == ["python3", "coordinator.py"]
     coordinator["process"]["command"] = [sys.executable, str(folder / "coordinator.py")]
-    worker = {"id": "worker", "type": "process", "process": {"command": ["sleep", "3600"]}}
+    worker = {**first, "id": "worker-2"}
     (folder / "group.yaml").write_text(yaml.safe_dump(group))
-    (folder / "wanted.yaml").write_text(yaml.safe_dump({**group, "members": [coordinator, worker]}))
+    (folder / "wanted.yaml").write_text(yaml.safe_dump({**group, "members": [*group["members"], worker]}))
     assert lines.text.count("expected_generation=7") == 1
     typed = textwrap.indent(lines.text.replace("expected_generation=7", "expected_generation=1"), "    ")
     (folder / "coordinator.py").write_text(COORDINATOR.format(lines=typed))
@@ -235,9 +235,9 @@ async def coordinate(cast: Cast, spec: Block, lines: Block) -> None:
 
     async def both_run() -> bool:
         states = await cast.states("workload")
-        return [states.get(name) for name in ("coordinator", "worker")] == ["Running", "Running"]
+        return [states.get(name) for name in ("coordinator", "worker-1", "worker-2")] == ["Running"] * 3
 
-    await until(both_run, what="the coordinator has put a worker beside itself")
+    await until(both_run, what="the coordinator has added a worker to its group")
 
 
 async def tell_the_secret(cast: Cast, spec: Block) -> None:

@@ -136,7 +136,7 @@ def check_entitled(
     if not any(each.node_id == by.node for each in present):
         raise _denied(by, f"has been replaced: no member of group {group_id!r} is on node {by.node!r} now")
     bounds = known.member_changes.resolved(len(known.members))
-    if member_changes is not None and member_changes.resolved(len(known.members)) != bounds:
+    if member_changes is not None and not _are_same(member_changes, bounds):
         raise _denied(by, "may not change member_changes: its operator sets the bounds")
     if not bounds.min_members <= len(requests) <= bounds.max_members:
         allowed = f"{bounds.min_members} to {bounds.max_members}"
@@ -145,6 +145,12 @@ def check_entitled(
     for requested in requests:
         own = by_id.get(requested.workload_id)
         _check_member(by, requested, [own] if own is not None else present, bounds)
+
+
+def _are_same(given: MemberChanges, bounds: MemberChanges) -> bool:
+    """Whether a member sends the bounds of its group as they are; a number that it leaves out is no change."""
+    numbers = ((given.min_members, bounds.min_members), (given.max_members, bounds.max_members))
+    return given.arg_prefixes == bounds.arg_prefixes and all(one in (0, other) for one, other in numbers)
 
 
 def _check_member(

@@ -141,6 +141,9 @@ async def test_within_its_bounds_it_changes_count_and_arguments(tmp_path):
         with pytest.raises(DeniedError, match="its operator allows 1 to 3"):
             await change("a", "b", "d", "e", expected=3, args=["run"])
         assert (await change("a", expected=3, args=["run"])).generation == 4
+        same = run.MemberChanges(max_members=3, arg_prefixes=["--rank="])
+        again = {"channel": own(fleet), "expected": 4, "args": ["run", "--rank=3"], **SECRET}
+        assert (await fleet.apply_trusted(members=("a", "d2"), bounds=same, **again)).generation == 5
 
 
 async def test_bounds_that_an_operator_changes_are_a_change_of_the_group(tmp_path):
