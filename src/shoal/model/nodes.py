@@ -38,15 +38,15 @@ LEASE_MARGIN = 0.1
 class NodeState(enum.Enum):
     """How the control plane sees a node."""
 
-    READY = "Ready"  # it beats; work may be placed on it
-    SUSPECT = "Suspect"  # beats are missing; its work is left alone, nothing new goes there
+    READY = "Ready"  # heartbeats arrive; work may be placed on it
+    SUSPECT = "Suspect"  # heartbeats are missing; its work stays, nothing new goes there
     NOT_READY = "NotReady"  # its lease ran out; its work moves
     DRAINING = "Draining"  # a person wants it empty; work leaves one by one
     DRAINED = "Drained"  # empty, and nothing new goes there
 
 
 class DesiredNodeState(enum.Enum):
-    """What an operator wishes of a node. Nothing that an agent says takes it back."""
+    """What an operator wants of a node. No report of an agent takes it back."""
 
     NONE = ""  # take work
     CORDONED = "cordoned"  # take no new work; what is there stays
@@ -63,8 +63,8 @@ class Feature(enum.StrEnum):
     """What an agent can do beyond the published contract. A foreign agent has none of them."""
 
     GENERATIONS = "generations"  # refuses orders of an older generation
-    SESSIONS = "sessions"  # sends its session with every beat
-    PUSH = "push"  # beats at once when a status changes, and each beat is a full snapshot
+    SESSIONS = "sessions"  # sends its session with every heartbeat
+    PUSH = "push"  # sends a heartbeat at once when a status changes; each one is a full snapshot
     LOGS = "logs"  # serves ReadLogs
     LOG_QUERIES = "log_queries"  # reads logs by time, by run and from a position
     PORTS = "ports"  # chooses named ports
@@ -82,7 +82,7 @@ class HeartbeatMark:
     sequence: int
 
     def is_before(self, first: HeartbeatMark | None) -> bool:
-        """Whether it was made before the beat that counts first. Beats of another session were all made after it."""
+        """Whether it was made before the heartbeat that counts first. Those of another session came after it."""
         return first is not None and self.session == first.session and self.sequence < first.sequence
 
 
@@ -154,12 +154,12 @@ class NodeCondition:
 class NodeRecord:
     """A node as the control plane stores it.
 
-    Liveness itself (the time of the last beat) is kept in memory and starts anew with the process, so that a
+    Liveness itself (the time of the last heartbeat) is kept in memory and starts anew with the process, so that a
     restarted control plane gives every node one full lease; `last_beat` is the last that was written down, for views.
     """
 
     spec: NodeSpec
-    #: The session that may beat now. Empty for an agent that knows no sessions.
+    #: The session whose heartbeats count now. Empty for an agent that knows no sessions.
     session: SessionId
     state: NodeState
     state_reason: str
@@ -176,7 +176,7 @@ class NodeRecord:
     drain_deadline: datetime | None = None
     #: Lost, and its work may be moved: the rate of moves and the brake have let it pass.
     declared_lost: bool = stored_as("given_up", default=False)
-    #: An operator knows that it is gone for good, and nothing runs there any more.
+    #: An operator knows that it is gone for good, and nothing runs there.
     dead: bool = False
     #: Types of workload that its agent registered with and then refused as unsupported. A registration clears them.
     unsupported_types: tuple[str, ...] = ()

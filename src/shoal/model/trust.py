@@ -68,7 +68,7 @@ class TokenUse:
     """One certificate that a token was good for."""
 
     node_id: str
-    #: Of the public key. Whoever asks again with the same key gets a certificate again: an answer may be lost.
+    #: Of the public key. A caller that asks again with the same key gets a certificate again: an answer may be lost.
     key_sha256: bytes
     at: datetime
 
@@ -80,7 +80,7 @@ class JoinToken:
     token_id: TokenId
     secret_sha256: bytes
     role: Role
-    #: The only node it is good for; empty: any that nobody has.
+    #: The only node it is good for; empty: any new one.
     node_id: str
     created_at: datetime
     expires_at: datetime

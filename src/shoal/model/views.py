@@ -29,7 +29,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadView:
-    """A workload: the wish, its owner, and what was last seen."""
+    """A workload: its desired state, its owner, and the last report."""
 
     workload_id: str
     type: str
@@ -94,7 +94,7 @@ class NodeView:
     #: What is wrong with the node, in its own words.
     conditions: tuple[NodeCondition, ...] = ()
     cluster_id: str = ""
-    #: What an operator wishes of it: empty, cordoned, draining or drained.
+    #: What an operator wants of it: empty, cordoned, draining or drained.
     desired: str = ""
     desired_updated_at: datetime | None = None
     #: When what is left on a draining node is moved by force.

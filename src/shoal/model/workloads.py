@@ -77,7 +77,7 @@ class WorkloadType(enum.Enum):
 
 
 class DesiredState(enum.Enum):
-    """What a person wants of a workload. DELETED is the recorded wish to remove it."""
+    """What a person wants of a workload. DELETED: its deletion was requested."""
 
     RUNNING = "Running"
     STOPPED = "Stopped"
@@ -369,7 +369,7 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class Affinity:
-    """A wish about the company of other workloads."""
+    """A rule about which other workloads are near."""
 
     workloads: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(64, 1)]
     scope: Annotated[str, MaxLength(128, 1)] = "node"
@@ -565,7 +565,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRecord:
-    """A workload as it is wished and owned.
+    """A workload: its desired state and its owner.
 
     `generation` is the fencing token: it grows with every placement, every change of the spec and every change of
     the desired state, so that an order that arrives late can be told from the newest one.

@@ -11,7 +11,7 @@ import signal
 from shoal.model.workloads import Exit, FailureReason, RunState, RunStatus
 from shoal.wire.transport import Call
 
-#: Who calls on a transport where nobody is known.
+#: The caller on a transport without certificates.
 INSECURE_CALLER = "insecure caller"
 
 
@@ -35,7 +35,7 @@ def cause_of_status(status: RunStatus, before: RunStatus | None) -> str:
     if status.deleting:
         return "it is being deleted"
     if known is None:
-        return f"order of generation {status.generation}" if status.generation else "order of the control plane"
+        return f"command of generation {status.generation}" if status.generation else "command of the control plane"
     if status.state is RunState.RUNNING:
         return "its readiness probe passed" if known.pid == status.pid != 0 else "it was started"
     if status.state is RunState.PENDING and known.state is RunState.RUNNING and known.pid == status.pid != 0:
@@ -47,9 +47,9 @@ def cause_of_status(status: RunStatus, before: RunStatus | None) -> str:
 
 def _words_of_exit(ended: Exit) -> str:
     if ended.unknown:
-        return "it ended, nobody knows how"
+        return "it ended, and how is not known"
     if ended.out_of_memory:
-        return "it was killed for want of memory"
+        return "killed: out of memory"
     if ended.signal:
         try:
             return f"ended by {signal.Signals(ended.signal).name}"
