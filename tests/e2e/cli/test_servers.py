@@ -135,7 +135,7 @@ def test_insecure_is_warned_about_and_stays_on_this_machine(start, tmp_path):
     plane = start("control", "--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-port", "0", "--http-port", "0")
     assert "WARNING" in plane.log.read_text()
     assert "--insecure: nothing is encrypted" in plane.log.read_text()
-    assert f"whoever can connect to {plane.ready['grpc']} may" in plane.log.read_text()
+    assert f"anyone who can connect to {plane.ready['grpc']} may" in plane.log.read_text()
     assert plane.ready["grpc"].startswith("127.0.0.1:")
     port = int(plane.ready["grpc"].rpartition(":")[2])
     connections = psutil.Process(plane.process.pid).net_connections("tcp")
@@ -153,7 +153,7 @@ def test_the_warning_says_that_every_interface_is_open(start, tmp_path, role, ho
     assert server.ready["grpc"] in (f"127.0.0.1:{port}", f"[::1]:{port}")
     bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     said = server.log.read_text()
-    assert f"whoever can connect to {bound} (every interface, port {port}) may do everything" in said
+    assert f"anyone who can connect to {bound} (every interface, port {port}) may do everything" in said
     assert f"ready: grpc {bound}, http {server.ready['http']}\n" in said
 
 
