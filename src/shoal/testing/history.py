@@ -1,9 +1,9 @@
 """A random life of a control plane, and a checker of what must never happen in it.
 
-A seed decides everything: which wishes are uttered, which nodes fall silent or forget, are cordoned, drained or
-declared dead, which workloads fail, which answers get lost, when the control plane is restarted and when its store is
-away. While it goes on every order that reaches an agent is checked; in the end everything is healed, and what was
-acknowledged must have come true.
+A seed decides everything: which requests are made, which nodes fall silent, answer slowly or not at all, forget, are
+cordoned, drained or declared dead, which workloads fail, which answers get lost, when the control plane is restarted
+and when its store is away. Some of the nodes have foreign agents. While it goes on every command that reaches an agent
+is checked. In the end everything is healed and a spare node has room for all: what was acknowledged must be true.
 
     no overcommit             what is reserved on a node never exceeds it
     one owner per generation  no generation of a workload is ever ordered on two nodes
@@ -11,7 +11,8 @@ acknowledged must have come true.
     no delete without a wish  a copy is removed only after its deletion was wished, a newer placement was made, or its
                               node was to be emptied
     drained is empty          nothing runs on a node that is said to be drained
-    nothing lost              every acknowledged wish is what the fleet ends with
+    nothing lost              every acknowledged request is what the fleet ends with, and runs
+    nothing leaked            what is reserved on a node in the end is what runs there
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class History:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._random = random.Random(seed)  # noqa: S311 not for secrets
-        #: In every third life one of the agents knows only the published contract.
-        self._has_foreign_node = seed % 3 == 0
+        #: So many of the agents know only the published contract.
+        self._foreign = seed % 3
         #: Every other life is one of nodes that open streams, which break.
         self._streams = seed % 2 == 1
         self._kit = ControlKit(folder, streams=self._streams)
@@ -85,8 +86,7 @@ class History:
         kit = self._kit
         async with kit:
             for index in range(NODES):
-                foreign = self._has_foreign_node and index == 0
-                features = () if foreign else ALL_FEATURES
+                features = () if index < self._foreign else ALL_FEATURES
                 kit.node(f"n{index}", cpu_millicores=1000, memory_mb=1000, features=features)
             for _ in range(steps):
                 await self._step()
@@ -111,13 +111,14 @@ class History:
                 self._store_away,
                 self._forget,
                 self._slow_down,
+                self._deafen,
                 self._drain,
                 self._cordon,
                 self._uncordon,
                 self._declare_dead,
                 self._fail,
             ),
-            weights=(10, 4, 2, 3, 2, 1, 1, 1, 1, 2, 1, 2, 1, 2),
+            weights=(10, 4, 2, 3, 2, 1, 1, 1, 2, 2, 2, 1, 2, 1, 2),
         )[0]
         await action()
 
@@ -162,11 +163,16 @@ class History:
 
     async def _speak(self) -> None:
         for node in self._kit.agents.nodes.values():
-            node.silent = False
+            node.silent = node.deaf = False
             node.slow = 0.0
 
     async def _slow_down(self) -> None:
-        self._kit.agents.nodes[self._pick()].slow = 3.0
+        """A foreign agent gets 45 seconds for an answer, one of ours 5."""
+        self._kit.agents.nodes[self._pick()].slow = self._random.choice((0.3, 3.0, 20.0))
+
+    async def _deafen(self) -> None:
+        """A node sends heartbeats and answers no command."""
+        self._kit.agents.nodes[self._pick()].deaf = True
 
     async def _forget(self) -> None:
         """A machine is replaced. At-most-one work there is gone with it, generations too."""
@@ -291,6 +297,7 @@ class History:
         self._check_drained()
         for index in range(NODES):
             await kit.channel.call(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=f"n{index}"))
+        kit.node("spare", cpu_millicores=1000 * NODES, memory_mb=1000 * NODES)
         await kit.clock.sleep(60.0)
         for record in list(kit.plane.leadership.fleet.workloads.values()):
             if record.retry.failures:  # it may wait for minutes yet, or have been given up for good
@@ -314,6 +321,15 @@ class History:
                 await self._expect_gone(name)
             else:
                 await self._expect_running(name, revision)
+        self._check_leaks()
+
+    def _check_leaks(self) -> None:
+        """What is reserved on a node is what runs there."""
+        for node_id, facts in self._kit.plane.leadership.fleet.facts().items():
+            runs = self._kit.agents.nodes[node_id].runs
+            running = {name for name, run in runs.items() if run.state == "Running"}
+            if set(facts.tenants) != running:
+                raise HistoryError(f"{node_id} is reserved for {sorted(facts.tenants)}, and runs {sorted(running)}")
 
     async def _expect_gone(self, name: str) -> None:
         try:
@@ -329,10 +345,6 @@ class History:
         view = await self._kit.workload(name)
         if view.revision_id != revision:
             raise HistoryError(f"{name}: acknowledged {revision}, stored {view.revision_id}")
-        if view.status == "Pending" and view.rejections:
-            return  # the fleet is full, and it says so
-        if view.status == "Updating" and view.rejections:
-            return
         holders = {
             node.node_id: node.runs[name].request.revision_id
             for node in self._kit.agents.nodes.values()
