@@ -182,7 +182,7 @@ def _share(one: NodeSpec, other: NodeSpec, scope: str) -> bool:
 # Scenes: few different values, so that they meet. Each scene has a few kinds of trouble and not all of them, because
 # where everything is wrong nothing is ever placed.
 
-TROUBLES = ("state", "type", "feature", "label", "driver", "port", "slots", "company", "refusal", "home", "room")
+TROUBLES = ("state", "type", "feature", "label", "driver", "port", "slots", "affinities", "refusal", "home", "room")
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class _Setting:
             Constraint("node_id", "not_in", ("n0",)),
             Constraint("host_id", "in", ("h1",)),
         ]
-        affinities = chance.randint(0, 2) if "company" in self.troubles else 0
+        affinities = chance.randint(0, 2) if "affinities" in self.troubles else 0
         return WorkloadSpec(
             type=self.maybe("type", [WorkloadType.VM, WorkloadType.COMPOSE], WorkloadType.PROCESS),
             resources=ResourceRequest(

@@ -64,11 +64,11 @@ class Handlers(Protocol):
         ...
 
     def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call, /) -> Awaitable[pb.ApplyWorkloadResponse]:
-        """Make a wish durable."""
+        """Make a request durable."""
         ...
 
     def delete_workload(self, request: pb.DeleteWorkloadRequest, call: Call, /) -> Awaitable[pb.DeleteWorkloadResponse]:
-        """Record the wish to have it gone."""
+        """Request a deletion."""
         ...
 
     def stream_broke(self, node_id: NodeId, /) -> Awaitable[None]:
@@ -222,7 +222,7 @@ class Streams:
         call = stream.call_of(method)
         _authorise(method, call, request)
         if kind == "heartbeat":
-            # Before the beat is taken in: what follows from it may be an order that has to find its way.
+            # Before the heartbeat is processed: a command may follow from it, and needs a channel.
             self._belongs(stream, NodeId(request.node_id), request.session, request.sequence)
         handle = getattr(handlers, method.attribute)
         answer = await handle(request, call)

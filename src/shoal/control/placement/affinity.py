@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from shoal.control.placement.demand import CompanyRule, Neighbours, domain_of
+from shoal.control.placement.demand import AffinityRule, Neighbors, domain_of
 from shoal.control.state.facts import NodeFacts
 from shoal.core.ids import NodeId, WorkloadId
 
 
-class Company:
+class AffinityIndex:
     """The tenants of a fleet, by what they are to each other."""
 
     def __init__(self, nodes: Iterable[NodeFacts]) -> None:
@@ -27,65 +27,65 @@ class Company:
                 self._homes[tenant].add(node_id)
         self._domains: dict[str, dict[NodeId, str]] = {}
         self._members: dict[str, dict[str, list[NodeId]]] = {}
-        self._counts: dict[Neighbours, dict[str, int]] = {}
-        self._totals: dict[Neighbours, int] = {}
+        self._counts: dict[Neighbors, dict[str, int]] = {}
+        self._totals: dict[Neighbors, int] = {}
 
-    def count(self, neighbours: Neighbours, node_id: NodeId, *, besides: WorkloadId | None = None) -> int:
+    def count(self, neighbors: Neighbors, node_id: NodeId, *, besides: WorkloadId | None = None) -> int:
         """How many of them live within the scope around a node, not counting `besides`."""
-        found = self._counted(neighbours).get(self._domains[neighbours.scope][node_id], 0)
-        return found - self._own(neighbours, node_id, besides) if found and besides is not None else found
+        found = self._counted(neighbors).get(self._domains[neighbors.scope][node_id], 0)
+        return found - self._own(neighbors, node_id, besides) if found and besides is not None else found
 
-    def total(self, neighbours: Neighbours, *, besides: WorkloadId | None = None) -> int:
+    def total(self, neighbors: Neighbors, *, besides: WorkloadId | None = None) -> int:
         """How many of them live anywhere, not counting `besides`."""
-        self._counted(neighbours)
-        found = self._totals[neighbours]
-        return found - self._own(neighbours, None, besides) if found and besides is not None else found
+        self._counted(neighbors)
+        found = self._totals[neighbors]
+        return found - self._own(neighbors, None, besides) if found and besides is not None else found
 
     def within(self, scope: str, node_id: NodeId) -> Sequence[NodeId]:
         """The nodes that share a scope with a node, itself included."""
         return self._members_by_domain(scope)[self._domains[scope][node_id]]
 
-    def counts_itself(self, rules: Iterable[CompanyRule], workload_id: WorkloadId) -> bool:
+    def counts_itself(self, rules: Iterable[AffinityRule], workload_id: WorkloadId) -> bool:
         """Whether a workload lives somewhere already and would be found by one of its own rules."""
         homes = self._homes.get(workload_id, ())
-        return any(rule.neighbours.include(self._nodes[home].tenants[workload_id]) for rule in rules for home in homes)
+        return any(rule.neighbors.include(self._nodes[home].tenants[workload_id]) for rule in rules for home in homes)
 
-    def change(self, node: NodeFacts, workload_id: WorkloadId) -> frozenset[Neighbours]:
+    def change(self, node: NodeFacts, workload_id: WorkloadId) -> frozenset[Neighbors]:
         """Take over a node on which one workload was reserved anew. Returns the counts that are not what they were."""
         before = self._nodes[node.node_id].tenants.get(workload_id)
         after = node.tenants[workload_id]
         self._nodes[node.node_id] = node
         self._homes[workload_id].add(node.node_id)
         changed = set()
-        for neighbours, counts in self._counts.items():
-            step = neighbours.include(after) - (before is not None and neighbours.include(before))
+        for neighbors, counts in self._counts.items():
+            step = neighbors.include(after) - (before is not None and neighbors.include(before))
             if step:
-                domain = self._domains[neighbours.scope][node.node_id]
+                domain = self._domains[neighbors.scope][node.node_id]
                 counts[domain] = counts.get(domain, 0) + step
-                self._totals[neighbours] += step
-                changed.add(neighbours)
+                self._totals[neighbors] += step
+                changed.add(neighbors)
         return frozenset(changed)
 
-    def _own(self, neighbours: Neighbours, node_id: NodeId | None, workload_id: WorkloadId) -> int:
-        domains = self._domains[neighbours.scope]
+    def _own(self, neighbors: Neighbors, node_id: NodeId | None, workload_id: WorkloadId) -> int:
+        domains = self._domains[neighbors.scope]
         return sum(
-            neighbours.include(self._nodes[home].tenants[workload_id])
+            neighbors.include(self._nodes[home].tenants[workload_id])
             for home in self._homes.get(workload_id, ())
             if node_id is None or domains[home] == domains[node_id]
         )
 
-    def _counted(self, neighbours: Neighbours) -> dict[str, int]:
-        counts = self._counts.get(neighbours)
+    def _counted(self, neighbors: Neighbors) -> dict[str, int]:
+        counts = self._counts.get(neighbors)
         if counts is None:
             counts = {}
-            self._members_by_domain(neighbours.scope)
-            domains = self._domains[neighbours.scope]
+            self._members_by_domain(neighbors.scope)
+            domains = self._domains[neighbors.scope]
             for node_id, node in self._nodes.items():
-                found = sum(map(neighbours.include, node.tenants.values()))
+                found = sum(map(neighbors.include, node.tenants.values()))
                 if found:
                     counts[domains[node_id]] = counts.get(domains[node_id], 0) + found
-            self._counts[neighbours] = counts
-            self._totals[neighbours] = sum(counts.values())
+            self._counts[neighbors] = counts
+            self._totals[neighbors] = sum(counts.values())
         return counts
 
     def _members_by_domain(self, scope: str) -> dict[str, list[NodeId]]:

@@ -20,10 +20,10 @@ _PSEUDO_KEYS = {"node": "node_id", "host": "host_id"}
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
+class Neighbors:
     """Workloads that carry all of these labels, as far as `scope` reaches."""
 
-    #: Sorted, so that equal wishes are equal values.
+    #: Sorted, so that equal demands are equal values.
     labels: tuple[tuple[str, str], ...]
     scope: str
 
@@ -37,10 +37,10 @@ class Neighbours:
 
 
 @dataclass(frozen=True, slots=True)
-class CompanyRule:
+class AffinityRule:
     """One affinity of a workload."""
 
-    neighbours: Neighbours
+    neighbors: Neighbors
     apart: bool
     weight: int
     #: The workload carries the labels itself, as the members of a group that wants to be together do.
@@ -63,8 +63,8 @@ class Demand:
     #: Without `local`, which every node has.
     storage_drivers: frozenset[str]
     constraints: tuple[Constraint, ...]
-    required: tuple[CompanyRule, ...]
-    wished: tuple[CompanyRule, ...]
+    required: tuple[AffinityRule, ...]
+    preferred: tuple[AffinityRule, ...]
 
     @classmethod
     def of(cls, request: PlacementRequest) -> Demand:
@@ -84,17 +84,17 @@ class Demand:
             storage_drivers=spec.storage_drivers - {"local"},
             constraints=spec.placement.constraints,
             required=tuple(_rule(each, spec.labels) for each in affinities if each.required),
-            wished=tuple(_rule(each, spec.labels) for each in affinities if not each.required),
+            preferred=tuple(_rule(each, spec.labels) for each in affinities if not each.required),
         )
 
 
-def _rule(affinity: Affinity, own_labels: Mapping[str, str]) -> CompanyRule:
-    neighbours = Neighbours(labels=tuple(sorted(affinity.workloads.items())), scope=affinity.scope)
-    return CompanyRule(
-        neighbours=neighbours,
+def _rule(affinity: Affinity, own_labels: Mapping[str, str]) -> AffinityRule:
+    neighbors = Neighbors(labels=tuple(sorted(affinity.workloads.items())), scope=affinity.scope)
+    return AffinityRule(
+        neighbors=neighbors,
         apart=affinity.direction == "apart",
         weight=affinity.weight,
-        names_itself=neighbours.include(own_labels),
+        names_itself=neighbors.include(own_labels),
     )
 
 

@@ -1,10 +1,10 @@
 """Which nodes can take a workload, and for each that cannot: why.
 
 Each filter is a function from a node and a demand to a `Rejection`, or None when the node passes. A node may fail
-several; the first in the order of `FILTERS` is reported, cheap ones first, then the company of other workloads, then
+several; the first in the order of `FILTERS` is reported, cheap ones first, then affinities, then
 the node's own refusal. Resources count by reservation, never by measured use.
 
-Rules about company are those of the workload being placed alone: a workload that wants to be apart from `app=web`
+Affinity rules are those of the workload being placed alone: a workload that wants to be apart from `app=web`
 keeps away from such tenants, but does not keep a later `app=web` away from itself unless that one asks too.
 
 Called by `shoal.control.placement.scheduler`.
@@ -15,8 +15,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable
 
-from shoal.control.placement.affinity import Company
-from shoal.control.placement.demand import CompanyRule, Demand, label_of
+from shoal.control.placement.affinity import AffinityIndex
+from shoal.control.placement.demand import AffinityRule, Demand, label_of
 from shoal.control.state.facts import NodeFacts
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import Feature, NodeState
@@ -34,7 +34,7 @@ class RejectionCode(enum.StrEnum):
     DISK_PRESSURE = "disk_pressure"  # its disk is nearly full
     GIT = "git"  # its agent cannot fetch a compose project from git
     TYPE = "type"  # its agent has no runtime for this kind
-    GENERATIONS = "generations"  # its agent cannot tell an old order from a new one
+    GENERATIONS = "generations"  # its agent cannot tell an old command from a new one
     STOP_ALONE = "stop_alone"  # its agent cannot stop a workload by itself when contact is lost
     SECRETS = "secrets"  # its agent does not keep secrets
     IDENTITY = "identity"  # its agent gets no certificates for workloads
@@ -47,8 +47,8 @@ class RejectionCode(enum.StrEnum):
     MEMORY = "memory"  # too little memory is free
     DISK = "disk"  # too little disk is free
     SLOT_MEMORY = "slot_memory"  # the memory asked for is more than the slots asked for stand for
-    NEAR = "near"  # required company is missing
-    APART = "apart"  # unwanted company is there
+    NEAR = "near"  # a required neighbor is missing
+    APART = "apart"  # an excluded neighbor is there
     REFUSED = "refused"  # its agent said no lately
 
 
@@ -95,7 +95,7 @@ def git_source(node: NodeFacts, demand: Demand) -> Rejection | None:
 
 
 def generations(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """Groups and at-most-one workloads need an agent that refuses orders of an older generation."""
+    """Groups and at-most-one workloads need an agent that refuses commands of an older generation."""
     if not demand.needs_generations or node.spec.has(Feature.GENERATIONS):
         return None
     return _reject(
@@ -186,7 +186,7 @@ def slot_memory(node: NodeFacts, demand: Demand) -> Rejection | None:
     )
 
 
-#: In the order in which a node's first failure is reported. Company and refusal come after them.
+#: In the order in which a node's first failure is reported. Affinities and refusals come after them.
 FILTERS: tuple[Filter, ...] = (
     not_ready,
     workload_type,
@@ -231,16 +231,16 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
     return (gone, *chosen[1:]) if staying else chosen
 
 
-def company(
-    node: NodeFacts, demand: Demand, neighbours: Company, *, itself: WorkloadId | None = None
+def affinity(
+    node: NodeFacts, demand: Demand, neighbors: AffinityIndex, *, itself: WorkloadId | None = None
 ) -> Rejection | None:
-    """Required affinities hold. A workload is never its own company; `itself` names it when it lives somewhere."""
+    """Required affinities hold. A workload is never its own neighbor; `itself` names it when it lives somewhere."""
     for rule in demand.required:
-        found = neighbours.count(rule.neighbours, node.node_id, besides=itself)
+        found = neighbors.count(rule.neighbors, node.node_id, besides=itself)
         if rule.apart and found:
-            return _reject(node, RejectionCode.APART, f"{_count(found)} with {rule.neighbours} {_where(node, rule)}")
-        if not rule.apart and not found and not _may_begin(rule, neighbours, itself):
-            return _reject(node, RejectionCode.NEAR, f"no workload with {rule.neighbours} {_where(node, rule)}")
+            return _reject(node, RejectionCode.APART, f"{_count(found)} with {rule.neighbors} {_where(node, rule)}")
+        if not rule.apart and not found and not _may_begin(rule, neighbors, itself):
+            return _reject(node, RejectionCode.NEAR, f"no workload with {rule.neighbors} {_where(node, rule)}")
     return None
 
 
@@ -258,9 +258,9 @@ def first_failure(filters: Iterable[Filter], node: NodeFacts, demand: Demand) ->
     return None
 
 
-def _may_begin(rule: CompanyRule, neighbours: Company, itself: WorkloadId | None) -> bool:
+def _may_begin(rule: AffinityRule, neighbors: AffinityIndex, itself: WorkloadId | None) -> bool:
     # Members that must be near each other would wait for each other for ever: the first may go anywhere.
-    return rule.names_itself and not neighbours.total(rule.neighbours, besides=itself)
+    return rule.names_itself and not neighbors.total(rule.neighbors, besides=itself)
 
 
 def _meets(constraint: Constraint, value: str | None) -> bool:
@@ -285,8 +285,8 @@ def _too_little(node: NodeFacts, code: RejectionCode, need: int, have: int, unit
     return _reject(node, code, f"need {need} have {max(have, 0)} {unit}{kind}")
 
 
-def _where(node: NodeFacts, rule: CompanyRule) -> str:
-    scope = rule.neighbours.scope
+def _where(node: NodeFacts, rule: AffinityRule) -> str:
+    scope = rule.neighbors.scope
     return (
         f"on this {scope}" if scope in ("node", "host") else f"in {scope}={label_of(node.spec, scope) or '(not set)'}"
     )

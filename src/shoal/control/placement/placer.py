@@ -41,7 +41,7 @@ from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
 
 MAX_BATCH = 1000
 #: Each batch weighs every node anew. For a while after one as large as this it is better to wait a moment and let more
-#: come together. A single wish is not kept waiting.
+#: come together. A single request is not kept waiting.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
 GATHER_SECONDS = 0.2

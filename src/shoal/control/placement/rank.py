@@ -1,7 +1,7 @@
 """How well a node suits: a total made of named parts, higher is better.
 
 The parts are on one scale. The strategy gives 0 to 100 by how full the node would be; spreading looks at the number of
-tenants too, for a workload that reserves next to nothing still makes a node busier. A wish about company gives 0 to its
+tenants too, for a workload that reserves next to nothing still makes a node busier. A preferred affinity gives 0 to its
 weight (1 to 100); staying where it is outweighs everything, because moving a running workload costs more than any
 better place gains. Equal totals are told apart by the number of tenants and then by the node's id, so the
 same facts always give the same order.
@@ -11,13 +11,13 @@ Called by `shoal.control.placement.scheduler`.
 
 from __future__ import annotations
 
-from shoal.control.placement.affinity import Company
-from shoal.control.placement.demand import CompanyRule, Demand
+from shoal.control.placement.affinity import AffinityIndex
+from shoal.control.placement.demand import AffinityRule, Demand
 from shoal.control.state.facts import NodeFacts, Score, Strategy
 from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
 
-#: More than 64 wishes of weight 100 and a strategy's 100 together can give.
+#: More than 64 preferences of weight 100 and a strategy's 100 together can give.
 STAYING = 10_000.0
 
 #: What a tenant counts for at least when work is spread, in millicores. It reserves nothing.
@@ -32,15 +32,15 @@ def total(
     demand: Demand,
     *,
     strategy: Strategy,
-    company: Company | None,
+    affinities: AffinityIndex | None,
     itself: WorkloadId | None = None,
     staying: bool = False,
 ) -> float:
-    """The sum of the parts. `company` may be left out for a demand without wishes."""
+    """The sum of the parts. `affinities` may be left out for a demand without preferred ones."""
     result = _fullness(node, demand.request, strategy)
-    if company is not None:
-        for rule in demand.wished:
-            result += _company(node, rule, company, itself)
+    if affinities is not None:
+        for rule in demand.preferred:
+            result += _affinity(node, rule, affinities, itself)
     return round(result + STAYING if staying else result, _DIGITS)
 
 
@@ -49,21 +49,21 @@ def explain(
     demand: Demand,
     *,
     strategy: Strategy,
-    company: Company | None,
+    affinities: AffinityIndex | None,
     itself: WorkloadId | None = None,
     staying: bool = False,
 ) -> Score:
     """The same with its parts, for a person."""
     parts = {strategy.value: round(_fullness(node, demand.request, strategy), _DIGITS)}
-    if company is not None:
-        for rule in demand.wished:
-            name = f"{'apart from' if rule.apart else 'near'} {rule.neighbours} by {rule.neighbours.scope}"
-            parts[name] = round(parts.get(name, 0.0) + _company(node, rule, company, itself), _DIGITS)
+    if affinities is not None:
+        for rule in demand.preferred:
+            name = f"{'apart from' if rule.apart else 'near'} {rule.neighbors} by {rule.neighbors.scope}"
+            parts[name] = round(parts.get(name, 0.0) + _affinity(node, rule, affinities, itself), _DIGITS)
     if staying:
         parts["current"] = STAYING
     return Score(
         node_id=node.node_id,
-        total=total(node, demand, strategy=strategy, company=company, itself=itself, staying=staying),
+        total=total(node, demand, strategy=strategy, affinities=affinities, itself=itself, staying=staying),
         parts=parts,
     )
 
@@ -98,8 +98,8 @@ def _fullness(node: NodeFacts, request: Resources, strategy: Strategy) -> float:
     return 100.0 * (1.0 - share) * cpu / (cpu + LEAST_MILLICORES * len(node.tenants))
 
 
-def _company(node: NodeFacts, rule: CompanyRule, company: Company, itself: WorkloadId | None) -> float:
+def _affinity(node: NodeFacts, rule: AffinityRule, affinities: AffinityIndex, itself: WorkloadId | None) -> float:
     # The first neighbour counts half of the weight and each further one less. So a tenth replica still prefers the
     # zone with two over the zone with four, and a crowd does not drown the other parts.
-    found = company.count(rule.neighbours, node.node_id, besides=itself)
+    found = affinities.count(rule.neighbors, node.node_id, besides=itself)
     return rule.weight / (1 + found) if rule.apart else rule.weight * found / (1 + found)

@@ -19,8 +19,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from shoal.control.placement import feasible, rank
-from shoal.control.placement.affinity import Company
-from shoal.control.placement.demand import Demand, Neighbours
+from shoal.control.placement.affinity import AffinityIndex
+from shoal.control.placement.demand import Demand, Neighbors
 from shoal.control.state.facts import NodeFacts, PlacementDecision, PlacementPlan, PlacementRequest, Score, Strategy
 from shoal.core.errors import InvalidError, problem
 from shoal.core.ids import NodeId, WorkloadId
@@ -113,9 +113,9 @@ class _Fleet:
     def __init__(self, nodes: Mapping[NodeId, NodeFacts], strategy: Strategy) -> None:
         self.nodes = dict(nodes)
         self.strategy = strategy
-        #: Every change so far: the node, and the counts of neighbours that changed with it.
-        self.changes: list[tuple[NodeId, frozenset[Neighbours]]] = []
-        self._company: Company | None = None
+        #: Every change so far: the node, and the counts of neighbors that changed with it.
+        self.changes: list[tuple[NodeId, frozenset[Neighbors]]] = []
+        self._affinities: AffinityIndex | None = None
         self._shortlists: OrderedDict[Demand, _Shortlist] = OrderedDict()
         # By identity of the spec: the requests keep theirs alive for as long as this lives.
         self._demands: dict[tuple[int, bool], Demand] = {}
@@ -128,13 +128,13 @@ class _Fleet:
             demand = self._demands[key] = Demand.of(request)
         return demand
 
-    def company_for(self, demand: Demand) -> Company | None:
+    def affinity_index(self, demand: Demand) -> AffinityIndex | None:
         """Who lives where, if the demand speaks of it at all."""
-        if not demand.required and not demand.wished:
+        if not demand.required and not demand.preferred:
             return None
-        if self._company is None:
-            self._company = Company(self.nodes.values())
-        return self._company
+        if self._affinities is None:
+            self._affinities = AffinityIndex(self.nodes.values())
+        return self._affinities
 
     def choices(self, demand: Demand) -> int:
         """On how many nodes it could go now."""
@@ -170,9 +170,9 @@ class _Fleet:
 
     def _cannot_stay(self, home: NodeFacts, request: PlacementRequest, demand: Demand) -> Rejection | None:
         rejection = feasible.first_failure(feasible.filters_for(demand, staying=True), home, demand)
-        company = self.company_for(demand)
-        if rejection is None and company is not None:
-            rejection = feasible.company(home, demand, company, itself=request.workload_id)
+        affinities = self.affinity_index(demand)
+        if rejection is None and affinities is not None:
+            rejection = feasible.affinity(home, demand, affinities, itself=request.workload_id)
         if rejection is None and home.node_id in request.refused_by:
             rejection = feasible.refused(home, request.refused_by[home.node_id])
         return rejection
@@ -189,9 +189,11 @@ class _Fleet:
         return shortlist
 
     def _shortlist_for(self, request: PlacementRequest, demand: Demand) -> tuple[_Shortlist, WorkloadId | None]:
-        company = self.company_for(demand)
-        if company is not None and company.counts_itself((*demand.required, *demand.wished), request.workload_id):
-            # Its old place is company to everybody but itself: no other request sees the fleet as this one does.
+        affinities = self.affinity_index(demand)
+        if affinities is not None and affinities.counts_itself(
+            (*demand.required, *demand.preferred), request.workload_id
+        ):
+            # Its old place is a neighbor to all others: no other request sees the fleet as this one does.
             return _Shortlist(self, demand, itself=request.workload_id), request.workload_id
         return self._shortlist(demand), None
 
@@ -211,8 +213,8 @@ class _Fleet:
         return tuple(merged[node_id] for node_id in sorted(merged))
 
     def _score(self, node: NodeFacts, demand: Demand, itself: WorkloadId | None, *, staying: bool = False) -> Score:
-        company = self.company_for(demand)
-        return rank.explain(node, demand, strategy=self.strategy, company=company, itself=itself, staying=staying)
+        affinities = self.affinity_index(demand)
+        return rank.explain(node, demand, strategy=self.strategy, affinities=affinities, itself=itself, staying=staying)
 
     def _scores_at_home(self, home: NodeFacts, request: PlacementRequest, demand: Demand) -> tuple[Score, ...]:
         shortlist, itself = self._shortlist_for(request, demand)
@@ -227,7 +229,7 @@ class _Fleet:
             request.workload_id, request=demand.request, ports=demand.ports, labels=request.spec.labels
         )
         self.nodes[changed.node_id] = changed
-        moved = self._company.change(changed, request.workload_id) if self._company is not None else frozenset()
+        moved = self._affinities.change(changed, request.workload_id) if self._affinities is not None else frozenset()
         self.changes.append((changed.node_id, moved))
 
 
@@ -239,10 +241,10 @@ class _Shortlist:
         self._demand = demand
         self._itself = itself
         self._filters = feasible.filters_for(demand)
-        self._company = fleet.company_for(demand)
-        self._neighbours = {rule.neighbours for rule in (*demand.required, *demand.wished)}
+        self._affinities = fleet.affinity_index(demand)
+        self._neighbors = {rule.neighbors for rule in (*demand.required, *demand.preferred)}
         # Rules that hold anywhere until the first such workload has a place, and nowhere else after that.
-        self._beginnings = [rule.neighbours for rule in demand.required if rule.names_itself and not rule.apart]
+        self._beginnings = [rule.neighbors for rule in demand.required if rule.names_itself and not rule.apart]
         self._standings: dict[NodeId, _Standing] = {}
         self._rejections: dict[NodeId, Rejection] = {}
         self._listed: tuple[Rejection, ...] | None = None
@@ -296,9 +298,9 @@ class _Shortlist:
         stale: set[NodeId] = set()
         for node_id, moved in changes[self._caught_up :]:
             stale.add(node_id)
-            if moved and self._company is not None:
-                for neighbours in moved & self._neighbours:
-                    stale.update(self._company.within(neighbours.scope, node_id))
+            if moved and self._affinities is not None:
+                for neighbors in moved & self._neighbors:
+                    stale.update(self._affinities.within(neighbors.scope, node_id))
         if len(self._heap) + len(stale) > 2 * len(self._fleet.nodes) + 16:
             self._rebuild()  # the heap is full of standings that no longer count
             return
@@ -318,15 +320,15 @@ class _Shortlist:
         heapq.heapify(self._heap)
 
     def _begun(self) -> list[bool]:
-        if self._company is None:
+        if self._affinities is None:
             return []
-        return [self._company.total(each, besides=self._itself) > 0 for each in self._beginnings]
+        return [self._affinities.total(each, besides=self._itself) > 0 for each in self._beginnings]
 
     def _weigh(self, node_id: NodeId) -> _Standing | None:
-        node, demand, company = self._fleet.nodes[node_id], self._demand, self._company
+        node, demand, affinities = self._fleet.nodes[node_id], self._demand, self._affinities
         rejection = feasible.first_failure(self._filters, node, demand)
-        if rejection is None and company is not None:
-            rejection = feasible.company(node, demand, company, itself=self._itself)
+        if rejection is None and affinities is not None:
+            rejection = feasible.affinity(node, demand, affinities, itself=self._itself)
         if rejection is not None:
             self._rejections[node_id] = rejection
             self._standings.pop(node_id, None)
@@ -334,7 +336,7 @@ class _Shortlist:
             return None
         if self._rejections.pop(node_id, None) is not None:
             self._listed = None
-        total = rank.total(node, demand, strategy=self._fleet.strategy, company=company, itself=self._itself)
+        total = rank.total(node, demand, strategy=self._fleet.strategy, affinities=affinities, itself=self._itself)
         standing = (-total, len(node.tenants), node_id)
         self._standings[node_id] = standing
         return standing

@@ -1,7 +1,7 @@
-"""What each step of the dispatch makes of the stored records: a record in, a batch out. Pure.
+"""What each step of the dispatch changes in the stored records: a record in, a batch out. Pure.
 
 `shoal.control.workloads.dispatch` decides on the newest record under compare-and-set and commits what is returned here;
-None is returned when there is nothing to change any more, because somebody else was faster.
+None is returned when there is nothing left to change, because another writer was faster.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def copies_gone(fleet: Fleet, node_id: NodeId, workload_ids: Iterable[WorkloadId
 
 
 def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime) -> Batch | None:
-    """The wish to delete a workload was carried out; with the last member of a deleted group the group goes too."""
+    """A delete was carried out; with the last member of a deleted group the group goes too."""
     if record.desired is not DesiredState.DELETED or record.node_id is not None or record.left_on:
         return None
     event = workload_event(

@@ -152,7 +152,7 @@ class Groups:
         return GroupApplied(self._fleet.groups.get(group_id, result.record), result.outcome)
 
     async def delete(self, group_id: GroupId, *, cause: str, expected_generation: int | None = None) -> int:
-        """Record the wish to have a group and its members gone. Returns the group's generation."""
+        """Request the deletion of a group and its members. Returns the group's generation."""
         generation = 0
 
         def decide() -> Batch | None:

@@ -4,7 +4,7 @@ Called by `shoal.control.workloads.dispatch` whenever anything about a workload 
 a timer). A step is carried out there, and its outcome becomes part of the facts of the next call, until the answer is
 `Settled`.
 
-    wish      owner         report                              step
+    desired   owner         report                              step
     Deleted   none          no older copies / some elsewhere    Forget / Settled: a tombstone until those are gone
     Deleted   removed                                           Forget
     Deleted   lost                                              LeaveNode: a tombstone until it returns
@@ -14,11 +14,11 @@ a timer). A step is carried out there, and its outcome becomes part of the facts
     Running   gone, or declared dead                            Place elsewhere
     Running   lost          by its policy: not yet / now        Settled or Wait / Place elsewhere
     Running   alive         failed: not counted / not due / due NoteFailure / Wait / Retry
-    Running   alive         order not accepted / accepted       SendApply / Settled or Wait
+    Running   alive         command not accepted / accepted     SendApply / Settled or Wait
     Running   alive         runs, and has for a while           RefillBudget, if there is anything to refill
     moving    the new one   runs / fails or is lost             FinishMove / TakeMoveBack
     leaving   the old one   not asked / asked / confirmed gone  SendDelete / Wait / LeaveNode
-    Stopped   alive         order not accepted / accepted       SendApply / Settled or Wait
+    Stopped   alive         command not accepted / accepted     SendApply / Settled or Wait
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class SendDelete(Step):
 
 @dataclass(frozen=True, slots=True)
 class ConfirmWithForeignAgent(Step):
-    """Ask an agent that does not push its statuses what became of the order."""
+    """Ask an agent that does not push its statuses what became of the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class RefillBudget(Step):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Step):
-    """Drop the record: the wish to delete it has been carried out."""
+    """Drop the record: the workload is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ def _place_when_due(facts: Facts, place: Place) -> Step:
 def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     command = _current_command(facts, CommandKind.APPLY)
     if command is not None and command.accepted and command.absent_heartbeats >= ABSENT_HEARTBEATS:
-        return _send_when_due(facts, command, SendApply("its agent does not have it any more"))
+        return _send_when_due(facts, command, SendApply("its agent no longer has it"))
     if is_current(facts) and not _contradicts(facts, wanted):
         if not owner.foreign or _is_verified(facts, wanted):
             return Settled("its agent has it")

@@ -1,7 +1,7 @@
 """What a report about a workload means, by who sent it and of which generation. Pure.
 
 Called for each status of a heartbeat and for each answer of an agent. Only the owner's word about its own generation
-counts; everything else is counted, and nothing is deleted that no wish stands behind.
+counts. Everything else is counted, and nothing is removed that nobody asked to remove.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def judge_report(
 def is_superseded(record: WorkloadRecord, node_id: NodeId, generation: int) -> bool:
     """Whether a copy of this generation on a node that does not own the workload is to be removed there.
 
-    Behind it stands a wish: the workload was deleted, or placed anew elsewhere. A copy whose replacement does not run
+    The workload was deleted, or placed elsewhere since. A copy whose replacement does not run
     yet is left alone: its node is being drained, and it goes when the replacement is there.
     """
     if record.desired is DesiredState.DELETED:

@@ -1,6 +1,6 @@
 """Wishes about single workloads: apply, delete, retry, start and stop.
 
-A wish is checked, made durable, and answered; carrying it out is the dispatch's business. Success means that the wish
+A request is checked, made durable, and answered; the dispatch carries it out. Success means that the request
 is kept, not that it came true: that is the workload's status. Called by `shoal.control.api.service`.
 
 Revisions: the user's word for a version of a spec. The same revision with the same spec changes nothing; the same
@@ -61,11 +61,11 @@ class Applied:
 
 
 def merge(requested: WorkloadRequest, known: WorkloadRecord | None, *, clock: Clock, floor: int) -> Applied:
-    """What a wish makes of what is known. Raises InvalidError on a revision that means another spec already.
+    """What a request makes of what is known. Raises InvalidError on a revision that means another spec already.
 
     A new workload begins to count above `floor`, the highest generation of any that was forgotten.
 
-    A wish for a workload that is being deleted takes the deletion back: it is the newer word.
+    A request for a workload that is being deleted takes the deletion back: it is newer.
     """
     at = clock.wall()
     if known is None:
@@ -118,7 +118,7 @@ _DESIRED = {
 
 
 class Workloads:
-    """The control plane's book of wishes."""
+    """Requests about single workloads."""
 
     def __init__(self, ledger: Ledger, pending: Pending, *, clock: Clock) -> None:
         self._ledger = ledger
@@ -127,7 +127,7 @@ class Workloads:
         self._clock = clock
 
     async def apply(self, requested: WorkloadRequest, *, cause: str, expected_revision: str = "") -> Applied:
-        """Make a wish durable. `cause`: who asked for it, by which call."""
+        """Make a request durable. `cause`: who asked for it, by which call."""
         result: Applied | None = None
 
         def decide() -> Batch | None:
@@ -159,7 +159,7 @@ class Workloads:
         return result
 
     async def delete(self, workload_id: WorkloadId, *, cause: str) -> None:
-        """Record the wish to have it gone. Deleting twice is one wish; an unknown one is NotFoundError."""
+        """Request a deletion. Deleting twice is one request; an unknown workload is NotFoundError."""
 
         def decide() -> Batch | None:
             record = self._fleet.workload(workload_id)
@@ -245,7 +245,7 @@ def _way_to_start(record: WorkloadRecord) -> str:
 
 
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
-    """The batch that records the wish to have a workload gone."""
+    """The batch that requests the deletion of a workload."""
     requested = change(record, Change.DELETED, at=clock.wall(), desired=DesiredState.DELETED, move=None)
     event = workload_event(
         requested,

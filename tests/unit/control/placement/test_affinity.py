@@ -1,18 +1,18 @@
 from __future__ import annotations
 
-from shoal.control.placement.affinity import Company
-from shoal.control.placement.demand import Demand, Neighbours
+from shoal.control.placement.affinity import AffinityIndex
+from shoal.control.placement.demand import Demand, Neighbors
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.resources import Resources
 from tests.unit.control.placing import apart, node, request, requiring
 
-WEB = Neighbours(labels=(("app", "web"),), scope="host")
+WEB = Neighbors(labels=(("app", "web"),), scope="host")
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 W1 = WorkloadId("w1")
 
 
-def company() -> Company:
-    return Company(
+def affinities() -> AffinityIndex:
+    return AffinityIndex(
         [
             node("n1", host_id="h1", tenants={W1: {"app": "web"}, WorkloadId("db"): {"app": "db"}}),
             node("n2", host_id="h1", tenants={WorkloadId("w2"): {"app": "web"}}),
@@ -22,23 +22,23 @@ def company() -> Company:
 
 
 def test_it_counts_within_the_scope_and_in_all() -> None:
-    known = company()
+    known = affinities()
     assert [known.count(WEB, each) for each in (N1, N2, N3)] == [2, 2, 0]
     assert known.total(WEB) == 2
     assert sorted(known.within("host", N1)) == [N1, N2]
 
 
 def test_it_leaves_one_out_when_asked() -> None:
-    known = company()
+    known = affinities()
     assert [known.count(WEB, each, besides=W1) for each in (N1, N2, N3)] == [1, 1, 0]
     assert known.total(WEB, besides=W1) == 1
     assert known.total(WEB, besides=WorkloadId("stranger")) == 2
 
 
 def test_it_follows_a_placement_and_says_which_counts_changed() -> None:
-    known = company()
+    known = affinities()
     known.count(WEB, N1)
-    db = Neighbours(labels=(("app", "db"),), scope="node")
+    db = Neighbors(labels=(("app", "db"),), scope="node")
     known.count(db, N1)
     newcomer = WorkloadId("w3")
     after = node("n3", host_id="h3").with_tenant(newcomer, request=Resources(), labels={"app": "web"})
@@ -52,7 +52,7 @@ def test_it_follows_a_placement_and_says_which_counts_changed() -> None:
 
 
 def test_it_knows_who_would_find_itself() -> None:
-    known = company()
+    known = affinities()
     rules = Demand.of(request(rules=requiring(apart("host", app="web")))).required
     assert known.counts_itself(rules, W1)
     assert not known.counts_itself(rules, WorkloadId("db"))

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.control.placement import feasible
-from shoal.control.placement.affinity import Company
+from shoal.control.placement.affinity import AffinityIndex
 from shoal.control.placement.demand import Demand
 from shoal.control.state.facts import NodeFacts, PlacementRequest
 from shoal.core.ids import WorkloadId
@@ -215,14 +215,14 @@ def test_filters_that_cannot_fail_are_left_out() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Company
+# AffinityIndex
 
 
 def meet(asked: PlacementRequest, *nodes: NodeFacts, itself: str | None = None) -> dict[str, str | None]:
-    neighbours = Company(nodes)
+    neighbors = AffinityIndex(nodes)
     demand = Demand.of(asked)
     own = WorkloadId(itself) if itself is not None else None
-    return {each.spec.node_id: words(feasible.company(each, demand, neighbours, itself=own)) for each in nodes}
+    return {each.spec.node_id: words(feasible.affinity(each, demand, neighbors, itself=own)) for each in nodes}
 
 
 def test_apart_by_node_host_and_label() -> None:

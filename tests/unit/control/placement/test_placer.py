@@ -41,10 +41,10 @@ async def test_when_there_is_much_to_place_wishes_are_gathered(busy):
 
 async def test_a_single_wish_is_not_kept_waiting(busy):
     await busy.clock.sleep(BUSY_SECONDS)
-    wished = busy.clock.wall()
+    preferred = busy.clock.wall()
     await apply(busy, "alone")
     (placed,) = await placed_at(busy, "alone")
-    assert (placed - wished).total_seconds() < GATHER_SECONDS
+    assert (placed - preferred).total_seconds() < GATHER_SECONDS
 
 
 async def test_memory_that_fell_behind_is_read_anew_and_nothing_waits_for_ever(kit):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.control.placement import rank
-from shoal.control.placement.affinity import Company
+from shoal.control.placement.affinity import AffinityIndex
 from shoal.control.placement.demand import Demand
 from shoal.control.state.facts import NodeFacts, PlacementRequest, Strategy
 from shoal.model.resources import Resources
@@ -14,7 +14,7 @@ from tests.unit.control.placing import apart, near, node, request, requiring
 
 
 def total(facts: NodeFacts, asked: PlacementRequest, strategy: Strategy = Strategy.SPREAD, *others: NodeFacts) -> float:
-    return rank.total(facts, Demand.of(asked), strategy=strategy, company=Company([facts, *others]))
+    return rank.total(facts, Demand.of(asked), strategy=strategy, affinities=AffinityIndex([facts, *others]))
 
 
 def test_the_share_is_the_mean_of_the_kinds_a_node_has() -> None:
@@ -53,7 +53,7 @@ def test_the_parts_are_named_and_make_up_the_total() -> None:
     wishes = (apart("zone", required=False, weight=10, app="web"), near("node", required=False, weight=20, app="db"))
     facts = node(tenants={"db": {"app": "db"}}, reserved=Resources(2000, 4096, 0, 4))
     demand = Demand.of(request(rules=requiring(*wishes, wishes[0])))
-    score = rank.explain(facts, demand, strategy=Strategy.SPREAD, company=Company([facts]), staying=True)
+    score = rank.explain(facts, demand, strategy=Strategy.SPREAD, affinities=AffinityIndex([facts]), staying=True)
     assert score.parts == {
         "spread": round(50 * 4000 / 4100, 6),
         "apart from app=web by zone": 20.0,
@@ -87,8 +87,8 @@ def test_nothing_outweighs_staying(weights: list[int], directions: str, tenants:
         affinities=tuple(Affinity(workloads={"app": "a"}, direction=directions, weight=weight) for weight in weights)
     )
     facts = node(tenants={f"w{index}": {"app": "a"} for index in range(tenants)})
-    demand, company = Demand.of(request(rules=rules)), Company([facts])
-    elsewhere = rank.total(facts, demand, strategy=strategy, company=company)
+    demand, affinities = Demand.of(request(rules=rules)), AffinityIndex([facts])
+    elsewhere = rank.total(facts, demand, strategy=strategy, affinities=affinities)
     full = node(reserved=Resources(4000, 8192, 0, 8))
-    at_home = rank.total(full, demand, strategy=strategy, company=Company([full]), staying=True)
+    at_home = rank.total(full, demand, strategy=strategy, affinities=AffinityIndex([full]), staying=True)
     assert at_home > elsewhere

@@ -164,7 +164,7 @@ def test_it_is_not_kept_apart_from_itself() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Company
+# AffinityIndex
 
 
 def test_replicas_that_must_be_apart_take_one_node_each() -> None:

@@ -23,7 +23,7 @@ very_often = settings(often, max_examples=800)
 
 
 def bare(decisions: Iterable[PlacementDecision]) -> list[tuple[object, ...]]:
-    """Decisions in the form that the reference gives them: scores as pairs, company rejections without words."""
+    """Decisions in the form that the reference gives them: scores as pairs, affinities rejections without words."""
     return [
         (
             each.workload_id,
@@ -54,7 +54,7 @@ def refused_words(plan: PlacementPlan) -> PlacementPlan:
 
 
 @very_often
-@given(st.one_of(scenes(), scenes("company"), scenes("home", "room"), scenes("home", "company")))
+@given(st.one_of(scenes(), scenes("affinities"), scenes("home", "room"), scenes("home", "affinities")))
 def test_it_decides_as_weighing_every_node_for_every_request_would(scene: Scene) -> None:
     expected = refused_words(place_simply(scene.requests, scene.nodes, strategy=scene.strategy))
     explained = place(scene.requests, scene.nodes, strategy=scene.strategy, explain=True)
