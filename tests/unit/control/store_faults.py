@@ -171,6 +171,12 @@ WRITES = [
         cordoned,
     ),
     Write(
+        AgentControl.LABEL_NODE,
+        pb.LabelNodeRequest(node_id="n1", set={"zone": "a"}),
+        lambda fleet: "zone" in fleet.nodes["n1"].operator_labels,  # type: ignore[index]
+        lambda kit: ready(kit, "n1"),
+    ),
+    Write(
         AgentControl.DRAIN_NODE,
         pb.DrainNodeRequest(node_id="n1"),
         lambda fleet: node_is(fleet, DesiredNodeState.DRAINING, DesiredNodeState.DRAINED),
