@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from shoal.cli.connection import session
 from shoal.cli.local import up
 from shoal.cli.local.children import ChildExit
 from shoal.cli.local.fleet import together
+from shoal.cli.output import ProgressRow
 from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.testing.clock import LoopClock
 from tests.unit.cli.scripted import START
@@ -118,3 +120,22 @@ async def test_nothing_is_said_to_start_in_a_folder_that_is_in_use(capsys):
     with pytest.raises(PreconditionError):
         await up._start(InUse(lives={"control": 1e6, "node-1": 1e6}))
     assert capsys.readouterr().err == ""
+
+
+class Ending:
+    """A fleet of which some processes still run."""
+
+    def __init__(self, *running: str) -> None:
+        self._running = running
+
+    def is_running(self, name: str) -> bool:
+        return name in self._running
+
+
+def test_what_is_waited_for_at_the_end_is_named():
+    own = {"web": os.getpid(), "gone": 2**22 + 1}
+    fleet = Ending("control", "node-1", "node-2")
+    assert up._ending_row(fleet, "node-1", own) == ProgressRow("node-1", "Stopping", "waits for web")
+    assert up._ending_row(fleet, "node-2", {}) == ProgressRow("node-2", "Stopping")
+    assert up._ending_row(fleet, "control", {}) == ProgressRow("control", "Stopping", "waits for the agents")
+    assert up._ending_row(fleet, "node-3", own) == ProgressRow("node-3", "Stopped", done=True)
