@@ -440,6 +440,7 @@ NO_PARSERS: dict[str, str] = {
     "shoal.runtimes.process_logs.read_logs": "reads files with the parsers of the keeper's logs, which are here",
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",
+    "shoal.dataflow.operators.aggregates.exact.from_arrow": "arrays of a checkpoint, whose bytes are checked by a hash",
     "shoal.control.store.rows.event_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.group_from_row": "columns have types; the document is the codec's",
     "shoal.control.store.rows.node_from_row": "columns have types; the document is the codec's",
