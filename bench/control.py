@@ -1,4 +1,4 @@
-"""The control plane and the agent: how soon an order arrives, how soon work runs, how soon a loss is noticed, memory.
+"""The control plane and the agent: how soon a command arrives, how soon work runs, how soon a loss is noticed, memory.
 
 Two set-ups, each a fleet of real processes in a directory of its own: one control plane with a hundred hollow nodes
 (`shoal.testing.hollow`) that live in this process and speak gRPC with it, and one control plane with two real agents.
@@ -75,25 +75,25 @@ def _latency(
 FIGURES = (
     *_latency(
         "apply_to_agent",
-        "From the wish for a new workload to its order at the agent, with the wish and the choice of a node stored in "
-        f"between, {_OPEN_LOOP}",
+        "From the request for a new workload to its command at the agent, with the request and the placement stored "
+        f"in between, {_OPEN_LOOP}",
         bar=at_most(500),
         peer="grpc_echo",
     ),
     *_latency(
         "update_to_agent",
-        f"From the wish for another spec of a running workload to its order at the agent, {_OPEN_LOOP}",
+        f"From the request for another spec of a running workload to its command at the agent, {_OPEN_LOOP}",
         bar=at_most(500),
     ),
     *_latency(
         "delete_to_agent",
-        f"From the wish to delete a running workload to its order at the agent, {_OPEN_LOOP}",
+        f"From the request to delete a running workload to its command at the agent, {_OPEN_LOOP}",
         bar=at_most(500),
     ),
     *_latency(
         "delete_to_gone",
-        "From the same wishes to the event, at the client, that the record is gone, of which the hollow node takes "
-        f"{1000 * COALESCE_SECONDS:g} ms to gather what it reports",
+        "From the same requests to the event, at the client, that the record is gone; this includes the "
+        f"{1000 * COALESCE_SECONDS:g} ms for which a hollow node gathers its reports",
     ),
     *_latency(
         "grpc_echo",
@@ -102,20 +102,20 @@ FIGURES = (
     Figure(
         "control_cpu",
         "% of a core",
-        f"What the control plane's process used while {FULL.nodes} nodes beat and workloads were applied at "
-        f"{FULL.rate:g}/s.",
+        f"CPU of the control plane's process while {FULL.nodes} nodes sent heartbeats and workloads were applied "
+        f"at {FULL.rate:g}/s.",
     ),
     *_latency(
         "apply_to_running",
-        "With two real agents: from the wish for a process (`sleep infinity`) to the event, at the client, that it "
+        "With two real agents: from the request for a process (`sleep infinity`) to the event, at the client, that it "
         f"runs, {FULL.starts} processes one after the other",
         slowest=f", which is the slowest of the {FULL.starts}",
     ),
     Figure(
         "loss_noticed",
         "s",
-        "An agent, its keeper and its processes are killed right after a beat, at a lease of 3 s and with beats every "
-        "0.5 s: from the kill to the event that the node is NotReady.",
+        "An agent, its keeper and its processes are killed right after a heartbeat, at a lease of 3 s and with "
+        "heartbeats every 0.5 s: from the kill to the event that the node is NotReady.",
     ),
     Figure(
         "loss_replaced",
@@ -125,8 +125,8 @@ FIGURES = (
     Figure(
         "loss_noticed_at_defaults",
         "s",
-        f"At the default lease of 30 s and beats every 10 s, with {FULL.nodes} hollow nodes of which one falls silent: "
-        "from when its last beat was sent to the event that it is NotReady.",
+        f"At the default lease of 30 s and heartbeats every 10 s, with {FULL.nodes} hollow nodes of which one falls "
+        "silent: from when its last heartbeat was sent to the event that it is NotReady.",
         bar=at_most(35),
         once=True,
     ),
@@ -257,16 +257,16 @@ def _tell_of(kind: str, listener: Callable[[str], None]) -> Callable[[Event], No
 
 
 async def _silence(node: HollowNode, seen: Observations) -> float:
-    """Let a node fall silent right after a beat. Returns the seconds from that beat to its loss."""
+    """Let a node fall silent right after a heartbeat. Returns the seconds from that heartbeat to its loss."""
     loop = asyncio.get_running_loop()
     last_heartbeat = loop.create_future()
 
-    def beaten(taken: float) -> None:
+    def acknowledged(taken: float) -> None:
         node.silent = True
         if not last_heartbeat.done():
             last_heartbeat.set_result(loop.time() - taken)
 
-    node.beaten = beaten
+    node.on_heartbeat = acknowledged
     node.changed.set()
     async with asyncio.timeout(PATIENCE):
         sent: float = await last_heartbeat
@@ -326,7 +326,7 @@ def _runs(event: Event, *, name: str) -> bool:
 
 
 async def _lose_a_machine(fleet: LocalFleet, control: ControlPlane, seen: Observations) -> dict[str, float]:
-    """Lose the machine that has just reported a start, and so has just beaten: the worst moment for its lease."""
+    """Lose the machine that has just reported a start: its lease was just renewed, which is the worst moment."""
     last = max(seen.events, key=lambda each: each[0] if each[1].kind == "WorkloadRunning" else 0.0)[1]
     victim = (await control.get_workload(last.subject_id)).assigned_node_id
     orphaned = {view.workload_id for view in await control.list_workloads(node_id=victim)}
@@ -355,7 +355,7 @@ AREA = Area(
     about=(
         f"A real `shoal control` process with SQLite on disk. Its {FULL.nodes} hollow nodes are simulated agents that\n"
         "live in the measuring process, speak the agents' protocol over gRPC and run nothing; the client that sends\n"
-        "the wishes lives there too. Two agents are real processes where it says so."
+        "the requests lives there too. Two agents are real processes where it says so."
     ),
     figures=FIGURES,
     measure=measure,

@@ -1,6 +1,6 @@
 """Other programs to compare with, each in a virtual environment of its own, so that they cannot touch ours.
 
-`Peer.prepare` makes the environment below the user's cache once and makes it anew when its packages change; `Peer.run`
+`Peer.prepare` makes the environment below the user's cache once and makes it again when its packages change; `Peer.run`
 runs a script of ours in it and reads the one line of JSON that it prints. Called by the areas.
 """
 
@@ -71,7 +71,7 @@ class Peer:
         return json.loads(lines[0])
 
     def start(self, arguments: Sequence[str], *, log: Path, home: Path = HOME) -> subprocess.Popen[bytes]:
-        """Start its script and return at once. What it prints goes to a file; whoever started it ends it."""
+        """Start its script and return at once. Its output goes to a file; the caller ends it."""
         interpreter = self.prepare(home=home)
         command = [str(interpreter), str(SCRIPTS / self.script), *arguments]
         with log.open("wb") as out:

@@ -163,7 +163,7 @@ _NEEDS = (
     Figure(
         "stalled_growth",
         "MB",
-        "How much resident memory grows when the sink behind an exchange to two tasks takes nothing any more. The "
+        "How much resident memory grows when the sink behind an exchange to two tasks no longer takes anything. The "
         "bound is 16 MB for the queue of each and 2 MB for what the source reads ahead.",
         bar=at_most(34),
     ),

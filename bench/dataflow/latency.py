@@ -58,7 +58,7 @@ class Watcher:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # noqa: BLE001 - it is raised to whoever waits for rows
+        except Exception as error:  # noqa: BLE001 - it is raised where rows are awaited
             self.error = error
 
     def _watch(self) -> None:

@@ -275,6 +275,6 @@ def measure_starts(scale: Scale) -> Values:
 
 
 def measure_stalled() -> Values:
-    """A sink that takes nothing any more."""
+    """A sink that no longer takes anything."""
     found: Any = run_module("stalled", within=_WITHIN)
     return {"stalled_growth": max(0.0, found["growth"]), "stalled_waiting": found["waiting"]}

@@ -248,7 +248,7 @@ def watch_rows(broker: str, topic: str) -> Iterator[Callable[[], int]]:
     def count() -> None:
         try:
             follow()
-        except Exception as error:  # noqa: BLE001 - it is raised to whoever looks
+        except Exception as error:  # noqa: BLE001 - it is raised where the result is read
             errors.append(error)
 
     def look() -> int:

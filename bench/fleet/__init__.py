@@ -32,13 +32,13 @@ class Scale:
     workloads: int = PER_NODE
     #: Nodes of the attempt that goes further.
     more_nodes: int = 5000
-    #: How often a node beats, in seconds. Beats are spread over one interval and then watched for a while.
+    #: Seconds between heartbeats of a node. Heartbeats are spread over one interval and then watched for a while.
     interval: float = INTERVAL
     steady: float = 15.0
-    #: Seconds at rest over which the database must not grow: longer than it takes until each node's last beat is due to
-    #: be written down again.
+    #: Seconds at rest over which the database must not grow: longer than it takes until the time of each node's
+    #: last heartbeat is stored again.
     rest: float = 2 * LEASE + 5.0
-    #: Beats a second that are tried, and for how many seconds each.
+    #: Heartbeats a second that are tried, and for how many seconds each.
     rates: Sequence[float] = (300, 450, 600, 800, 1000, 1250, 1500)
     each_rate: float = 2.5
     #: Nodes that answer no command, and updates of workloads on the others.
@@ -67,27 +67,27 @@ FIGURES = (
         bar=at_least(600),
     ),
     Figure("overcommitted", "nodes", "Nodes that own more than fits on them after that.", bar=at_most(0)),
-    Figure("beats", "/s", f"{_NODES} at the default interval of {INTERVAL:g} s: heartbeats answered per second."),
-    Figure("beat_p50", "ms", "From when a beat is sent to its answer at the node: the median."),
-    Figure("beat_p99", "ms", "As `beat_p50`, the 99th percentile.", bar=at_most(1000 * HELD_WITHIN)),
-    Figure("control_cpu", "% of a core", "What the control plane's process used meanwhile.", bar=at_most(100)),
+    Figure("heartbeats", "/s", f"{_NODES} at the default interval of {INTERVAL:g} s: heartbeats answered per second."),
+    Figure("heartbeat_p50", "ms", "From when a heartbeat is sent to its answer at the node: the median."),
+    Figure("heartbeat_p99", "ms", "As `heartbeat_p50`, the 99th percentile.", bar=at_most(1000 * HELD_WITHIN)),
+    Figure("control_cpu", "% of a core", "CPU of the control plane's process meanwhile.", bar=at_most(100)),
     Figure("control_memory", "MB", "Its resident memory (RSS) after that; MB of 2^20 bytes."),
     Figure("not_ready", "nodes", "Nodes that were not Ready after that.", bar=at_most(0)),
     Figure(
         "store_growth",
         "KB",
-        f"How much its database grew in {FULL.rest:g} s of that, in which the last beat of every node was written down "
-        "at least once: the file and its log, with the log copied in before each look.",
+        f"How much its database grew in {FULL.rest:g} s of that, in which the time of every node's last heartbeat was "
+        "stored at least once: the file and its log, with a checkpoint of the log before each look.",
         bar=at_most(0),
         once=True,
     ),
     Figure("store_size", "KB", "The size of that database.", once=True),
     Figure(
-        "beats_highest",
+        "heartbeats_highest",
         "/s",
-        f"The highest of {', '.join(f'{rate:g}' for rate in FULL.rates)} beats per second from the same nodes, each "
-        f"for {FULL.each_rate:g} s, that was answered with a 99th percentile of at most {1000 * HELD_WITHIN:g} ms, "
-        "counted from the moment at which each beat was due.",
+        f"The highest of {', '.join(f'{rate:g}' for rate in FULL.rates)} heartbeats per second from the same "
+        f"nodes, each for {FULL.each_rate:g} s, that was answered with a 99th percentile of at most "
+        f"{1000 * HELD_WITHIN:g} ms, counted from the moment at which each heartbeat was due.",
     ),
     Figure(
         "update_beside_silent_p50",
@@ -117,15 +117,15 @@ FIGURES = (
         "until every one has registered and is Ready.",
         once=True,
     ),
-    Figure("more_beats", "/s", f"{_MORE} at the default interval: heartbeats answered per second.", once=True),
+    Figure("more_heartbeats", "/s", f"{_MORE} at the default interval: heartbeats answered per second.", once=True),
     Figure(
-        "more_beat_p99",
+        "more_heartbeat_p99",
         "ms",
         "From when such a heartbeat is sent to its answer: the 99th percentile.",
         bar=at_most(100),
         once=True,
     ),
-    Figure("more_control_cpu", "% of a core", "What the control plane's process used meanwhile.", once=True),
+    Figure("more_control_cpu", "% of a core", "CPU of the control plane's process meanwhile.", once=True),
     Figure("more_control_memory", "MB", "Its resident memory (RSS) after that.", once=True),
 )
 
@@ -158,9 +158,9 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
             "placements": placed.per_second,
             "running": running,
             "overcommitted": float(placed.overcommitted),
-            "beats": seen.per_second,
-            "beat_p50": 1000 * seen.p50,
-            "beat_p99": 1000 * seen.p99,
+            "heartbeats": seen.per_second,
+            "heartbeat_p50": 1000 * seen.p50,
+            "heartbeat_p99": 1000 * seen.p99,
             "control_cpu": 100 * seen.control_cpu,
             "control_memory": here.memory,
             "not_ready": float(await _not_ready(here)),
@@ -169,7 +169,7 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
             after = here.stored_bytes()
             found |= {"store_growth": (after - before) / KB, "store_size": after / KB}
         held, _failed = await heartbeats.highest(here, scale.rates, scale.each_rate)
-        found["beats_highest"] = held.per_second if held is not None else 0.0
+        found["heartbeats_highest"] = held.per_second if held is not None else 0.0
         taken = await silent.updates(here, silent=scale.silent, count=scale.updates)
         found["update_beside_silent_p50"] = 1000 * percentile(taken, 0.5)
         found["update_beside_silent_p99"] = 1000 * percentile(taken, 0.99)
@@ -191,8 +191,8 @@ async def measure_more_nodes(scale: Scale, note: Note) -> dict[str, float]:
         note(_what_breaks(scale, seen, held, failed, memory=memory, not_ready=not_ready))
         return {
             "more_ready": ready,
-            "more_beats": seen.per_second,
-            "more_beat_p99": 1000 * seen.p99,
+            "more_heartbeats": seen.per_second,
+            "more_heartbeat_p99": 1000 * seen.p99,
             "more_control_cpu": 100 * seen.control_cpu,
             "more_control_memory": memory,
         }
@@ -207,14 +207,15 @@ def _what_breaks(
 ) -> str:
     """What gives way first with the larger fleet, in a sentence or two."""
     size = f"{scale.more_nodes:,} nodes with {scale.workloads} workloads each"
-    told = f"{_numbers(seen)} and {memory:,.0f} MB for {seen.per_second:,.0f} beats/s, with {not_ready} nodes not Ready"
+    load = f"{memory:,.0f} MB for {seen.per_second:,.0f} heartbeats/s"
+    told = f"{_numbers(seen)} and {load}, with {not_ready} nodes not Ready"
     if not seen.held:
         return f"With {size}, what breaks first at the default interval is {_culprit(seen)}: {told}."
     words = f"{size} are held at the default interval: {told}."
     if failed is None:
-        return f"{words} Nothing gave way up to {scale.rates[-1]:g} beats/s."
-    highest = f"{held.per_second:,.0f} beats/s are still held; " if held is not None else ""
-    asked = f"{_numbers(failed)} and {failed.per_second:,.0f} beats/s answered"
+        return f"{words} Nothing gave way up to {scale.rates[-1]:g} heartbeats/s."
+    highest = f"{held.per_second:,.0f} heartbeats/s are still held; " if held is not None else ""
+    asked = f"{_numbers(failed)} and {failed.per_second:,.0f} heartbeats/s answered"
     return f"{words} Beyond that {highest}what breaks first is {_culprit(failed)}: {asked}."
 
 
@@ -232,7 +233,7 @@ def _culprit(seen: Heartbeats) -> str:
         return "the process that plays the nodes, not the control plane"
     if seen.machine_cpu >= _A_FULL_CORE:
         return "the machine, whose cores were all busy, and not only with this"
-    return "the time that a beat waits for its answer, with cores to spare"
+    return "the time that a heartbeat waits for its answer, with cores to spare"
 
 
 #: From this share of a core on, a process with one deciding thread is called busy.
@@ -244,7 +245,7 @@ AREA = Area(
     about=(
         f"A real `shoal control` process with SQLite on disk and certificates. Its {FULL.nodes:,} hollow nodes are\n"
         "simulated agents in the measuring process that run nothing. Each has a connection, a certificate and a\n"
-        "stream of its own, reports every workload and what it uses with each beat, and takes orders."
+        "stream of its own, reports every workload and its usage with each heartbeat, and takes commands."
     ),
     figures=FIGURES,
     measure=measure,

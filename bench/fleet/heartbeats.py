@@ -15,14 +15,14 @@ from shoal.core.errors import ShoalError
 from shoal.core.tasks import task_scope
 from shoal.testing.hollow import HollowFleet, HollowNode
 
-#: What a beat may take, in seconds, for a rate to count as held; and how much of the rate must be answered.
+#: How long a heartbeat may take, in seconds, for a rate to count as held; and the share that must be answered.
 HELD_WITHIN = 0.1
 HELD_SHARE = 0.98
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeats:
-    """What was seen of the beats of one stretch."""
+    """The heartbeats of one period."""
 
     per_second: float
     p50: float
@@ -40,32 +40,32 @@ class Heartbeats:
 
 
 async def spread(here: Stage, seconds: float) -> None:
-    """Let the nodes beat in turn, evenly over an interval: machines do not start all at once."""
+    """Spread the heartbeats of the nodes evenly over an interval: machines do not start all at once."""
     for node in here.nodes:
         node.changed.set()
         await asyncio.sleep(seconds / len(here.nodes))
 
 
 async def steady(here: Stage, seconds: float) -> Heartbeats:
-    """The beats of nodes that beat as they are told to."""
+    """Heartbeats at the interval that the control plane sets."""
     taken: list[float] = []
     for node in here.nodes:
-        node.beaten = taken.append
+        node.on_heartbeat = taken.append
     control, load = _watches(here)
     await asyncio.sleep(seconds)
     found = _heartbeats(taken, seconds, control, load)
     for node in here.nodes:
-        node.beaten = None
+        node.on_heartbeat = None
     return found
 
 
 async def paced(here: Stage, rate: float, seconds: float) -> Heartbeats:
-    """Beats at a rate, each node in its turn. What each takes is counted from the moment at which it was due."""
+    """Heartbeats at a rate, from one node after the other. Each is counted from the moment at which it was due."""
     loop = asyncio.get_running_loop()
     taken: list[float] = []
     control, load = _watches(here)
     begin = loop.time()
-    async with task_scope("paced beats") as scope:
+    async with task_scope("paced heartbeats") as scope:
         for number in range(round(rate * seconds)):
             due = begin + number / rate
             await asyncio.sleep(max(0.0, due - loop.time()))

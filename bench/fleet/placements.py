@@ -1,4 +1,4 @@
-"""Placements: thousands of wishes in flight at once, from the first that is durable to the last that has its node."""
+"""Placements: thousands of requests in flight at once, from the first that is durable to the last that has its node."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import Channel
 
 _LOOK_EVERY = 0.1
-#: A wish among ten thousand waits for its turn longer than a single one would.
+#: One request among ten thousand waits longer than a single one.
 _ANSWERED_WITHIN = 2 * PATIENCE
 
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """What became of the wishes."""
+    """The result of the requests."""
 
     per_second: float
     count: int
-    #: When the first wish was durably accepted, by the loop's clock.
+    #: When the first request was durably accepted, by the loop's clock.
     began: float
     #: Nodes that own more than fits on them.
     overcommitted: int
@@ -36,7 +36,7 @@ class Placements:
 
 
 async def place(here: Stage, *, count: int, prefix: str) -> Placements:
-    """Wish for so many workloads at once and wait until the database has a node for each."""
+    """Request this many workloads at once and wait until the database has a node for each."""
     loop = asyncio.get_running_loop()
     before = sum(here.assigned().values())
     channel = GrpcTransport(security=here.fleet.security()).connect(here.fleet.control_address)
@@ -68,7 +68,7 @@ async def place(here: Stage, *, count: int, prefix: str) -> Placements:
 
 
 async def _ask(channel: Channel, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:
-    """Ask until there is an answer: a server that is too busy may turn a call away, and a wish can be repeated."""
+    """Ask until there is an answer: a busy server may refuse a call, and a request can be repeated."""
     while True:
         try:
             return await channel.call(AgentControl.APPLY_WORKLOAD, request, timeout=_ANSWERED_WITHIN)

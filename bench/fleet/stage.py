@@ -65,7 +65,7 @@ def node_name(number: int) -> str:
 
 
 def spec_of(name: str) -> WorkloadSpec:
-    """What a workload of the fleet is. All are of one size, and each has a spec of its own, as they have in life."""
+    """The spec of a workload. All have one size, and each has a spec of its own, as in a real fleet."""
     process = ProcessSpec(command=("sleep", "infinity"), env={"NAME": name})
     return WorkloadSpec(type=WorkloadType.PROCESS, resources=WORKLOAD, process=process, labels={"app": "bench"})
 
@@ -82,23 +82,23 @@ class Stage:
 
     @property
     def nodes(self) -> list[HollowNode]:
-        """Every node, in the order in which they came."""
+        """Every node, in the order of arrival."""
         return list(self.hollow.nodes.values())
 
     @property
     def memory(self) -> float:
-        """What the control plane holds, in MB."""
+        """Resident memory of the control plane, in MB."""
         return float(self.process.memory_info().rss) / MB
 
     def add_nodes(self, names: Iterable[str], *, seeded: int) -> None:
-        """Let nodes come, each with what it runs already."""
+        """Add nodes, each with the workloads that it runs already."""
         for name in names:
             node = HollowNode(name, cpu_millicores=NODE.cpu_millicores, memory_mb=NODE.memory_mb, measures=True)
             node.runs = {each: _run(each) for each in _seeds(name, seeded)}
             self.hollow.add(node)
 
     async def wait_ready(self, *, patience: float = 3 * PATIENCE) -> None:
-        """Wait until every node has registered, had a beat acknowledged, and is Ready."""
+        """Wait until every node has registered, had a heartbeat acknowledged, and is Ready."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience
         while self._missing() or (await self.control.summary()).ready_nodes < len(self.nodes):
@@ -124,14 +124,14 @@ class Stage:
         return self.fleet.directory_of(CONTROL) / "data" / FILE_NAME
 
     def stored_bytes(self) -> int:
-        """What the database takes once its log is copied into it."""
+        """Size of the database after a checkpoint of its log."""
         with contextlib.closing(sqlite3.connect(self.database, timeout=10)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         log = self.database.with_name(f"{FILE_NAME}-wal")
         return sum(each.stat().st_size for each in (self.database, log) if each.exists())
 
     def assigned(self) -> Mapping[str, int]:
-        """How many workloads each node owns, by what is on the disk."""
+        """How many workloads each node owns, read from the database."""
         with contextlib.closing(sqlite3.connect(self.database, timeout=10)) as connection:
             rows = connection.execute(
                 "SELECT node_id, count(*) FROM workloads WHERE node_id IS NOT NULL GROUP BY node_id"
@@ -146,7 +146,7 @@ async def stage(*, nodes: int, seeded: int, interval: float) -> AsyncIterator[St
     Args:
         nodes: how many. The caller waits until they are Ready.
         seeded: workloads that each of them is known to run from the beginning, as after a restart of everything.
-        interval: seconds between two beats of a node; its lease is three of them, as it is by default.
+        interval: seconds between two heartbeats of a node; its lease is three of them, as it is by default.
     """
     names = [node_name(number) for number in range(nodes)]
     async with AsyncExitStack() as stack:
@@ -207,7 +207,7 @@ def _run(workload_id: str) -> HollowRun:
 
 
 async def _seed(fleet: LocalFleet, names: list[str], count: int) -> None:
-    """Write into the database what a control plane would have that had placed all of this."""
+    """Write the records of a control plane that has placed all of this."""
     data = fleet.directory_of(CONTROL) / "data"
     data.mkdir(parents=True)
     store = open_store(None, data, decode_spec=convert.decode_spec_bytes)

@@ -17,7 +17,7 @@ from grpc import aio
 
 METHOD = "/bench.Echo/Echo"
 PAYLOAD = bytes(256)
-"""About as large as a small order to an agent."""
+"""About as large as a small command to an agent."""
 
 
 async def serve() -> None:

@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority in a directory of its own, and files for whoever needs them.
+"""Certificates for tests: an authority in its own directory, and the files of each holder.
 
     certificates = Certificates(tmp_path)
     transport = GrpcTransport(security=certificates.agent("n1"))

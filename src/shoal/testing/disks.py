@@ -40,7 +40,7 @@ class FaultyDisk:
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
-        #: What to give to whoever writes there.
+        #: The path for the code that writes there.
         self.url = f"{_SCHEME}://{folder}"
 
     def fail(self, call: DiskCall, number: int = errno.ENOSPC) -> None:
@@ -48,7 +48,7 @@ class FaultyDisk:
         _faults[self._folder] = {**_faults.get(self._folder, {}), call: number}
 
     def heal(self) -> None:
-        """Nothing fails any more."""
+        """Nothing fails from now on."""
         _faults.pop(self._folder, None)
 
 

@@ -1,14 +1,14 @@
-"""What was seen while a fleet of real processes was cut, killed and stopped, and a checker of what must never happen.
+"""Records what happens while a fleet of real processes is cut, killed and stopped, and checks the promises.
 
-A client notes every wish with its answer, a sampler notes which processes really ran and where, and when everything is
-healed the end is noted, too. The checker knows nothing of how the fleet works:
+A client records every request with its answer. A sampler records which processes really ran, and where. The end is
+recorded once everything is healed. The checker does not know how the fleet works:
 
-    acknowledged writes kept  a workload ends as its last acknowledged wish said, or as one said whose answer was lost
-                              later
+    acknowledged writes kept  a workload ends as its last acknowledged request said, or as a later one whose answer was
+                              lost
     one owner                 no generation of a workload ever ran on two nodes
-    at most one               of what may exist once, no two processes ever lived at the same moment
-    no end without a wish     a process ended only after a wish that says so, or after a newer generation was placed
-    converged                 within the bound, exactly what is wished runs, and nothing else
+    at most one               no two processes of at-most-one work ever lived at the same moment
+    no end without a request  a process ended only after a request for it, or after a newer generation was placed
+    converged                 within the bound, exactly the desired state runs, and nothing else
 
 Pure. Used by `tests/e2e/partition` and `tests/long/partition`.
 """
@@ -22,7 +22,7 @@ from itertools import combinations
 
 
 class Answer(enum.Enum):
-    """What a client was told."""
+    """The answer that a client got."""
 
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"  # and it certainly changed nothing
@@ -31,7 +31,7 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Wrote:
-    """One wish of a client. Those for one workload are made one after another. All times are of one steady clock."""
+    """One request of a client. Requests for one workload never overlap. All times are of one monotonic clock."""
 
     workload_id: str
     #: None for a deletion.
@@ -43,23 +43,23 @@ class Wrote:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One process of a workload: it certainly lived from `began` to `last_seen`, and not any more at `missed_at`."""
+    """One process of a workload: it certainly lived from `began` to `last_seen`, and was gone at `missed_at`."""
 
     workload_id: str
     node_id: str
     generation: int
     revision: str
-    #: Tells it from every other process.
+    #: Identifies the process.
     process: str
     began: float
     last_seen: float
-    #: None when it is alive in the end.
+    #: None when it is alive at the end.
     missed_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """One workload as the control plane shows it in the end."""
+    """One workload as the control plane shows it at the end."""
 
     status: str
     revision: str
@@ -72,19 +72,19 @@ class Evidence:
 
     writes: Sequence[Wrote]
     runs: Sequence[Ran]
-    #: Workloads that may exist once.
+    #: At-most-one workloads.
     only_once: frozenset[str]
-    #: What the control plane shows in the end.
+    #: What the control plane shows at the end.
     ends: Mapping[str, Ended]
     healed_at: float
-    #: When everything was as wished; None when that never came.
+    #: When everything was in its desired state; None if it never was.
     converged_at: float | None
-    #: Whose processes may also end because nobody vouched for them, or their machine was lost.
+    #: Workloads whose processes may also end because their lease or their machine was lost.
     may_end: frozenset[str] = field(default_factory=frozenset)
 
 
 def find_faults(evidence: Evidence, *, bound: float) -> list[str]:
-    """Every promise that was broken, in words; empty when all were kept."""
+    """A sentence for each broken promise; empty if all were kept."""
     return [
         *_lost_writes(evidence),
         *_two_owners(evidence.runs),
@@ -95,7 +95,7 @@ def find_faults(evidence: Evidence, *, bound: float) -> list[str]:
 
 
 def possible_ends(writes: Iterable[Wrote], workload_id: str) -> set[str | None]:
-    """What a workload may be in the end: a revision, or None when it may be gone."""
+    """What a workload may be at the end: a revision, or None for deleted."""
     possible: set[str | None] = {None}
     for write in writes:
         if write.workload_id != workload_id or write.answer is Answer.REFUSED:
@@ -116,7 +116,7 @@ def _lost_writes(evidence: Evidence) -> Iterator[str]:
             shown = " or ".join(sorted("gone" if each is None else each for each in possible))
             yield f"{workload_id} ended as {found or 'gone'}, and was acknowledged as {shown}"
     for workload_id in sorted(set(evidence.ends) - {write.workload_id for write in evidence.writes}):
-        yield f"{workload_id} exists, and nobody wished for it"
+        yield f"{workload_id} exists, and nobody requested it"
 
 
 def _two_owners(runs: Iterable[Ran]) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _two_at_once(evidence: Evidence) -> Iterator[str]:
             overlap = min(one.last_seen, other.last_seen) - max(one.began, other.began)
             if one.process != other.process and overlap > 0:
                 where = f"{one.node_id} (generation {one.generation}) and {other.node_id} ({other.generation})"
-                yield f"{workload_id} may exist once and ran on {where} at the same time, for {overlap:.2f} s"
+                yield f"{workload_id} is at-most-one work and ran on {where} at the same time, for {overlap:.2f} s"
 
 
 def _ends_without_a_request(evidence: Evidence) -> Iterator[str]:
@@ -146,11 +146,11 @@ def _ends_without_a_request(evidence: Evidence) -> Iterator[str]:
             other.workload_id == run.workload_id and other.generation > run.generation for other in evidence.runs
         )
         if not requested and not replaced:
-            yield f"{run.workload_id} on {run.node_id} (generation {run.generation}) ended, and nobody wished that"
+            yield f"{run.workload_id} on {run.node_id} (generation {run.generation}) ended, and nobody requested that"
 
 
 def _was_removed(writes: Iterable[Wrote], run: Ran, by: float) -> bool:
-    """Whether something else was wished for after the wish that this run follows from."""
+    """Whether a request after the one that this run follows from asked for something else."""
     removed = False
     for write in writes:
         if write.workload_id == run.workload_id and write.answer is not Answer.REFUSED and write.asked_at <= by:
@@ -168,7 +168,7 @@ def _not_converged(evidence: Evidence, bound: float) -> Iterator[str]:
 
 
 def difference(evidence: Evidence) -> str:
-    """What is not as the control plane shows it, or not as it should be."""
+    """What differs from what the control plane shows, or from the desired state."""
     alive: dict[str, list[Ran]] = {}
     for run in evidence.runs:
         if run.missed_at is None:

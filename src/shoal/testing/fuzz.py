@@ -1,4 +1,4 @@
-"""A fuzz kit for servers: requests of every degree of wrongness, calls with raw bytes, and what may never come of them.
+"""A fuzz kit for servers: wrong requests of every kind, calls with raw bytes, and checks of the answers.
 
     data = draw(wrong_requests(good))                 bytes, from nearly right to noise
     outcome = await send(channel, method, [data])     the replies, or the error that the caller sees
@@ -6,7 +6,7 @@
     before = census(server)                           how many things the server keeps, by where it keeps them
 
 A parser has a `ParserCase`: what it may be given, and the errors that it may raise. Used by the tests of this
-repository, and of whoever adds services to it.
+repository, and of programs that add services to it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ async def _each(data: Iterable[bytes]) -> AsyncIterator[Any]:
 
 
 def check_typed(outcome: CallOutcome, what: str = "a call") -> None:
-    """Whatever came of a call, it is an answer or an error of a kind that tells the caller something."""
+    """A call ends with an answer, or with an error that tells the caller something."""
     error = outcome.error
     if error is None:
         return

@@ -3,14 +3,14 @@
 A seed decides everything: which requests are made, which nodes fall silent, answer slowly or not at all, forget, are
 cordoned, drained or declared dead, which workloads fail, which answers get lost, when the control plane is restarted
 and when its store is away. Some of the nodes have foreign agents. While it goes on every command that reaches an agent
-is checked. In the end everything is healed and a spare node has room for all: what was acknowledged must be true.
+is checked. At the end everything is healed and a spare node has room for all: everything acknowledged must be true.
 
     no overcommit             what is reserved on a node never exceeds it
-    one owner per generation  no generation of a workload is ever ordered on two nodes
-    at most one copy          of what may exist once, never two run, wherever their agents are
-    no delete without a wish  a copy is removed only after its deletion was wished, a newer placement was made, or its
-                              node was to be emptied
-    drained is empty          nothing runs on a node that is said to be drained
+    one owner per generation  no generation of a workload is ever sent to two nodes
+    at most one copy          two copies of at-most-one work never run, wherever their agents are
+    no unrequested delete     a copy is removed only after a request to delete it, a newer placement, or a drain of its
+                              node
+    drained is empty          nothing runs on a node that is shown as drained
     nothing lost              every acknowledged request is what the fleet ends with, and runs
     nothing leaked            what is reserved on a node in the end is what runs there
 """
@@ -39,7 +39,7 @@ NODES = 4
 WORKLOADS = 8
 STREAM_BREAKS = 0.3
 
-#: What a wish may say about loss and drains; most say nothing.
+#: What a request may say about loss and drains; most say nothing.
 _FAILOVERS: tuple[dict[str, Any], ...] = (
     {},
     {},
@@ -55,7 +55,7 @@ class Requests:
     """What was acknowledged last for each workload: a revision, or None for its deletion."""
 
     acknowledged: dict[str, str | None] = field(default_factory=dict)
-    #: Wishes whose answer was lost: they may or may not count.
+    #: Requests whose answer was lost: they may or may not be stored.
     uncertain: set[str] = field(default_factory=set)
     deleted_once: set[str] = field(default_factory=set)
     drained_once: set[str] = field(default_factory=set)
@@ -208,7 +208,7 @@ class History:
         await self._try(AgentControl.UNCORDON_NODE, pb.UncordonNodeRequest(node_id=self._pick()))
 
     async def _declare_dead(self) -> None:
-        """An operator who says so is right: nothing runs there any more."""
+        """The operator is right: nothing runs there."""
         silent = [node for node in self._kit.agents.nodes.values() if node.silent]
         if silent:
             node = self._random.choice(silent)
@@ -223,7 +223,7 @@ class History:
             node.fail(self._random.choice(running), reason)
 
     async def _try(self, method: Method[Any, Any], request: Any) -> None:
-        """Ask for something that may be refused, now that anything may be away."""
+        """Make a request that may be refused, because any part may be away."""
         with contextlib.suppress(ShoalError):
             await self._kit.channel.call(method, request)
 
@@ -284,7 +284,7 @@ class History:
                 event.facts for event in events if event.kind in (EventKind.WORKLOAD_PLACED, EventKind.WORKLOAD_MOVED)
             ]
             if not any(facts["node"] != node_id and int(facts["generation"]) > generation for facts in placed):
-                raise HistoryError(f"{name} was removed from {node_id} and nobody wished that")
+                raise HistoryError(f"{name} was removed from {node_id}, and nobody requested that")
         self._doubtful.clear()
 
     async def _heal(self) -> None:
@@ -300,7 +300,7 @@ class History:
         kit.node("spare", cpu_millicores=1000 * NODES, memory_mb=1000 * NODES)
         await kit.clock.sleep(60.0)
         for record in list(kit.plane.leadership.fleet.workloads.values()):
-            if record.retry.failures:  # it may wait for minutes yet, or have been given up for good
+            if record.retry.failures:  # its next retry may be minutes away, or there is none
                 await self._try(AgentControl.RETRY_WORKLOAD, pb.RetryWorkloadRequest(workload_id=record.workload_id))
         await kit.clock.sleep(60.0)
 

@@ -1,9 +1,9 @@
 """Hollow nodes: simulated agents that speak the real protocol and run nothing.
 
-One `HollowFleet` holds many nodes behind one server; calls are told apart by the header that names the node. A hollow
-node keeps generations like a real agent, reports full snapshots with a sequence, beats at once when something changed,
-and can be scripted: it may refuse work, answer slowly, fall silent, forget everything, or have no features at all, as
-an agent of the published contract. With `streams`, each node that has the feature opens one and takes its orders there.
+One `HollowFleet` holds many nodes behind one server; a header of each call names the node. A hollow node keeps
+generations like a real agent, reports full snapshots with a sequence, and sends a heartbeat at once after a change. It
+can be scripted: it may refuse work, answer slowly, fall silent, forget everything, or have no features at all, as an
+agent of the published contract. With `streams`, each node that has the feature opens one and gets its commands there.
 
 Used by tests in virtual time over `shoal.wire.local`, and by the benchmarks over gRPC.
 """
@@ -40,7 +40,7 @@ class HollowRun:
     failure: str = ""
     exit_code: int = 0
     restarts: int = 0
-    #: The last status that was made of it, and what of: most beats say what the one before said.
+    #: The last status, and the values it was made of: most heartbeats repeat the previous one.
     shown: tuple[tuple[object, ...], control.WorkloadStatus] | None = None
 
 
@@ -59,19 +59,19 @@ class HollowNode:
     host_id: str = ""
     #: Raise this on the next applies, by workload id ("*" for any).
     refuse: dict[str, ShoalError] = field(default_factory=dict)
-    #: Seconds before each order is answered.
+    #: Seconds before each command is answered.
     slow: float = 0.0
-    #: Hear and answer nothing: neither beats nor orders.
+    #: Send no heartbeats and answer no commands.
     silent: bool = False
-    #: Beat, and answer no order.
+    #: Send heartbeats, but answer no command.
     deaf: bool = False
-    #: What is started here stays Pending.
+    #: Workloads that start here stay Pending.
     never_ready: bool = False
-    #: Take orders, and do not beat.
+    #: Answer commands, but send no heartbeats.
     mute: bool = False
-    #: Report with each beat what each run uses, as an agent does.
+    #: Report the usage of each run with each heartbeat, as an agent does.
     measures: bool = False
-    #: What is wrong with it, by condition.
+    #: The reason of each condition.
     conditions: dict[str, str] = field(default_factory=dict)
     runs: dict[str, HollowRun] = field(default_factory=dict)
     generations: dict[str, int] = field(default_factory=dict)
@@ -79,17 +79,17 @@ class HollowNode:
     session: SessionId = SessionId("")
     sequence: int = 0
     registrations: int = 0
-    #: When the last beat was sent that a certain leader acknowledged, and the lease it brought: at-most-one work lives
-    #: by them.
+    #: When the last heartbeat was sent that a confirmed leader acknowledged, and its lease. At-most-one work depends on
+    #: them.
     last_ack: float = -1e9
     lease: float = 0.0
     superseded: bool = False
-    #: What the last heartbeat was answered with: no new work is taken.
+    #: From the last answer to a heartbeat: take no new work.
     draining: bool = False
-    #: (verb, workload id, generation) of every order that was carried out, in order.
+    #: (verb, workload id, generation) of every command that was carried out, in order.
     history: list[tuple[str, str, int]] = field(default_factory=list)
     changed: Signal = field(default_factory=Signal)
-    beaten: Callable[[float], None] | None = None
+    on_heartbeat: Callable[[float], None] | None = None
 
     @property
     def knows_generations(self) -> bool:
@@ -108,7 +108,7 @@ class HollowNode:
         self.changed.set()
 
     def fail(self, workload_id: str, failure: str = "RUNTIME_ERROR") -> None:
-        """Let a run end badly, beyond what its agent would do about it."""
+        """Let a run fail for good: its agent does not restart it."""
         self.runs[workload_id].state = "Failed"
         self.runs[workload_id].failure = failure
         self.changed.set()
@@ -140,7 +140,7 @@ class HollowFleet:
         self._transport_of = transport_of
         self._use_streams = streams
         self._streams: dict[str, ControlStream] = {}
-        #: Called with (apply or delete, workload id, generation) when an order arrives, before anything is decided.
+        #: Called with (apply or delete, workload id, generation) when a command arrives, before anything is decided.
         self._on_command = on_command or (lambda _verb, _workload_id, _generation: None)
         self._transport = transport
         self._control_address = control_address
@@ -170,13 +170,13 @@ class HollowFleet:
             await self._server.stop(0.0)
 
     def add(self, node: HollowNode) -> HollowNode:
-        """Bring a node to life: it registers and beats from now on."""
+        """Start a node: it registers and sends heartbeats from now on."""
         self.nodes[node.node_id] = node
         self._loops[node.node_id] = self._scope.start(self._live(node), name=node.node_id)
         return node
 
     def kill(self, node_id: str) -> HollowNode:
-        """The whole machine is gone: nothing beats, nothing answers, nothing is remembered by this object."""
+        """Lose the whole machine: it sends nothing, answers nothing, and is forgotten here."""
         self._loops.pop(node_id).cancel()
         self.break_stream(node_id)
         channel = self._channels.pop(node_id, None)
@@ -185,7 +185,7 @@ class HollowFleet:
         return self.nodes.pop(node_id)
 
     def break_stream(self, node_id: str) -> None:
-        """Cut the stream of a node, if it has one; it opens another with its next beat."""
+        """Cut the stream of a node, if it has one; it opens another with its next heartbeat."""
         stream = self._streams.pop(node_id, None)
         if stream is not None:
             self._scope.start(stream.close(), name=f"close {node_id}")
@@ -211,8 +211,8 @@ class HollowFleet:
             if await node.changed.wait(timeout=interval):
                 await self._clock.sleep(COALESCE_SECONDS)
 
-    def _let_go_of_only_copies(self, node: HollowNode) -> None:
-        """As a keeper does: what may exist once ends a little before the lease does, if no beat was acknowledged."""
+    def _end_at_most_one_work(self, node: HollowNode) -> None:
+        """As a watchdog does: end at-most-one work a little before its lease, if no heartbeat was acknowledged."""
         silence = self._clock.monotonic() - node.last_ack
         for workload_id, run in list(node.runs.items()):
             spec = run.request.spec
@@ -221,7 +221,7 @@ class HollowFleet:
                 del node.runs[workload_id]
 
     async def _register_or_heartbeat(self, node: HollowNode) -> float:
-        self._let_go_of_only_copies(node)
+        self._end_at_most_one_work(node)
         if node.sequence <= 0:
             interval = await self._register(node)
             if interval:
@@ -261,7 +261,7 @@ class HollowFleet:
         return answer.heartbeat_interval_ms / 1000
 
     async def heartbeat(self, node: HollowNode) -> float:
-        """One beat of a node that has registered. Returns the seconds until the next one is due."""
+        """Send one heartbeat of a registered node. Returns the seconds until the next one is due."""
         request = control.HeartbeatRequest(
             node_id=node.node_id,
             session=node.session,
@@ -281,8 +281,8 @@ class HollowFleet:
         if not answer.unconfirmed:
             node.last_ack, node.lease = began, answer.lease_ms / 1000
             node.draining = answer.drain_node
-        if node.beaten is not None:
-            node.beaten(self._clock.monotonic() - began)
+        if node.on_heartbeat is not None:
+            node.on_heartbeat(self._clock.monotonic() - began)
         return answer.heartbeat_interval_ms / 1000
 
     def _channel_of(self, node: HollowNode) -> Channel:
@@ -346,7 +346,7 @@ class HollowFleet:
         return node
 
     async def apply_workload(self, request: agent.ApplyWorkloadRequest, call: Call) -> agent.ApplyWorkloadResponse:
-        """Take an order, by the rules of generations."""
+        """Accept a command, by the rules of generations."""
         node = await self._node(call)
         self._on_command("apply", request.id, request.generation)
         refusal = node.refuse.get(request.id) or node.refuse.get("*")
@@ -463,5 +463,5 @@ def _usage(workload_id: str, sequence: int) -> control.WorkloadUsageSnapshot:
 
 
 def same_spec(one: agent.ApplyWorkloadRequest, other: agent.ApplyWorkloadRequest) -> bool:
-    """Whether two orders ask for the same run."""
+    """Whether two commands ask for the same run."""
     return one.spec == other.spec and one.desired_state == other.desired_state

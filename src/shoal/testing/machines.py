@@ -1,7 +1,7 @@
-"""The death of a machine, played on this one: an agent's keeper and everything it has started, all at once.
+"""Kills an agent's keeper and everything it has started, all at once, as if the machine had died.
 
-For tests that want to see what the rest of a fleet does about it. The agent's own process is not among them: whoever
-started that knows its pid.
+For tests of how the rest of a fleet reacts. The agent's own process is not included: the test that started it knows its
+pid.
 """
 
 from __future__ import annotations

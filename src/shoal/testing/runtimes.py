@@ -1,9 +1,9 @@
 """A runtime that runs nothing: runs are entries in a `FakeMachine`, which goes on when its agent is killed.
 
-How a run behaves is scripted by data: a `FakeScript` given to the machine for a workload, or the same words in the
-environment of its spec (`SHOAL_FAKE_RUN_FOR=3`), so that whoever can apply a workload can script it. Time is the event
-loop's, so under virtual time a day of restarts takes no time. Everything that happens is written down in
-`FakeMachine.history`, for checks such as "never two runs of one workload at once".
+Data scripts how a run behaves: a `FakeScript` given to the machine for a workload, or the same words in the environment
+of its spec (`SHOAL_FAKE_RUN_FOR=3`), for tests that only apply workloads. Time is the event loop's, so under virtual
+time a day of restarts takes no time. `FakeMachine.history` records everything that happens, for
+checks such as "never two runs of one workload at once".
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Failing:
 
 
 class KeptStore:
-    """Passes everything on to a store that it keeps open, unless it was told to fail."""
+    """Passes everything on to a store that it keeps open, unless a test makes it fail."""
 
     def __init__(self, inner: Store) -> None:
         self._inner = inner
@@ -243,7 +243,7 @@ class KeptStore:
         term: int,
         settled: Settled | None,
     ) -> None:
-        """As a lane does it: the caller is told that it waited too long, and the batch may be stored all the same."""
+        """As a lane does it: the caller gets a timeout, and the batch may still be stored."""
 
         def fail(error: ShoalError) -> None:
             if settled is not None:

@@ -34,7 +34,7 @@ async def test_every_figure_of_a_fleet_gets_a_value() -> None:
     assert all(value >= 0 and math.isfinite(value) for value in found.values())
     assert found["overcommitted"] == found["not_ready"] == found["store_growth"] == 0
     assert found["placements"] > 0
-    assert found["beat_p50"] <= found["beat_p99"]
+    assert found["heartbeat_p50"] <= found["heartbeat_p99"]
 
 
 async def test_what_breaks_first_is_told() -> None:

@@ -183,7 +183,7 @@ async def change_the_authority(cast: Cast, page: Reader) -> None:
     former = cast.folder / "former"
     shutil.copytree(cast.folder / "certs" / "operator-alice", former)
     (former / "ca.pem").unlink()
-    running = await pid_of(cast, "worker")
+    running = await pid_of(cast, "worker-1")
 
     async def is_refused() -> bool:
         """Whether a certificate of the old authority gets nowhere."""
@@ -210,7 +210,7 @@ async def change_the_authority(cast: Cast, page: Reader) -> None:
 
     seen: set[tuple[str, str]] = set()
     await until(all_beat, what="both agents go on")
-    assert await pid_of(cast, "worker") == running
+    assert await pid_of(cast, "worker-1") == running
 
 
 async def pid_of(cast: Cast, workload: str) -> int:

@@ -303,7 +303,7 @@ class StoreSuite:
         assert next_event.cursor == 1
 
     async def test_removal_by_version(self, store: Store) -> None:
-        """What was removed is gone and may be made anew, even in the same batch."""
+        """A removed record is gone and may be made again, even in the same batch."""
         await store.commit(Batch(nodes=(node("n"),), workloads=(workload("a"),), groups=(group("g"),)))
         await store.commit(
             Batch(
@@ -385,7 +385,7 @@ class StoreSuite:
             } == model.nodes
 
     # -----------------------------------------------------------------------------------------------------
-    # Reports and beats
+    # Reports and heartbeats
 
     async def test_the_last_report_counts(self, store: Store) -> None:
         """Reports replace each other without a version."""
@@ -417,7 +417,7 @@ class StoreSuite:
         assert len(loaded.workloads) == 1
 
     async def test_beats_move_no_version(self, store: Store) -> None:
-        """A beat changes when the node was last heard of, and nothing else; unknown nodes are passed over."""
+        """A heartbeat changes the time of the last contact, and nothing else; unknown nodes are ignored."""
         await store.commit(Batch(nodes=(node("n"), node("m"))))
         moment = values.MOMENT + timedelta(seconds=90)
         await store.commit(Batch(heartbeats={NodeId("n"): epoch_ms(moment), NodeId("gone"): 1}))
@@ -619,7 +619,7 @@ def _later(records: Sequence[Any]) -> tuple[Any, ...]:
 
 
 async def _commit_all(store: Store, batches: Sequence[Batch]) -> list[tuple[Event, ...] | ShoalError]:
-    """Commit batches at once, in their order, and return what became of each."""
+    """Commit batches at once, in their order, and return the result of each."""
 
     async def one(batch: Batch) -> tuple[Event, ...] | ShoalError:
         try:

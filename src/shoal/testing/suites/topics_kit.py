@@ -92,7 +92,7 @@ class TopicsKit:
         return [offset for each in fetched for offset in each.batch["offset"].to_pylist()]
 
     def assigned(self, member: Member, condition: Callable[[Assignment], bool]) -> Assignment:
-        """Poll until the assignment is as wished."""
+        """Poll until the assignment is as expected."""
         found: list[Assignment] = []
 
         def settled() -> bool:
@@ -105,7 +105,7 @@ class TopicsKit:
     def both(
         self, one: Member, other: Member, condition: Callable[[frozenset[Any], frozenset[Any]], bool]
     ) -> tuple[Assignment, Assignment]:
-        """Poll two members until they agree on a generation and have what is wished."""
+        """Poll two members until they agree on a generation and have the expected partitions."""
         found: list[tuple[Assignment, Assignment]] = []
 
         def settled() -> bool:
@@ -117,7 +117,7 @@ class TopicsKit:
         return found[-1]
 
     def moved_on(self, old: Member, new: Member) -> None:
-        """Bring the group to a generation that `old` has not heard of.
+        """Bring the group to a generation that `old` does not know.
 
         A backend whose members wait for each other before a generation begins overrides this.
         """

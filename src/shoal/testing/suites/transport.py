@@ -75,8 +75,8 @@ def _words(*words: str) -> AsyncIterator[StringValue]:
 
 
 async def _overdue(channel: Channel, parrot: Parrot) -> DeadlineError:
-    """What a call is told that the server has begun to serve when its deadline passes."""
-    # On a busy machine a short deadline passes before the server has heard of the call. Then there is nothing to end.
+    """The error of a call whose deadline passes while the server serves it."""
+    # On a busy machine a short deadline passes before the server has received the call. Then there is nothing to end.
     for timeout in (0.3, 3.0, _PATIENCE):
         with pytest.raises(DeadlineError) as caught:
             await channel.call(WAIT, StringValue(), timeout=timeout)
