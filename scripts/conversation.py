@@ -57,7 +57,7 @@ FILE_NAME = "calls.jsonl"
 CLUSTER = "golden"
 #: The node whose agent is a process.
 REAL_NODE = "real"
-#: The node that the player is: it joins, registers, beats, and answers what the control plane asks it.
+#: The node that the player is: it joins, registers, sends heartbeats, and answers calls of the control plane.
 GUEST_NODE = "guest"
 
 METHODS: Mapping[str, Method[Any, Any]] = {
@@ -84,7 +84,7 @@ def full_name(method: Method[Any, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that is done, and what came of it.
+    """One step, and its result.
 
     Attributes:
         kind: call; begin and finish, a call that others answer meanwhile; open, send, take or close of a stream; wait.
@@ -299,7 +299,7 @@ def _settle_value(message: Any, name: str) -> None:
     elif name in _CHANGING_IF_SET and value:
         setattr(message, name, _CHANGING_IF_SET[name])
     elif value and (name == "message_id" or (name == "in_reply_to" and message.HasField("call"))):
-        setattr(message, name, 1)  # calls are counted by whoever makes them, tries and all
+        setattr(message, name, 1)  # callers count their calls, retries included
     elif name == "session" and value and not value.startswith("{"):
         message.session = "{session}"  # of the agent, or a part of one: nobody asks with it
 
@@ -344,7 +344,7 @@ class Place:
             write_credentials(self._credentials(name), ca=self._authority.pem, pair=pair)
         try:
             key = ["--ca-key", str(authority / CA_KEY_FILE), "--join-port", "0"]
-            # The lease is longer than anything here takes: the guest beats when a step says so.
+            # The lease is longer than anything here takes: the guest sends heartbeats when a step says so.
             heartbeats = ["--heartbeat-interval", "300ms", "--lease", "10m"]
             ports = ["--grpc-host", "127.0.0.1", "--grpc-port", "0"]
             await self._start("control", ["control", *ports, "--http-port", "0", *key, *heartbeats])
@@ -356,7 +356,7 @@ class Place:
             await self._end()
 
     def channel(self, by: str, service: str) -> Channel:
-        """The way of somebody to whoever serves that."""
+        """The channel of a caller to the server of a method."""
         known = self._channels.get((by, service))
         if known is None:
             known = self._channels[by, service] = self._connect(by, service)
@@ -488,7 +488,7 @@ class Player:
                 async with asyncio.timeout(_PATIENCE):
                     played.append(await self._do(step))
             except TimeoutError:
-                raise AssertionError(f"{what}: nothing came of it within {_PATIENCE:g} s") from None
+                raise AssertionError(f"{what}: no result within {_PATIENCE:g} s") from None
             ended = played[-1].step.status
             if ended != step.status:
                 raise AssertionError(f"{what}: ended with {ended} instead of {step.status}: {played[-1].answered}")

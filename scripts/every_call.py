@@ -231,7 +231,7 @@ def _nodes() -> tuple[Step, ...]:
 
 
 def _group() -> tuple[Step, ...]:
-    """The guest takes its orders through the stream that it has opened, and asks for a certificate of its workload."""
+    """The guest gets its commands through the stream that it has opened, and asks for a certificate of its workload."""
     member = control.GroupMember(
         workload_id=MEMBER, revision_id="v1", spec=_process(["serve"], node=GUEST_NODE, identity=True)
     )
@@ -315,7 +315,7 @@ def _carried() -> tuple[Step, ...]:
 
 
 def _stream() -> tuple[Step, ...]:
-    """An operator's stream carries wishes."""
+    """An operator's stream carries requests."""
     brief = control.ApplyWorkloadRequest(workload_id="brief", spec=_process(["sleep", "3600"]))
     return (
         Step("open", "operator", _STREAM),

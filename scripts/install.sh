@@ -61,7 +61,7 @@ make_environment() {
 }
 
 if [ -d "$venv" ] && ! is_new_enough "$venv/bin/python"; then
-    say "$venv does not work any more, making it anew"
+    say "$venv no longer works, making it again"
     rm -rf "$venv"
 fi
 [ -d "$venv" ] || make_environment

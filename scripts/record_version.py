@@ -8,7 +8,7 @@ in the PostgreSQL database given, which must be empty, and writes `tests/golden/
 databases and of the agent's, what a client read at the end, the messages that went over the wire with their meaning,
 the contract as this version knows it, and the program itself, so that versions can be run side by side later. That
 program is then taken through a conversation that calls every RPC (`scripts/every_call.py`), over certificates:
-`calls.jsonl` has what was asked and what was answered, in order. With --calls only that is made anew, by the program in
+`calls.jsonl` has every request and answer, in order. With --calls only that file is written again, by the program in
 the folder.
 
 The format number is that of the newest schema migration. A folder that exists is not written again unless --again is
@@ -495,7 +495,7 @@ async def _is_gone(client: Client, name: str) -> bool:
 
 
 def dump_sqlite(path: Path) -> str:
-    """A SQLite file as the statements that make it anew."""
+    """A SQLite file as SQL statements."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         return "\n".join([*connection.iterdump(), f"PRAGMA user_version={version};", ""])
@@ -609,7 +609,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     task = parser.add_mutually_exclusive_group(required=True)
     task.add_argument("--postgres", metavar="URL", help="record everything; with an empty PostgreSQL database")
-    task.add_argument("--calls", action="store_true", help="record the calls anew, by the program recorded before")
+    task.add_argument("--calls", action="store_true", help="record only the calls again, with the recorded program")
     parser.add_argument("--into", type=Path, metavar="DIR", help=f"instead of {VERSIONS.relative_to(ROOT)}/<format>")
     parser.add_argument("--again", action="store_true", help="replace what was recorded before")
     options = parser.parse_args()

@@ -60,28 +60,27 @@ its cause. Events that an earlier version stored are shown under these names ([u
 METRICS_PAGE = """# Metrics
 
 Written by `make docs` from the code. The control plane and the agents serve these series in Prometheus' text format
-under `/metrics`, beside those of the process itself (`process_…`). What goes up and down is counted anew for each
-reader, so no label keeps a value that is over.
+under `/metrics`, beside those of the process itself (`process_…`). Gauges are computed for each reader, so no label
+keeps a stale value.
 
 Series whose names begin with `shoal_` are Shoal's own. Those that begin with `persys_` have the names and labels that
-dashboards made for Persys ask for. Codes of RPCs are spelled there as Go spells them (`NotFound`), and in ours as gRPC
-does (`NOT_FOUND`).
+dashboards for Persys use. They spell status codes as Go does (`NotFound`); ours spell them as gRPC does (`NOT_FOUND`).
 
 ## Control plane
 
 {control}
 
 Not served, because nothing here corresponds to them: `persys_scheduler_reconciliation_cycle_duration_seconds` and
-`persys_scheduler_reconciliation_cycles_total`. There is no loop over all workloads: each is looked at when something
-about it has changed.
+`persys_scheduler_reconciliation_cycles_total`. There is no loop over all workloads: a workload is
+reconciled when something about it has changed.
 
 ## Agent
 
 {agent}
 
 Not served, because nothing here corresponds to them: `persys_agent_workload_reconcile_total`,
-`persys_agent_workload_reconcile_duration_seconds` and `persys_agent_garbage_collection_…`. The agent acts on what
-happens instead of looking again and again, and removes nothing that no order stands behind.
+`persys_agent_workload_reconcile_duration_seconds` and `persys_agent_garbage_collection_…`. The agent reacts to
+events instead of polling, and removes nothing without a command.
 """
 
 

@@ -1,8 +1,7 @@
-"""The agent's figures, as Prometheus series. Nothing is decided by them.
+"""The agent's metrics, as Prometheus series. Nothing is decided by them.
 
-Beside ours stand the series `persys_agent_…`, under the names and labels that existing dashboards ask for;
-docs/reference/metrics.md lists all of them. Counted only when somebody can read them: without an HTTP server there is
-no registry, and counting does nothing.
+The series `persys_agent_…` have the names and labels that existing dashboards ask for. docs/reference/metrics.md lists
+every series. Without an HTTP server there is no registry, and counting does nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +28,12 @@ class AgentMetrics:
         self._registry = registry
         if registry is None:
             return
-        self._heartbeats = registry.counter(
-            "shoal_agent_heartbeats_total", "Heartbeats sent, by what came of them.", ["result"]
-        )
+        self._heartbeats = registry.counter("shoal_agent_heartbeats_total", "Heartbeats sent, by result.", ["result"])
         self._registrations = registry.counter(
-            "shoal_agent_registrations_total", "Registrations tried, by what came of them.", ["result"]
+            "shoal_agent_registrations_total", "Registrations tried, by result.", ["result"]
         )
         self._commands = registry.counter(
-            "shoal_agent_commands_total", "Orders received, by kind and by what came of them.", ["action", "result"]
+            "shoal_agent_commands_total", "Commands received, by kind and result.", ["action", "result"]
         )
         self._calls = registry.counter("shoal_agent_rpc_total", "RPCs served.", ["method", "code"])
         self._seconds = registry.histogram("shoal_agent_rpc_seconds", "How long RPCs took.", ["method"])
@@ -46,16 +43,16 @@ class AgentMetrics:
             "shoal_agent_keeper_late_seconds", "How late the keeper answered when it was last asked; 0 when in time."
         )
         self._conditions = registry.gauge(
-            "shoal_agent_condition", "Whether something is wrong with the node, by condition.", ["type"]
+            "shoal_agent_condition", "Whether the node has a condition, by type.", ["type"]
         )
-        self._runtimes = registry.gauge("shoal_agent_runtime_healthy", "Whether a runtime is well.", ["type"])
+        self._runtimes = registry.gauge("shoal_agent_runtime_healthy", "Whether a runtime is healthy.", ["type"])
         self._registered = registry.gauge(
             "shoal_agent_registered", "Whether the control plane acknowledges this agent."
         )
         self._draining = registry.gauge("shoal_agent_draining", "Whether new work is refused.")
-        self._capacity = registry.gauge("shoal_agent_capacity", "What the node offers.", ["resource"])
-        self._reserved = registry.gauge("shoal_agent_reserved", "What is reserved for workloads.", ["resource"])
-        self._used = registry.gauge("shoal_agent_used", "What is used, measured.", ["resource"])
+        self._capacity = registry.gauge("shoal_agent_capacity", "Capacity of the node.", ["resource"])
+        self._reserved = registry.gauge("shoal_agent_reserved", "Reserved for workloads.", ["resource"])
+        self._used = registry.gauge("shoal_agent_used", "In use, measured.", ["resource"])
         self._foreign = _ForeignSeries(registry)
 
     def heartbeat(self, result: str) -> None:
@@ -69,12 +66,12 @@ class AgentMetrics:
             self._registrations.labels(result).inc()
 
     def command(self, action: str, result: str) -> None:
-        """Count an order."""
+        """Count a command."""
         if self._registry is not None:
             self._commands.labels(action, result).inc()
 
     def refused(self, action: str, error: ShoalError) -> None:
-        """Count an order that was not taken."""
+        """Count a refused command."""
         if self._registry is not None:
             self._commands.labels(action, type(error).__name__).inc()
             self._foreign.errors.labels(_error_code(error)).inc()
@@ -90,7 +87,7 @@ class AgentMetrics:
             self._foreign.deleted.labels(kind.value).inc()
 
     def failed(self, kind: WorkloadType, failure: FailureReason) -> None:
-        """Count a workload that was given up."""
+        """Count a workload that failed for good."""
         if self._registry is not None:
             self._foreign.failed.labels(kind.value).inc()
             self._foreign.errors.labels(failure.value).inc()
@@ -133,7 +130,7 @@ class AgentMetrics:
         lateness: float = 0.0,
         conditions: tuple[str, ...] = (),
     ) -> None:
-        """Count anew what goes up and down, so that nothing keeps a value that is over."""
+        """Compute every gauge, so that no label keeps a stale value."""
         if self._registry is None:
             return
         foreign = self._foreign
@@ -179,30 +176,30 @@ class _ForeignSeries:
         self.workloads = registry.gauge(name("workload_count"), "Workloads, by state and kind.", ["state", "type"])
         self.created = registry.counter(name("workload_created_total"), "Workloads that were new here.", ["type"])
         self.deleted = registry.counter(name("workload_deleted_total"), "Workloads that are gone.", ["type"])
-        self.failed = registry.counter(name("workload_failed_total"), "Workloads that were given up.", ["type"])
+        self.failed = registry.counter(name("workload_failed_total"), "Workloads that failed for good.", ["type"])
         self.durations = {
             "apply_workload": registry.histogram(
-                name("workload_apply_duration_seconds"), "From an order to apply to what came of it."
+                name("workload_apply_duration_seconds"), "From an apply command to its result."
             ),
             "delete_workload": registry.histogram(
-                name("workload_delete_duration_seconds"), "From an order to delete to its end."
+                name("workload_delete_duration_seconds"), "From a delete command to its end."
             ),
         }
-        self.runtimes = registry.gauge(name("runtime_health_status"), "Whether a runtime is well.", ["runtime"])
+        self.runtimes = registry.gauge(name("runtime_health_status"), "Whether a runtime is healthy.", ["runtime"])
         self.memory = registry.gauge(name("system_memory_utilization_percent"), "Memory of the machine in use.")
         self.cpu = registry.gauge(name("system_cpu_utilization_percent"), "CPU of the machine in use.")
         self.disk = registry.gauge(name("system_disk_utilization_percent"), "Disk under the data directory in use.")
         self.errors = registry.counter(
-            name("errors_total"), "Refused orders and failed workloads, by reason.", ["error_code"]
+            name("errors_total"), "Refused commands and failed workloads, by reason.", ["error_code"]
         )
-        self.queue = registry.gauge(name("task_queue_depth"), "Orders that have not ended.")
-        self.latency = registry.histogram(name("task_latency_seconds"), "From an order to its end.", ["type"])
-        self.tasks = registry.counter(name("task_executions_total"), "Orders that have ended.", ["type"])
-        self.task_failures = registry.counter(name("task_failures_total"), "Orders that ended badly.", ["type"])
+        self.queue = registry.gauge(name("task_queue_depth"), "Commands that have not ended.")
+        self.latency = registry.histogram(name("task_latency_seconds"), "From a command to its end.", ["type"])
+        self.tasks = registry.counter(name("task_executions_total"), "Commands that have ended.", ["type"])
+        self.task_failures = registry.counter(name("task_failures_total"), "Commands that failed.", ["type"])
 
 
 def _error_code(error: ShoalError) -> str:
-    """A refusal by the names that failures of workloads have."""
+    """The failure reason that corresponds to a refusal."""
     if isinstance(error, InvalidError):
         return FailureReason.INVALID_SPEC.value
     if isinstance(error, ExhaustedError):

@@ -1,9 +1,8 @@
-"""The control plane's figures, as Prometheus series. Nothing is decided by them.
+"""The control plane's metrics, as Prometheus series. Nothing is decided by them.
 
-Beside ours stand the series `persys_scheduler_…`, under the names and labels that existing dashboards ask for; codes
-are spelled there as Go spells them. docs/reference/metrics.md lists all of them. What counts up is told by whoever does
-it (`shoal.control.leadership.leader` and `shoal control` connect them); what goes up and down is counted anew for
-each reader.
+The series `persys_scheduler_…` have the names and labels that existing dashboards ask for, and spell status codes as Go
+does. docs/reference/metrics.md lists every series. Counters are raised by the code that does the work
+(`shoal.control.leadership.leader` and `shoal control` connect them). Gauges are computed for each reader.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ class ControlMetrics:
         self._workloads = registry.gauge("shoal_control_workloads", "Workloads by state.", ("state",))
         self._groups = registry.gauge("shoal_control_groups", "Groups.")
         self._steps = registry.counter(
-            "shoal_control_steps_total", "Steps that were carried out towards wishes.", ("action", "result")
+            "shoal_control_steps_total", "Steps that were carried out towards the desired state.", ("action", "result")
         )
         self._heartbeats = registry.counter("shoal_control_heartbeats_received_total", "Heartbeats received.")
         self._ignored = registry.counter(
             "shoal_control_reports_ignored_total",
-            "Reports on workloads that were left out: from nodes that do not own them, or not to be read.",
+            "Ignored reports on workloads: from nodes that do not own them, or unreadable.",
         )
         self._calls = registry.counter("shoal_control_rpc_total", "RPCs served.", ("method", "code"))
         self._seconds = registry.histogram("shoal_control_rpc_seconds", "How long RPCs took.", ("method",))
@@ -152,12 +151,12 @@ class _ForeignSeries:
             name("agent_rpc_duration_seconds"), "How long calls to agents took.", ("rpc",)
         )
         self.steps = registry.counter(
-            name("reconciliation_results_total"), "Steps towards wishes, by whether they worked.", ("action", "success")
+            name("reconciliation_results_total"), "Steps towards the desired state, by success.", ("action", "success")
         )
         self.nodes = registry.gauge(name("nodes_status"), "Nodes by state.", ("status",))
         self.workloads = registry.gauge(name("workloads_status"), "Workloads by status.", ("status",))
         self.desired = registry.gauge(
-            name("workloads_desired_state"), "Workloads by what is wished of them.", ("desired_state",)
+            name("workloads_desired_state"), "Workloads by desired state.", ("desired_state",)
         )
         self.writes = registry.counter(
             name("state_store_writes_total"), "Records that were stored, by kind.", ("category",)

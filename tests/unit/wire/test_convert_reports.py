@@ -514,6 +514,7 @@ def workload_views(draw):
         type=draw(text),
         desired_state=draw(text),
         status=state,
+        state=draw(text) or state,  # an empty one is read as the status
         assigned_node_id=draw(text),
         revision_id=draw(text),
         observed_revision_id=draw(text),

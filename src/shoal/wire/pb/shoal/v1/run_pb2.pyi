@@ -85,9 +85,9 @@ class ProcessSpec(_message.Message):
     user: _builtins.str
     """Name or uid to run as; the agent's own user when empty."""
     clear_env: _builtins.bool
-    """Start from an empty environment instead of the agent's own."""
+    """Start from an empty environment, without the variables that the agent passes on."""
     identity: _builtins.bool
-    """Hand it a certificate of its own, of role workload, for its group. Members of groups only."""
+    """Give it its own certificate, of role workload, for its group. Members of groups only."""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The program and its arguments. The first element is looked up in PATH when it has no slash."""
@@ -106,15 +106,15 @@ class ProcessSpec(_message.Message):
     def stop(self) -> Global___StopPolicy: ...
     @_builtins.property
     def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___NamedPort]:
-        """Ports that the agent chooses, hands over as environment and reports in the status."""
+        """Ports that the agent chooses, passes in the environment and reports in the status."""
 
     @_builtins.property
     def env_from_secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Further variables, by the names of the secrets that hold their values."""
+        """Variables whose values are secrets: the name of the secret by the name of the variable."""
 
     @_builtins.property
     def liveness(self) -> Global___Liveness:
-        """When a run counts as hung and is restarted. Without one, only its end is noticed."""
+        """When a run counts as hung and is restarted. Without it, only an exit is noticed."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class RestartPolicy(_message.Message):
     """The first delay; doubles with each failure up to max_delay_ms. Defaults 500 and 60000."""
     max_delay_ms: _builtins.int
     healthy_after_ms: _builtins.int
-    """Alive for this long counts as healthy: the delay and the count start anew. Default 60000."""
+    """Alive for this long counts as healthy: the delay and the count are reset. Default 60000."""
     def __init__(
         self,
         *,
@@ -199,8 +199,8 @@ class Readiness(_message.Message):
     timeout_ms: _builtins.int
     deadline_ms: _builtins.int
     period_ms: _builtins.int
-    """Once it has been ready: how long between two tries (default 5000), and after how many failures in a row it is not
-    ready any longer (default 3). One success makes it ready again.
+    """Once it has been ready: the time between two tries (default 5000), and the number of failures in a row after which
+    it is no longer ready (default 3). One success makes it ready again.
     """
     failure_threshold: _builtins.int
     @_builtins.property
@@ -231,7 +231,7 @@ Global___Readiness: _TypeAlias = Readiness  # noqa: Y015
 
 @_typing.final
 class Liveness(_message.Message):
-    """When a run counts as hung. It is probed from the moment it was ready first."""
+    """When a run counts as hung. It is probed from the moment it was first ready."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -345,7 +345,7 @@ class NamedPort(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PORT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Handed over as SHOAL_PORT_<NAME>, upper case, dashes as underscores."""
+    """Passed as SHOAL_PORT_<NAME>, upper case, dashes as underscores."""
     port: _builtins.int
     """0: the agent chooses a free one."""
     def __init__(
@@ -364,7 +364,7 @@ Global___NamedPort: _TypeAlias = NamedPort  # noqa: Y015
 
 @_typing.final
 class Placement(_message.Message):
-    """Where a workload may and would rather run."""
+    """Where a workload may run, and where it prefers to."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -425,7 +425,7 @@ Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
 
 @_typing.final
 class Affinity(_message.Message):
-    """A wish about the company of other workloads, by their labels."""
+    """A rule about other workloads nearby, by their labels."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -459,7 +459,7 @@ class Affinity(_message.Message):
     direction: _builtins.str
     """near | apart"""
     required: _builtins.bool
-    """A required affinity is a filter; another one is a score with this weight (1 to 100)."""
+    """A required affinity is a filter; a preferred one is a score with this weight (1 to 100)."""
     weight: _builtins.int
     @_builtins.property
     def workloads(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -484,7 +484,7 @@ Global___Affinity: _TypeAlias = Affinity  # noqa: Y015
 
 @_typing.final
 class Failover(_message.Message):
-    """What becomes of a workload when its node is lost or drained."""
+    """What happens to a workload when its node is lost or drained."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -493,14 +493,14 @@ class Failover(_message.Message):
     MIGRATE_FIELD_NUMBER: _builtins.int
     policy: _builtins.str
     """replace | keep | stop. Empty means replace.
-      replace  it is started elsewhere, after_ms after its node was lost
-      keep     it stays where it is until the node is back, removed or declared dead
-      stop     its agent stops it by itself after_ms without contact, and only then is it started elsewhere
+      replace  it starts on another node, after_ms after its node was lost
+      keep     it stays until its node returns, is removed or is declared dead
+      stop     its agent stops it after after_ms without contact; only then it starts on another node
     """
     after_ms: _builtins.int
     migrate: _builtins.str
-    """before | after: whether its replacement is ready before it is stopped on a drained node, or begun after that.
-    Empty means before, and after for workloads of which there may be only one or that run to an end.
+    """before | after: on a drained node, the replacement is ready before the old copy is stopped, or starts after it.
+    Empty means after for at-most-one work and work that runs to completion, else before.
     """
     def __init__(
         self,
@@ -531,7 +531,7 @@ class MemberChanges(_message.Message):
     max_members: _builtins.int
     @_builtins.property
     def arg_prefixes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Arguments of a process that begin with one of these may be changed, added and left out."""
+        """Arguments of a process that begin with one of these may be changed, added and removed."""
 
     def __init__(
         self,
@@ -561,9 +561,9 @@ class ExitDetail(_message.Message):
     OUT_OF_MEMORY_FIELD_NUMBER: _builtins.int
     code: _builtins.int
     signal: _builtins.int
-    """0 when the process ended by itself."""
+    """0 when the process exited by itself."""
     unknown: _builtins.bool
-    """The keeper died with the process: how it ended cannot be known."""
+    """The keeper died with the process, so its exit is unknown."""
     ended_at_ms: _builtins.int
     out_of_memory: _builtins.bool
     def __init__(
@@ -627,16 +627,16 @@ class RunDetail(_message.Message):
     restarts: _builtins.int
     ready: _builtins.bool
     last_output: _builtins.str
-    """The end of stdout and stderr, when the run has ended badly."""
+    """The end of stdout and stderr, when the run has failed."""
     started_at_ms: _builtins.int
     spec_sha256: _builtins.bytes
     """SHA-256 of the exact spec bytes the agent runs from."""
     revision_id: _builtins.str
     completed: _builtins.bool
-    """It has run to its end and will not be run again."""
+    """It has completed and is not run again."""
     pid: _builtins.int
     deleting: _builtins.bool
-    """A request of this generation or higher has been seen for removal and is under way."""
+    """A delete of this generation or a higher one is in progress."""
     next_restart_at_ms: _builtins.int
     @_builtins.property
     def exit(self) -> Global___ExitDetail: ...
@@ -669,7 +669,7 @@ Global___RunDetail: _TypeAlias = RunDetail  # noqa: Y015
 
 @_typing.final
 class NodeCondition(_message.Message):
-    """Something that is wrong with a node and does not end contact with it."""
+    """A problem of a node that sends heartbeats."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

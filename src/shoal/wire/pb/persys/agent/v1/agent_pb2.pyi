@@ -122,14 +122,12 @@ class ApplyWorkloadRequest(_message.Message):
     generation: _builtins.int
     """Fencing token. 0 (a foreign scheduler) is taken as "one more than the highest seen"."""
     attempt: _builtins.int
-    """Grows when the same spec is to be run once more: a run that has ended or failed is started again, one that
-    is alive goes on.
-    """
+    """Grows when the same spec is to run again: a run that has ended or failed is started again, a live one goes on."""
     @_builtins.property
     def spec(self) -> Global___WorkloadSpec: ...
     @_builtins.property
     def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.bytes]:
-        """The values of the secrets that the spec names, by their names. Beside the spec, so that its bytes hold none."""
+        """The values of the secrets that the spec names, by name. The bytes of the spec contain none of them."""
 
     def __init__(
         self,
@@ -214,8 +212,8 @@ class DeleteWorkloadResponse(_message.Message):
     success: _builtins.bool
     message: _builtins.str
     session: _builtins.str
-    """The first heartbeat that is made after this answer: its session and its sequence. One that was made before and
-    does not list the workload proves nothing about the removal.
+    """Session and sequence of the first heartbeat that is made after this answer. An earlier heartbeat that does not list
+    the workload does not prove its removal.
     """
     next_beat: _builtins.int
     def __init__(
@@ -498,7 +496,7 @@ class WorkloadSpec(_message.Message):
     def process(self) -> _run_pb2.ProcessSpec: ...
     @_builtins.property
     def reservation(self) -> Global___Reservation:
-        """What the control plane reserved for the workload; the agent limits by the same numbers."""
+        """What the control plane reserved for the workload; the agent uses the same numbers as limits."""
 
     def __init__(
         self,
@@ -1183,7 +1181,7 @@ class LogChunk(_message.Message):
     stream: _builtins.str
     """stdout | stderr"""
     time_ms: _builtins.int
-    """When it was printed, in milliseconds since 1970; 0 when nobody asked."""
+    """When it was printed, in milliseconds since 1970; 0 when times were not requested."""
     position: _builtins.str
     """Where to continue after this chunk; empty when reading cannot continue there."""
     def __init__(
@@ -1237,7 +1235,7 @@ class GetWorkloadSpecResponse(_message.Message):
     revision_id: _builtins.str
     desired_state: Global___DesiredState.ValueType
     spec: _builtins.bytes
-    """A serialised WorkloadSpec, as it was received."""
+    """A serialized WorkloadSpec, as it was received."""
     generation: _builtins.int
     deleting: _builtins.bool
     """It is being removed."""

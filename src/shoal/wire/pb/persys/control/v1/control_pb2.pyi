@@ -114,13 +114,13 @@ class RegisterNodeRequest(_message.Message):
     grpc_endpoint: _builtins.str
     cluster_id: _builtins.str
     host_id: _builtins.str
-    """Nodes with an equal one are on one host."""
+    """Nodes with an equal host_id are on one host."""
     slots: _builtins.int
     previous_session: _builtins.str
     """The session that this registration continues, if any: a restarted agent names its own last one."""
     instance: _builtins.str
-    """A word that this run of the agent made up for itself. It becomes part of the session's name, so that an agent whose
-    answer was lost is not taken for a second one under the same node id.
+    """A random name of this run of the agent. It becomes part of the session's name, so an agent whose answer was lost is
+    not mistaken for a second agent with the same node id.
     """
     @_builtins.property
     def capabilities(self) -> Global___NodeCapabilities: ...
@@ -230,7 +230,7 @@ class RegisterNodeResponse(_message.Message):
     reason: _builtins.str
     heartbeat_interval_seconds: _builtins.int
     session: _builtins.str
-    """To be sent with every heartbeat; an older session's beats are refused."""
+    """Sent with every heartbeat; heartbeats of an older session are refused."""
     heartbeat_interval_ms: _builtins.int
     """Exact durations, for intervals below a second. They win over the fields above."""
     lease_ms: _builtins.int
@@ -270,7 +270,7 @@ class HeartbeatRequest(_message.Message):
     node_id: _builtins.str
     session: _builtins.str
     sequence: _builtins.int
-    """Grows by one with each beat of a session; a repeated or late one is answered and ignored."""
+    """Grows by one with each heartbeat of a session; a repeated or late one is answered and ignored."""
     @_builtins.property
     def usage(self) -> Global___NodeUsage: ...
     @_builtins.property
@@ -281,7 +281,7 @@ class HeartbeatRequest(_message.Message):
     def workload_usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadUsageSnapshot]: ...
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.NodeCondition]:
-        """What is wrong with the node now; empty when nothing is."""
+        """The conditions of the node now."""
 
     def __init__(
         self,
@@ -356,10 +356,10 @@ class HeartbeatResponse(_message.Message):
     lease_ms: _builtins.int
     heartbeat_interval_ms: _builtins.int
     term: _builtins.int
-    """The term of the leader that answered: an agent refuses orders of earlier ones from now on."""
+    """The term of the leader that answered: from now on the agent refuses commands of earlier terms."""
     unconfirmed: _builtins.bool
-    """Whoever answered cannot tell whether another leads by now. The beat counts as contact, but keeps nothing alive that
-    may exist only once.
+    """The control plane cannot confirm that it still leads. The heartbeat counts as contact, but does not extend
+    at-most-one work.
     """
     @_builtins.property
     def lease_expires_at(self) -> _timestamp_pb2.Timestamp: ...
@@ -596,9 +596,9 @@ class WorkloadSpec(_message.Message):
     FAILOVER_FIELD_NUMBER: _builtins.int
     type: _builtins.str
     slots: _builtins.int
-    """Slots of the node that this workload takes."""
+    """Slots of the node that this workload uses."""
     at_most_one: _builtins.bool
-    """Never two copies at once, not even across a partition: the agent stops it before its lease is given away."""
+    """Never two copies at once, not even across a partition: it is stopped before its lease ends."""
     @_builtins.property
     def resources(self) -> Global___ResourceRequirements: ...
     @_builtins.property
@@ -619,7 +619,7 @@ class WorkloadSpec(_message.Message):
 
     @_builtins.property
     def failover(self) -> _run_pb2.Failover:
-        """What becomes of it when its node is lost or drained."""
+        """What happens to it when its node is lost or drained."""
 
     def __init__(
         self,
@@ -1131,9 +1131,9 @@ class ListNodesRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     status: _builtins.str
     page_size: _builtins.int
-    """At most so many, at most 10000; a page of large entries has fewer. 0: all in one answer."""
+    """The most entries of a page, at most 10000; a page of large entries has fewer. 0: all in one answer."""
     page_token: _builtins.str
-    """The next_page_token of the page before."""
+    """The next_page_token of the previous page."""
     def __init__(
         self,
         *,
@@ -1399,7 +1399,7 @@ class NodeView(_message.Message):
     workload_count: _builtins.int
     cluster_id: _builtins.str
     wish: _builtins.str
-    """What an operator wishes of the node: empty, cordoned, draining or drained."""
+    """The desired state of the node: empty, cordoned, draining or drained."""
     leaving: _builtins.int
     """Workloads that still have to leave a draining node."""
     failover: _builtins.str
@@ -1428,11 +1428,11 @@ class NodeView(_message.Message):
     def wish_updated_at(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def drain_deadline(self) -> _timestamp_pb2.Timestamp:
-        """When what is left on a draining node is moved by force; unset for never."""
+        """When the rest of a draining node is moved by force; unset for never."""
 
     @_builtins.property
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.NodeCondition]:
-        """What is wrong with the node, in its own words."""
+        """The conditions of the node."""
 
     def __init__(
         self,
@@ -1546,7 +1546,7 @@ class WorkloadView(_message.Message):
     moving_from: _builtins.str
     """The node that it is being moved away from."""
     state: _builtins.str
-    """The state in finer words than `status`: it tells Pending, Unplaceable, Starting, NotReady, CrashLoop and
+    """A finer state than `status`: it tells Pending, Unplaceable, Starting, NotReady, CrashLoop and
     WaitingForSecret apart.
     """
     @_builtins.property
@@ -1820,8 +1820,8 @@ class ControlMessage(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     IN_REPLY_TO_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
-    """Chosen by the sender, different from those of its other messages that still wait for a reply. 0 from a sender that
-    does not count: it gets its replies in the order of its messages.
+    """Chosen by the sender, unique among its messages that wait for a reply. A sender that uses 0 gets its replies in the
+    order of its messages.
     """
     in_reply_to: _builtins.int
     @_builtins.property
@@ -1842,13 +1842,13 @@ class ControlMessage(_message.Message):
     def delete_reply(self) -> Global___DeleteWorkloadResponse: ...
     @_builtins.property
     def call(self) -> Global___CallRequest:
-        """From the control plane: a call of the agent's own service, carried by the stream that the agent opened."""
+        """From the control plane: a call of the agent's service, through the stream that the agent opened."""
 
     @_builtins.property
     def call_reply(self) -> Global___CallReply: ...
     @_builtins.property
     def error(self) -> Global___CallStatus:
-        """The message that this replies to was refused; the stream goes on."""
+        """The message in in_reply_to was refused; the stream goes on."""
 
     def __init__(
         self,
@@ -1882,7 +1882,7 @@ class CallRequest(_message.Message):
     """Shoal's additions.
 
     A call of persys.agent.v1.AgentService inside a ControlMessage, whose message_id names the call. With in_reply_to it
-    begins nothing, but is about the call of that name: it ends it, or lets it send more.
+    starts no call: it ends the call of that name, or lets it send more.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1919,12 +1919,12 @@ class CallRequest(_message.Message):
     timeout_ms: _builtins.int
     """How long the caller waits; 0 without a limit."""
     cancel: _builtins.bool
-    """End the call: nobody waits for its answer any more."""
+    """Cancel the call: nobody waits for its answer."""
     credit: _builtins.int
     """How many more pieces of a streamed answer the caller has room for."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """What would be headers of the call."""
+        """The headers of the call."""
 
     def __init__(
         self,
@@ -1956,7 +1956,7 @@ class CallReply(_message.Message):
     """A piece of a streamed answer; another reply follows. The last one has no response."""
     @_builtins.property
     def status(self) -> Global___CallStatus:
-        """Why there is no answer, or no more of it."""
+        """Why there is no answer, or no more of a streamed one."""
 
     def __init__(
         self,
@@ -1975,7 +1975,7 @@ Global___CallReply: _TypeAlias = CallReply  # noqa: Y015
 
 @_typing.final
 class CallStatus(_message.Message):
-    """An error as a unary call would end with."""
+    """The error of a unary call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2052,7 +2052,7 @@ class ApplyGroupRequest(_message.Message):
 
     @_builtins.property
     def member_changes(self) -> _run_pb2.MemberChanges:
-        """What its members may change; set by operators. Unset by an operator: nothing but replacing a member by another."""
+        """What its members may change; only operators set it. Unset: a member may only replace another by a new one."""
 
     def __init__(
         self,
@@ -2495,7 +2495,7 @@ class DrainNodeRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     deadline_ms: _builtins.int
-    """After this long, what is left is moved by force. 0: never."""
+    """After this long, the rest is moved by force. 0: never."""
     force: _builtins.bool
     """Move everything by force at once."""
     def __init__(
@@ -2541,7 +2541,7 @@ class MarkNodeDeadRequest(_message.Message):
     FORCE_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     force: _builtins.bool
-    """Also when the node still beats."""
+    """Also while the node still sends heartbeats."""
     def __init__(
         self,
         *,
@@ -2787,9 +2787,9 @@ class Event(_message.Message):
     """Past tense, such as NodeRegistered or WorkloadPlaced."""
     message: _builtins.str
     source: _builtins.str
-    """Who said so: api, agent, lease, reconciler, scheduler."""
+    """The source: api, agent, lease, reconciler, scheduler."""
     cause: _builtins.str
-    """Why: what this change follows from."""
+    """The cause of the change."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
@@ -2827,7 +2827,7 @@ class ListEventsRequest(_message.Message):
     after: _builtins.int
     """Only events after this cursor."""
     limit: _builtins.int
-    """0 means the server's default of 100; at most 1000. Fewer come when they are large: `next` goes on after the last."""
+    """0 means the server's default of 100; at most 1000. Fewer come when they are large; `next` continues after the last."""
     subject_kind: _builtins.str
     subject_id: _builtins.str
     newest: _builtins.bool
@@ -2953,7 +2953,7 @@ class LogChunk(_message.Message):
     data: _builtins.bytes
     stream: _builtins.str
     time_ms: _builtins.int
-    """When it was printed, in milliseconds since 1970; 0 when nobody asked."""
+    """When it was printed, in milliseconds since 1970; 0 when times were not requested."""
     position: _builtins.str
     """Where to continue after this chunk; empty when reading cannot continue there."""
     def __init__(
