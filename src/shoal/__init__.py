@@ -1,7 +1,7 @@
 """Shoal runs a real-time machine-learning system on a fleet of node agents.
 
-The public face is what is named here; a test freezes it. Names are looked up when they are asked for: whoever writes a
-stream program pays for Arrow, and nobody else does. `__init__.pyi` beside it tells type checkers the same.
+The public API is what is named here; a test freezes it. Names are imported on first use, so only stream programs load
+Arrow. `__init__.pyi` has the same names for type checkers.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def _decode(codec: DocumentCodec[Any], given: tuple[str, int]) -> object:
 
 RECORD = {"run_id": "w.1", "workload_id": "w", "boot_id": "b", "pid": 1, "start_time": 2, "started_at_ms": 3,
           "cgroups": ["/a"], "exit": {"code": 0}}  # fmt: skip
-WISH = {"run_id": "w.1", "workload_id": "w", "argv": ["a"], "env": {"A": "b"}, "working_dir": "/", "own_dir": True,
+START = {"run_id": "w.1", "workload_id": "w", "argv": ["a"], "env": {"A": "b"}, "working_dir": "/", "own_dir": True,
         "user": "", "stop_signal": 15, "grace": 1.0, "ports": {"http": 80}, "cpu_millicores": 1, "memory_mb": 1,
         "deadline": None}  # fmt: skip
 STAT = "7 (a b) c) S 1 7 7 0 -1 4194560 1 0 0 0 1 2 3 4 20 0 1 0 1234 1000 50 18446744073709551615"
@@ -378,8 +378,8 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.runtimes.keeper.protocol.LineBuffer.feed": ParserCase(
         _feed, st.lists(blobs, max_size=5), (protocol.ProtocolError,)
     ),
-    "shoal.runtimes.keeper.protocol.wish_from_json": ParserCase(
-        protocol.wish_from_json, JSON_VALUES | changed_values(WISH), (protocol.Refusal,), (WISH,)
+    "shoal.runtimes.keeper.protocol.start_from_json": ParserCase(
+        protocol.start_from_json, JSON_VALUES | changed_values(START), (protocol.Refusal,), (START,)
     ),
     "shoal.runtimes.keeper.records.record_from_json": ParserCase(
         records.record_from_json, JSON_VALUES | changed_values(RECORD), (ValueError,), (RECORD,)

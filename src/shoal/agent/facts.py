@@ -102,7 +102,7 @@ class Progress:
     start_failures: int = 0
     restarts: int = 0
     next_start_at: datetime | None = None
-    #: The generation whose failure is final: a higher one is a wish to try again.
+    #: The generation whose failure is final: a higher one asks for another try.
     failed_generation: int = 0
 
 

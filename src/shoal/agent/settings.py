@@ -171,7 +171,7 @@ class AgentSettings:
 
     @property
     def directory(self) -> Path:
-        """The data directory. Whoever named a state file, as foreign agents do, means the directory it is in."""
+        """The data directory. A state file, as foreign agents name it, stands for its directory."""
         path = Path(self.data_dir)
         return path.parent if path.suffix == ".db" else path
 

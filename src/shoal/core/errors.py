@@ -147,7 +147,7 @@ class SessionSupersededError(PreconditionError):
 
 
 class NotLeaderError(PreconditionError):
-    """This control plane does not lead. Whoever wants something changed has to ask the one that does."""
+    """This control plane does not lead. Changes go to the leader."""
 
     def __init__(self, leader: str) -> None:
         super().__init__(

@@ -10,7 +10,7 @@ has an fsspec driver. What follows is true of all of them, so that no caller has
 - `rename` of a file replaces the target. It is one step on file systems, and a copy and a removal on object stores.
 - Errors are `ShoalError`s with the path in them.
 
-Calls block; callers on an event loop use `asyncio.to_thread`. Called by whoever touches a user's path; calls
+Calls block; callers on an event loop use `asyncio.to_thread`. Called by all code that touches a user's path; calls
 `shoal.core.filesystems`. Every backend passes `shoal.testing.suites.files.FilesSuite`.
 """
 

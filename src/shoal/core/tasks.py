@@ -1,7 +1,7 @@
 """Background work with an owner.
 
-A `TaskScope` owns the tasks started in it: it stops them when it is closed and hands the first unexpected error to
-whoever waits for it. Nothing in Shoal calls `asyncio.create_task` on its own.
+A `TaskScope` owns the tasks started in it: it stops them when it is closed and raises the first unexpected error in
+`failed`. Nothing in Shoal calls `asyncio.create_task` on its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class TaskScope:
             self._first_error = error
         if self._failure is not None and not self._failure.done():
             self._failure.set_exception(error)
-            self._failure.exception()  # it was logged above: whoever waited may be gone by now
+            self._failure.exception()  # it was logged above: the waiting task may be gone
 
 
 class Signal:

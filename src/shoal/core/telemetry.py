@@ -185,7 +185,7 @@ class MetricRegistry:
     """
 
     def __init__(self) -> None:
-        # Imported here: whoever only logs does not pay for it.
+        # Imported here, so that programs which only log do not load it.
         from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 
         # They double the series and tell nothing that a counter's reset does not.

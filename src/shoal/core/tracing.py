@@ -46,7 +46,7 @@ CLOSE_SECONDS = 3.0
 """How long the end of a process waits for the last spans to arrive."""
 
 #: What is done later than this after the end of what caused it, such as a retry by a timer, is a trace of its own with
-#: a link to its cause: else the trace of a wish would never end.
+#: a link to its cause: else the trace of a request would never end.
 FOLLOWS_WITHIN_SECONDS = 30.0
 
 _SERVICE_NAME = "OTEL_SERVICE_NAME"

@@ -39,7 +39,7 @@ from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.files import KeeperFiles
-from shoal.runtimes.keeper.protocol import StartWish, wish_to_json
+from shoal.runtimes.keeper.protocol import StartMessage, start_to_json
 from shoal.runtimes.keeper.records import (
     RunRecord,
     find_run_pids,
@@ -169,11 +169,11 @@ class ProcessRuntime:
                 transient=True,
                 hint="it is replaced as soon as its last run has ended",
             )
-        wish = wish_to_json(self._wish(request))
-        if len(protocol.encode(wish)) > protocol.MAX_LINE - 1024:
+        start = start_to_json(self._start_message(request))
+        if len(protocol.encode(start)) > protocol.MAX_LINE - 1024:
             raise RunError("command and environment are too large", failure=FailureReason.INVALID_SPEC)
         await self._make_directories(request)
-        body = await self._link.call("start", timeout=_START_TIMEOUT, run=wish)
+        body = await self._link.call("start", timeout=_START_TIMEOUT, run=start)
         return self._noted(body["run"])
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
@@ -190,7 +190,7 @@ class ProcessRuntime:
             ended = await self._wait_ended(run_id, connections, grace + _STOP_MARGIN)
             if ended is not None:
                 return ended
-            # Another keeper knows nothing of the wish: ask again.
+            # Another keeper does not know this start: ask again.
 
     async def _wait_ended(self, run_id: RunId, connections: int, timeout: float) -> RunInfo | None:
         """The end of a run; None when the keeper was replaced meanwhile."""
@@ -288,11 +288,11 @@ class ProcessRuntime:
 
     # --- preparing ----------------------------------------------------------------------------------------
 
-    def _wish(self, request: RunRequest) -> StartWish:
+    def _start_message(self, request: RunRequest) -> StartMessage:
         spec = request.spec
         own_dir = not spec.working_dir
         working_dir = str(self._files.work(request.workload_id)) if own_dir else spec.working_dir
-        return StartWish(
+        return StartMessage(
             run_id=request.run_id,
             workload_id=request.workload_id,
             argv=(*spec.command, *spec.args),

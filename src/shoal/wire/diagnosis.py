@@ -174,7 +174,7 @@ def _wrong_certificate(
 
 
 def _certificate_at(where: tuple[str, int]) -> CertificateFacts | None:
-    """The certificate that is shown there, whoever signed it."""
+    """The certificate of the server there, whatever authority signed it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:

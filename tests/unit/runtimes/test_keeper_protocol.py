@@ -10,9 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.runtimes.keeper import protocol
-from shoal.runtimes.keeper.protocol import LineBuffer, ProtocolError, Refusal, StartWish, wish_from_json, wish_to_json
+from shoal.runtimes.keeper.protocol import (
+    LineBuffer,
+    ProtocolError,
+    Refusal,
+    StartMessage,
+    start_from_json,
+    start_to_json,
+)
 
-WISH = StartWish(
+START = StartMessage(
     run_id="web-1",
     workload_id="web",
     argv=("/bin/true", "an argument"),
@@ -59,32 +66,32 @@ def test_a_line_without_end_is_refused() -> None:
 
 
 def test_a_wish_comes_over_whole() -> None:
-    assert wish_from_json(json.loads(protocol.encode(wish_to_json(WISH)))) == WISH
+    assert start_from_json(json.loads(protocol.encode(start_to_json(START)))) == START
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/b", "a\0b", "x" * 300, 7, None, ["a"]])
 @pytest.mark.parametrize("field", ["run_id", "workload_id"])
 def test_an_id_that_is_no_file_name_is_refused(field: str, name: object) -> None:
     with pytest.raises(Refusal) as raised:
-        wish_from_json({**wish_to_json(WISH), field: name})
+        start_from_json({**start_to_json(START), field: name})
     assert raised.value.kind == "invalid"
 
 
-@given(st.dictionaries(st.sampled_from(sorted(wish_to_json(WISH))), values, min_size=1))
+@given(st.dictionaries(st.sampled_from(sorted(start_to_json(START))), values, min_size=1))
 def test_a_wish_with_anything_in_it_is_read_or_refused(changed: dict[str, Any]) -> None:
     try:
-        wish = wish_from_json({**wish_to_json(WISH), **changed})
+        start = start_from_json({**start_to_json(START), **changed})
     except Refusal:
         return
-    assert wish.argv
-    assert all(isinstance(word, str) for word in wish.argv)
-    assert "/" not in wish.run_id + wish.workload_id
-    assert protocol.encode(wish_to_json(wish))
+    assert start.argv
+    assert all(isinstance(word, str) for word in start.argv)
+    assert "/" not in start.run_id + start.workload_id
+    assert protocol.encode(start_to_json(start))
 
 
-@pytest.mark.parametrize("field", sorted(set(wish_to_json(WISH)) - {"deadline"}))
+@pytest.mark.parametrize("field", sorted(set(start_to_json(START)) - {"deadline"}))
 def test_a_wish_without_a_field_is_refused(field: str) -> None:
-    body = wish_to_json(WISH)
+    body = start_to_json(START)
     del body[field]
     with pytest.raises(Refusal):
-        wish_from_json(body)
+        start_from_json(body)

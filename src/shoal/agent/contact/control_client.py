@@ -122,16 +122,16 @@ class ControlClient:
         )
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:
-        """Wish for a workload."""
+        """Request a workload."""
         return await self._at_leader(lambda: self._call(AgentControl.APPLY_WORKLOAD, request, DEFAULT_TIMEOUT))
 
     async def delete_workload(self, workload_id: str) -> pb.DeleteWorkloadResponse:
-        """Wish a workload away."""
+        """Request the deletion of a workload."""
         request = pb.DeleteWorkloadRequest(workload_id=workload_id)
         return await self._at_leader(lambda: self._call(AgentControl.DELETE_WORKLOAD, request, DEFAULT_TIMEOUT))
 
     async def retry_workload(self, workload_id: str) -> pb.RetryWorkloadResponse:
-        """Wish that a failed workload is tried again."""
+        """Request a retry of a failed workload."""
         request = pb.RetryWorkloadRequest(workload_id=workload_id)
         return await self._at_leader(lambda: self._call(AgentControl.RETRY_WORKLOAD, request, DEFAULT_TIMEOUT))
 
@@ -144,7 +144,7 @@ class ControlClient:
     # How
 
     async def _at_leader(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and follow whoever says that another leads."""
+        """Ask, and follow a control plane that names the leader."""
         for _ in range(MAX_HOPS):
             try:
                 return await ask()

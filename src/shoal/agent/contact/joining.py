@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
 
-#: With much jitter: whoever is turned away because many come at once is not to come back with all of them.
+#: Large jitter: agents that were refused because many came at once should not return together.
 _RETRY = Backoff(first=1.0, cap=30.0, jitter=0.5)
 _CONNECT_SECONDS = 10.0
 _OWN_KEY = "joining-key.pem"
@@ -85,8 +85,8 @@ async def join(
     it begins, not with every try.
 
     Raises, with every address that was tried:
-        DeniedError: the token is good for nothing, or not for this node.
-        UnauthenticatedError: whoever answers is not the control plane that made the token.
+        DeniedError: the token is invalid, or not for this node.
+        UnauthenticatedError: the server is not the control plane that made the token.
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     directory = settings.credentials_dir
@@ -186,7 +186,7 @@ async def _join_at(address: str, token: TokenText, node_id: str, directory: Path
 
 
 async def _recognise(address: str, token: TokenText) -> _Trust:
-    """The authority of whoever answers, if it is the one that the token names."""
+    """The authority of the server, if it is the one that the token names."""
     presented = await _presented(address)
     try:
         name = own_server_name(identity_of(read_certificates(presented)[0]))

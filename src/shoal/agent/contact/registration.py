@@ -104,7 +104,7 @@ class Reports(Protocol):
         ...
 
     def set_draining(self, draining: bool) -> None:
-        """The control plane's wish."""
+        """Set by the control plane."""
         ...
 
     async def extend_deadlines(self, silence: float) -> None:

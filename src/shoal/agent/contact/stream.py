@@ -1,8 +1,8 @@
-"""One stream from this agent to a control plane: its own words go up and are answered, calls come down and are served.
+"""One stream from this agent to a control plane: it carries the agent's requests and the control plane's calls.
 
-Opened by the first word that is sent through it. Once it is over it stays so, and whoever waits for an answer learns
-why; `shoal.agent.contact.control_client` opens another then. Calls are served by the same handlers as on the agent's
-own port.
+Opened by the first message that is sent through it. A stream that has ended stays ended, and its pending calls fail
+with the reason; `shoal.agent.contact.control_client` then opens another. Calls are served by the same handlers
+as on the agent's own port.
 """
 
 from __future__ import annotations

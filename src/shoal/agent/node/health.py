@@ -176,7 +176,7 @@ class NodeWatch:
         )
 
     def set_draining(self, draining: bool) -> None:
-        """The control plane's wish."""
+        """Set by the control plane."""
         self._executor.roster.set_draining(draining)
 
     async def extend_deadlines(self, silence: float) -> None:

@@ -134,7 +134,7 @@ def _new_life(command: ApplyCommand, generation: int, now: datetime) -> Intent:
 
 
 def _has_to_act(state: WorkloadState, intent: Intent) -> bool:
-    """Whether an order of the same content is a wish to try again what is over."""
+    """Whether a command with the same content asks for another try of a run that has ended."""
     progress = state.progress
     if not intent.wanted:
         return False

@@ -285,7 +285,7 @@ class WorkloadCertificates:
         self._held[workload_id] = _Held(begins, ends, begins + (ends - begins) * share)
 
     async def _time_left(self, workload_id: WorkloadId, owner: Owner | None) -> timedelta:
-        """How long what is in the files is good for whoever is to read them."""
+        """How long the certificate in the files is valid, if its owner can read them."""
         leaf = await self._apart(lambda: _read_leaf(self._folder / workload_id, _uid_of(owner)))
         return leaf.not_valid_after_utc - self._clock.wall() if leaf is not None else timedelta(0)
 

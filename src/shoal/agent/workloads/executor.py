@@ -172,7 +172,7 @@ class Executor:
     async def stop_all(self, grace: float | None = None) -> frozenset[WorkloadId]:
         """Stop every run of a known workload, each by its own stop policy, and act no more. Returns what was stopped.
 
-        What is wished stays as it was: the next agent on this data directory starts them again.
+        The desired state does not change: the next agent on this data directory starts them again.
         """
         await self._scope.close()
         stopping = [

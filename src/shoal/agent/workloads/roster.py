@@ -1,7 +1,7 @@
 """Who is here: the workloads of one agent, what they hold, and what is reported of them.
 
-Filled by `shoal.agent.workloads.intake` (orders) and `shoal.agent.workloads.executor` (what was left by an earlier
-agent); read by whoever answers questions. Nothing here waits for anything.
+Filled by `shoal.agent.workloads.intake` (commands) and `shoal.agent.workloads.executor` (workloads of an earlier
+agent); read by everything that answers calls. Nothing here waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Roster:
         self.disk_pressure = ""
 
     def set_draining(self, draining: bool) -> None:
-        """The control plane's wish; never the consequence of an error."""
+        """Set by the control plane, never by an error."""
         if draining != self.draining:
             log.warning("the node is %s", "draining: no new work is taken" if draining else "taking work again")
         self.draining = draining

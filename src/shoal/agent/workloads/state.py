@@ -151,7 +151,7 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
     failing, hanging = ("", "") if changed else (state.failing, state.hanging)
     state = replace(state, intent=event.intent, rules=event.rules, spec=event.spec, failing=failing, hanging=hanging)
     if state.stage in _ALIVE or state.stage is Stage.STARTING:
-        # Whoever asked for another attempt meant a run that is over; one that is alive goes on.
+        # Another attempt was requested for a run that has ended; a live one goes on.
         state = replace(state, progress=replace(state.progress, attempt=event.intent.attempt))
     if state.stage is Stage.FORGOTTEN:
         if event.intent.deleting:
@@ -398,7 +398,7 @@ def _rest(step: Step, moment: Moment) -> Step:
 def _begin(step: Step, moment: Moment) -> Step:
     """Start a run; one that may exist only once, after the control plane has said that it is ours.
 
-    So too one that was stopped for want of contact: it may have been given to another node since.
+    So too one that was stopped because contact was lost: another node may have it since.
     """
     state = step.state
     if not state.rules.at_most_one and not (state.rules.needs_contact and state.progress.held):
@@ -410,7 +410,7 @@ def _begin(step: Step, moment: Moment) -> Step:
 
 def _start(step: Step, moment: Moment) -> Step:
     before = step.state.progress
-    # One that we ended ourselves for want of contact, and that had been started: for whoever looks it is a restart.
+    # A started run that we ended because contact was lost: users see a restart.
     again = before.held and before.started_at is not None
     progress = replace(
         before,
@@ -445,7 +445,7 @@ def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> St
     """What follows the end of a run that is still wanted: the restart policy decides."""
     state = step.state
     if ended_by:
-        # Ended for want of contact, or by an agent that stopped its workloads with itself: no fault of the workload.
+        # Ended because contact was lost, or together with its agent: not a failure of the workload.
         if not state.progress.held:
             restarts = state.progress.restarts + 1
             step = replace(step, state=replace(state, progress=replace(state.progress, restarts=restarts)))
@@ -536,7 +536,7 @@ def _reason_to_stop(state: WorkloadState) -> str:
 
 
 def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:
-    """Whether what is wished for completed by itself, in the moment before it was told to stop."""
+    """Whether the desired run completed by itself, just before it was to be stopped."""
     same = state.progress.run_sha256 == state.intent.spec_sha256 and state.progress.born == state.intent.born
     return same and ended_by == "" and _completes(state, exit_)
 

@@ -5,7 +5,7 @@ or brings a beat of its session, is that node's from then on; the one before it 
 breaks, the node is Suspect at once, and Ready with its next beat. A message that is refused or cannot be read is
 answered with an `error`, and the stream goes on. Each message is counted and traced as its unary call would be.
 
-Made for each reign; `shoal.control.api.service` serves through it, `shoal.control.agents.calls` calls through it.
+Made for each leadership; `shoal.control.api.service` serves through it, `shoal.control.agents.calls` calls through it.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Streams:
             stream.end(InternalError("the stream cannot be read"))
 
     async def _answer(self, stream: _Stream, handlers: Handlers) -> None:
-        """Answer one message after another: whoever sends no ids gets replies in order."""
+        """Answer one message after another, so a sender without ids gets its replies in order."""
         while (given := await stream.waiting.get()) is not None:
             reply = refusal(given, 0) if isinstance(given, ShoalError) else await self._reply(stream, given, handlers)
             try:

@@ -67,7 +67,7 @@ def place_together(
 
     The order given is tried first. If somebody is left over, the largest go first, because small ones spread over
     the fleet leave no room for them; and last, those with the fewest nodes to choose from go first and nodes are
-    filled up one by one. Whoever must be near somebody else goes after the others in both. This is a search of three
+    filled up one by one. Workloads that must be near others go last in both. This is a search of three
     tries, not of all orders: a group that only fits in one particular arrangement may be turned down.
 
     When all fail, every decision is without a node, and those that could not be placed in the best try carry their

@@ -46,7 +46,7 @@ def holds_reservation(record: WorkloadRecord, observation: Observation | None) -
     """Whether what was reserved for a workload on its node is still taken.
 
     It is given back when the owner confirms that the placed generation does not run and will not by itself: stopped as
-    wished, completed, or failed. A newer generation takes what it needs when it is placed, not before.
+    requested, completed, or failed. A newer generation takes what it needs when it is placed, not before.
     """
     if record.node_id is None:
         return False
@@ -355,7 +355,7 @@ class Ledger:
         self._listeners.append(listener)
 
     def on_batch(self, listener: Callable[[Batch], None]) -> None:
-        """Call `listener` with each committed batch, also when whoever committed it has gone away meanwhile."""
+        """Call `listener` with each committed batch, also when its caller is gone."""
         self._batch_listeners.append(listener)
 
     def on_reload(self, listener: Callable[[], None]) -> None:
@@ -382,7 +382,7 @@ class Ledger:
         self._under_way.add(answered)
         answered.add_done_callback(self._under_way.discard)
         try:
-            # What follows from it belongs to whoever asked for it, in a trace as elsewhere.
+            # What follows belongs to the trace of the caller.
             mine = partial(self._settled, batch, answered)
             settled = partial(_run_in, contextvars.copy_context(), mine)
             await self.store.commit(batch, term=self._term, settled=settled)

@@ -132,8 +132,8 @@ class Store(Protocol):
     async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors.
 
-        `term` is the one under which it was decided. Whoever loses and wins again has another: what was decided before
-        knows nothing of what somebody else has written meanwhile, and raises `LeadershipLostError`. 0 is any.
+        `term` is the one under which it was decided. A leader that lost and won again has another
+        term: what it decided before ignores what others have written since, and raises `LeadershipLostError`. 0 is any.
 
         A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
         before the caller goes on and also when there is none any more. What was never begun is not settled. A batch

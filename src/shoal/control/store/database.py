@@ -57,7 +57,7 @@ class Database(Protocol):
     schema: str | None
     #: For people, without secrets.
     where: str
-    #: Whether `claim` keeps every other process out, so that whoever led before is certainly gone.
+    #: Whether `claim` keeps every other process out, so that the previous leader is certainly gone.
     exclusive: bool
     #: Whether it has one connection that never blocks, so that no thread is needed.
     inline: bool
@@ -402,7 +402,7 @@ class SqlStore:
                 raise
         if leader.holder:
             return leader
-        # Whoever led hangs in a transaction, stopped or cut off, and its time is over: it may not write any more.
+        # The previous leader hangs in a transaction, stopped or cut off, and its lease has expired: end its writes.
         with _transaction(connection):
             ended = self._database.end_holders(connection)
         log.warning("%s: ended %d sessions that held the leader's row after its time", self.where, ended)

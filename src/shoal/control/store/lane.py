@@ -2,8 +2,8 @@
 
 A `ThreadLane` is one thread with a bounded queue. Orders (the batches of `commit`) that pile up while the thread is
 busy are handed to it together, so that they share one transaction; a job is any other call and runs alone. A lane
-watches itself: whoever has waited longer than its patience is answered with `StoreError`, and whatever the thread
-hangs in is cut off. An `InlineLane` does the same work on the spot, for a database in memory, which never blocks: so
+watches itself: a caller that has waited too long gets a `StoreError`, and the call in which the thread hangs is cut
+off. An `InlineLane` does the same work on the spot, for a database in memory, which never blocks: so
 tests on virtual time see no thread.
 
 Called by `shoal.control.store.database`; knows nothing of databases.

@@ -1,11 +1,10 @@
 """Who leads: the row that several control planes on one database share, and the check of it in every transaction.
 
-The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. Should
-it be set back, a leader that died would lead for as long again: whoever sees that it was not renewed for longer than a
-lease, by a steady clock of its own, takes over all the same. A new
-term is above the one before it, and never below the seconds since 1970: when an older copy of the database is restored,
-or an empty one taken, terms still go up for the agents, which remember the highest that they have heard of. Called by
-`shoal.control.store.database`, on its writing connection.
+The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. If
+it is set back, the lease of a dead leader seems to last longer. A control plane that sees no renewal for longer than a
+lease, by its own monotonic clock, takes over anyway. A new term is above the previous one, and never below
+the seconds since 1970. So terms still go up for the agents, which remember the highest, when an older copy of the
+database is restored, or an empty one is used. Called by `shoal.control.store.database`, on its writing connection.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NOW = {
     "postgresql": "CAST(extract(epoch FROM clock_timestamp()) * 1000 AS BIGINT)",
 }
 
-# Within a transaction. Whoever writes holds the row for as long as one commit takes; who holds it longer is stuck.
+# Within a transaction. A writer holds the row for the time of one commit; one that holds it longer is stuck.
 _WAIT_BRIEFLY = {"postgresql": f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"}
 
 

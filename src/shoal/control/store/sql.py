@@ -337,7 +337,7 @@ def append_events(connection: Connection, statements: Statements, rows: Sequence
     """Store events after all that were stored before, in order, and return the cursor of the last.
 
     The row of the last cursor stays locked until the transaction ends: cursors follow the order of commits, without
-    gaps, whoever else writes.
+    gaps, also with other writers.
     """
     connection.execute(statements.take_cursors, {"count": len(rows)})
     last: int = connection.execute(statements.last_cursor).scalar_one()

@@ -1,4 +1,4 @@
-"""Wishes about single workloads: apply, delete, retry, start and stop.
+"""Requests about single workloads: apply, delete, retry, start and stop.
 
 A request is checked, made durable, and answered; the dispatch carries it out. Success means that the request
 is kept, not that it came true: that is the workload's status. Called by `shoal.control.api.service`.
@@ -201,7 +201,7 @@ class Workloads:
             record = self._fleet.workload(workload_id)
             if record.desired is not DesiredState.RUNNING:
                 raise PreconditionError(
-                    f"workload {workload_id!r} is wished to be {record.desired.value}",
+                    f"the desired state of workload {workload_id!r} is {record.desired.value}",
                     hint=_way_to_start(record),
                     workload_id=workload_id,
                 )

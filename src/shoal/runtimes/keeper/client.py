@@ -129,7 +129,7 @@ class KeeperConnection:
         return body
 
     def close(self) -> None:
-        """Hang up; whoever waits for an answer is told."""
+        """Close the connection; pending calls fail."""
         self._writer.close()
         for answer in self._waiting.values():
             if not answer.done():
@@ -409,7 +409,7 @@ class KeeperLink:
         self._notify()
 
     async def _wait_gone(self) -> None:
-        """A process hangs up a moment before it is gone; whoever closes us may want nothing to be left."""
+        """Wait for the exit of the keeper: it closes its connection a moment before it ends."""
         for _ in range(100):
             if read_keeper_pid(self._files.data_dir) is None:
                 return

@@ -2,7 +2,7 @@
 
 `shoal.core.clock` would pull the whole of asyncio into a process that has to stay small, and it has no clock that
 counts while the machine is suspended: a deadline must pass during a suspend, because the other side's lease does.
-Called by the keeper's loop and by whoever stamps a record.
+Called by the keeper's loop and by code that stamps a record.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def run_refusal(failure: str, message: str, *, transient: bool = False, hint: st
 
 
 @dataclass(frozen=True, slots=True)
-class StartWish:
+class StartMessage:
     """The body of `start`: a run with everything decided that the agent decides."""
 
     run_id: RunId
@@ -122,16 +122,16 @@ class StartWish:
     deadline: float | None
 
 
-def wish_to_json(wish: StartWish) -> dict[str, Any]:
+def start_to_json(wanted: StartMessage) -> dict[str, Any]:
     """As a JSON object."""
-    return {field.name: getattr(wish, field.name) for field in dataclasses.fields(wish)}
+    return {field.name: getattr(wanted, field.name) for field in dataclasses.fields(wanted)}
 
 
-def wish_from_json(given: Mapping[str, Any]) -> StartWish:
-    """Read a wish, converting every field, so that nothing can fail half-way through a start. Raises `Refusal`."""
+def start_from_json(given: Mapping[str, Any]) -> StartMessage:
+    """Read a start message and convert every field, so that no start fails half-way. Raises `Refusal`."""
     try:
         deadline = given.get("deadline")
-        return StartWish(
+        return StartMessage(
             run_id=RunId(_name(given["run_id"])),
             workload_id=_name(given["workload_id"]),
             argv=_words(given["argv"]),

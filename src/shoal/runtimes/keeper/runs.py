@@ -25,7 +25,7 @@ from shoal.runtimes.keeper.journal import say
 from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadline_at, next_step
 from shoal.runtimes.keeper.loop import Loop, Timer
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
-from shoal.runtimes.keeper.protocol import PAGE, Refusal, StartWish, run_refusal
+from shoal.runtimes.keeper.protocol import PAGE, Refusal, StartMessage, run_refusal
 from shoal.runtimes.keeper.records import ExitRecord, RunRecord, drop_record, load_records, make_spares, write_record
 from shoal.runtimes.keeper.starting import FreshRun, Starter
 
@@ -120,9 +120,9 @@ class Runs:
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    def start(self, wish: StartWish, answer: Answer) -> None:
+    def start(self, wanted: StartMessage, answer: Answer) -> None:
         """Start a run, or answer with what became of it when it was started before."""
-        known = self._runs.get(wish.run_id)
+        known = self._runs.get(wanted.run_id)
         if known is not None:
             if known.fresh is not None:
                 known.starters.append(answer)
@@ -133,11 +133,11 @@ class Runs:
             raise run_refusal(
                 "INSUFFICIENT_RESOURCES", f"the keeper holds {MAX_RUNS} runs", hint="forget ended runs", transient=True
             )
-        fresh = self._starter.prepare(wish)
+        fresh = self._starter.prepare(wanted)
         run = Run(fresh.record, is_child=True, main_alive=True)
         run.fresh, run.outputs = fresh, fresh.outputs
         run.starters.append(answer)
-        self._runs[wish.run_id] = run
+        self._runs[wanted.run_id] = run
         self._mains[fresh.child.pid] = run
         if fresh.child.watchdog is not None:
             run.watchdog = fresh.child.watchdog

@@ -32,7 +32,7 @@ from shoal.runtimes.keeper.files import KeeperFiles, socket_address
 from shoal.runtimes.keeper.journal import say_exception
 from shoal.runtimes.keeper.loop import Loop
 from shoal.runtimes.keeper.probes import Probes
-from shoal.runtimes.keeper.protocol import LineBuffer, ProtocolError, Refusal, StartWish, wish_from_json
+from shoal.runtimes.keeper.protocol import LineBuffer, ProtocolError, Refusal, StartMessage, start_from_json
 from shoal.runtimes.keeper.records import RunRecord, record_to_json
 from shoal.runtimes.keeper.runs import Runs
 
@@ -191,7 +191,7 @@ class Keeper:
     # --- operations ---------------------------------------------------------------------------------------
 
     def _do_start(self, message: dict[str, Any], reply: Reply) -> None:
-        wish: StartWish = wish_from_json(message["run"])
+        wanted: StartMessage = start_from_json(message["run"])
 
         def answer(outcome: RunRecord | Refusal) -> None:
             if isinstance(outcome, Refusal):
@@ -199,7 +199,7 @@ class Keeper:
             else:
                 reply(_ok(run=record_to_json(outcome)))
 
-        self._runs.start(wish, answer)
+        self._runs.start(wanted, answer)
 
     def _do_stop(self, message: dict[str, Any], reply: Reply) -> None:
         record = self._runs.stop(message["run_id"])

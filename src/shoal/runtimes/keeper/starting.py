@@ -18,7 +18,7 @@ from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.loop import Loop
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
-from shoal.runtimes.keeper.protocol import StartWish, run_refusal
+from shoal.runtimes.keeper.protocol import StartMessage, run_refusal
 from shoal.runtimes.keeper.records import RunRecord, write_record
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -56,19 +56,21 @@ class Starter:
         self._boot_id = boot_id()
         self._keeper_id = files.keeper_id()
 
-    def prepare(self, wish: StartWish) -> FreshRun:
+    def prepare(self, wanted: StartMessage) -> FreshRun:
         """Raises `Refusal` and leaves nothing behind."""
-        outputs = Outputs(self._files, self._loop, self._book, run_id=wish.run_id, workload_id=wish.workload_id)
+        outputs = Outputs(self._files, self._loop, self._book, run_id=wanted.run_id, workload_id=wanted.workload_id)
         groups: tuple[str, ...] = ()
         ends: tuple[int, ...] = ()
         child: Child | None = None
-        slot = NO_SLOT if wish.deadline is None else self._table.take(wish.deadline)
+        slot = NO_SLOT if wanted.deadline is None else self._table.take(wanted.deadline)
         try:
-            groups = self._groups.create(wish.run_id, cpu_millicores=wish.cpu_millicores, memory_mb=wish.memory_mb)
+            groups = self._groups.create(
+                wanted.run_id, cpu_millicores=wanted.cpu_millicores, memory_mb=wanted.memory_mb
+            )
             ends = outputs.make()
-            launch = self._launch(wish, groups, ends)
+            launch = self._launch(wanted, groups, ends)
             child = fork_gated(launch, self._defaults, None if slot == NO_SLOT else Guard(self._table, slot))
-            record = self._record(wish, child, groups, slot)
+            record = self._record(wanted, child, groups, slot)
             write_record(self._files, record)
             return FreshRun(record, child, launch, outputs)
         except OSError as error:
@@ -80,48 +82,48 @@ class Starter:
             outputs.close()
             self._table.give_back(slot)
             cgroups.remove(groups)
-            self._files.record(wish.run_id).unlink(missing_ok=True)
+            self._files.record(wanted.run_id).unlink(missing_ok=True)
             failure = "STORAGE_ERROR" if error.errno in _STORAGE else "RUNTIME_ERROR"
             text = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
-            raise run_refusal(failure, f"run {wish.run_id} could not be started: {text}", transient=True) from error
+            raise run_refusal(failure, f"run {wanted.run_id} could not be started: {text}", transient=True) from error
         finally:
             for end in ends:
                 os.close(end)
 
-    def _launch(self, wish: StartWish, groups: Sequence[str], ends: Sequence[int]) -> Launch:
+    def _launch(self, wanted: StartMessage, groups: Sequence[str], ends: Sequence[int]) -> Launch:
         marks = {
-            procfs.RUN_ID: wish.run_id,
-            procfs.WORKLOAD_ID: wish.workload_id,
+            procfs.RUN_ID: wanted.run_id,
+            procfs.WORKLOAD_ID: wanted.workload_id,
             procfs.KEEPER_ID: self._keeper_id,
-            **({procfs.AT_MOST_ONE: "1"} if wish.deadline is not None else {}),
+            **({procfs.AT_MOST_ONE: "1"} if wanted.deadline is not None else {}),
         }
         return Launch(
-            argv=wish.argv,
-            env={**wish.env, **marks},
-            working_dir=wish.working_dir,
+            argv=wanted.argv,
+            env={**wanted.env, **marks},
+            working_dir=wanted.working_dir,
             stdout=ends[0],
             stderr=ends[1],
-            user=wish.user,
-            own_dir=wish.own_dir,
+            user=wanted.user,
+            own_dir=wanted.own_dir,
             cgroup_entrances=cgroups.entrances(groups),
-            die_with_parent=wish.deadline is not None,
+            die_with_parent=wanted.deadline is not None,
         )
 
-    def _record(self, wish: StartWish, child: Child, groups: tuple[str, ...], slot: int) -> RunRecord:
+    def _record(self, wanted: StartMessage, child: Child, groups: tuple[str, ...], slot: int) -> RunRecord:
         return RunRecord(
-            run_id=wish.run_id,
-            workload_id=wish.workload_id,
+            run_id=wanted.run_id,
+            workload_id=wanted.workload_id,
             boot_id=self._boot_id,
             pid=child.pid,
             start_time=child.start_time,
             started_at_ms=self._loop.clock.wall_ms(),
-            ports=wish.ports,
-            user=wish.user,
-            working_dir=wish.working_dir,
-            own_dir=wish.own_dir,
-            stop_signal=wish.stop_signal,
-            grace=wish.grace,
-            at_most_one=wish.deadline is not None,
+            ports=wanted.ports,
+            user=wanted.user,
+            working_dir=wanted.working_dir,
+            own_dir=wanted.own_dir,
+            stop_signal=wanted.stop_signal,
+            grace=wanted.grace,
+            at_most_one=wanted.deadline is not None,
             slot=slot,
             cgroups=groups,
         )
