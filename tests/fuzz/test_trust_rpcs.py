@@ -67,7 +67,7 @@ async def world(folder):
         services = [
             Service(methods_of(Enrollment), EnrollmentService(issuer, listener)),
             Service(methods_of(Credentials), _AsAgent(CredentialService(issuer, tokens, listener))),
-            Service(methods_of(Secrets), SecretService(leadership.book)),
+            Service(methods_of(Secrets), SecretService(leadership.cluster_secrets)),
         ]
         server = await kit.network.transport("trust").serve(ADDRESS, services)
         channel = kit.network.transport("caller").connect(ADDRESS)

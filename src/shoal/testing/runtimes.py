@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.core.clock import Clock
-from shoal.core.errors import NotFoundError, PreconditionError
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
@@ -333,6 +333,8 @@ class FakeRuntime:
         kept = self._machine.logs.get(workload_id, [])
         if query.previous and len(kept) < 2:
             raise NotFoundError("previous run of workload", workload_id)
+        if query.after and not (query.after.isascii() and query.after.isdigit() and len(query.after) <= 9):
+            raise InvalidError([problem("after", query.after, "must be the position of an earlier piece")])
         begin = int(query.after or 0)
         chosen = list(enumerate(kept))[-2:-1] if query.previous else list(enumerate(kept))[begin:]
         lines = [
