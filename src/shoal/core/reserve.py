@@ -47,7 +47,10 @@ class Reserve:
                 os.close(descriptor)
         except OSError as error:
             with suppress(OSError):
-                os.truncate(self._path, before)
+                if before:
+                    os.truncate(self._path, before)
+                else:
+                    self._path.unlink(missing_ok=True)
             if error.errno in _FULL:
                 return False
             if not self._reported:

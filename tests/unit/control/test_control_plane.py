@@ -139,7 +139,7 @@ class TestApply:
         assert kit.plane.leadership.fleet.workloads == {}
 
     async def test_a_type_is_required_and_must_match(self, kit):
-        request = pb.ApplyWorkloadRequest(workload_id="web")
+        request = pb.ApplyWorkloadRequest(workload_id="web", spec=pb.WorkloadSpec())
         answer = await kit.channel.call(AgentControl.APPLY_WORKLOAD, request)
         assert (answer.success, answer.failure_reason) == (False, pb.INVALID_SPEC)
         assert "spec.type" in answer.error_message

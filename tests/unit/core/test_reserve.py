@@ -26,6 +26,7 @@ def test_a_reserve_that_does_not_fit_takes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     reserve = Reserve(tmp_path / "reserve", SIZE)
     assert not reserve.allocate()
+    assert not (tmp_path / "reserve").exists()
     assert not reserve.shrink(1)
 
 

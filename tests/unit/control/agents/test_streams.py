@@ -121,7 +121,7 @@ class TestForeignClients:
         stream.say(apply=wish())
         stream.say_raw(pb.ControlMessage())
         stream.say_raw(Garbage())
-        stream.say(apply=pb.ApplyWorkloadRequest(workload_id="../etc"))
+        stream.say(apply=pb.ApplyWorkloadRequest(workload_id="../etc", spec=pb.WorkloadSpec()))
         stream.say(call=pb.CallRequest(method="ApplyWorkload"))
         stream.say(heartbeat_reply=pb.HeartbeatResponse())
         stream.say(delete=pb.DeleteWorkloadRequest(workload_id="nobody"))
