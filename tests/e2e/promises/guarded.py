@@ -59,8 +59,7 @@ class GuardedPlanes(Planes):
         await self.start_plane(PLANES[0])  # it makes the schema
         await self.start_plane(PLANES[1])
         await self.leader()
-        made = await self.operate("token", "create", "--node-id", JOINED, "--json")
-        self.token = json.loads(made)["token"]
+        await self.make_token()
         await asyncio.gather(*(self.start_agent(name) for name in AGENTS))
 
     # -----------------------------------------------------------------------------------------------------
@@ -116,6 +115,11 @@ class GuardedPlanes(Planes):
     async def operate(self, *arguments):
         """The same as the operator of this fleet."""
         return await self.shoal(*arguments, "--control", self.control_address, *self.files(OPERATOR))
+
+    async def make_token(self):
+        """The next start of the agent that joins uses a new token."""
+        made = await self.operate("token", "create", "--node-id", JOINED, "--json")
+        self.token = json.loads(made)["token"]
 
     # -----------------------------------------------------------------------------------------------------
     # Processes

@@ -219,6 +219,7 @@ async def test_the_work_of_a_node_that_the_operator_knows_to_be_dead_moves(plane
     )
     await planes.kill_machine(JOINED)
     await planes.operate("node", "dead", JOINED, "--force")
+    await planes.make_token()  # its certificate is revoked: it comes back by joining again
     for name in ("kept", "solo"):
         await until(lambda name=name: has_moved(control, name, JOINED), what=f"{name} runs elsewhere")
     assert not ran_twice("solo", tmp_path)
