@@ -59,7 +59,7 @@ class Events:
     def timed(self, stream: Stream) -> Stream:
         """A stream whose windows are made of the time of its rows."""
         # However long a machine pauses: a file that has not ended has more rows, and time waits for them.
-        return stream.event_time("date_time", disorder=timedelta(milliseconds=self.lateness_ms), idle_after=0)
+        return stream.event_time("date_time", disorder=timedelta(milliseconds=self.lateness_ms), idle_after=None)
 
     def _file(self, name: str) -> Stream:
         path = self.folder / f"{name}.parquet"

@@ -44,7 +44,8 @@ from tests.unit.agent.scene import Scene, scene
 UNTOUCHED = "untouched-by-chance"
 
 #: What grows and shrinks by itself, belongs to the test, or remembers what was computed once per node: not counted.
-IGNORED = ("_facts", "clock", "_clock", "_transport", "store", "_store", "_entropy", "settings")
+#: Revocations outlive their nodes on purpose, and have a bound of their own (`MOST_REVOCATIONS`).
+IGNORED = ("revocations", "_facts", "clock", "_clock", "_transport", "store", "_store", "_entropy", "settings")
 
 
 #: Long enough for a call's consequences, and no multiple of the time after which anything else happens.
