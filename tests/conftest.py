@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -32,8 +33,12 @@ settings.load_profile("shoal")
 
 
 def pytest_sessionstart() -> None:
-    """Say that there is no event loop yet: else the first plug-in that asks for one makes one and forgets it."""
+    """Start alike everywhere: without an event loop, and with Ctrl-C."""
+    # Else the first plug-in that asks for a loop makes one and forgets it.
     asyncio.set_event_loop(None)
+    # A shell without job control starts background jobs with SIGINT ignored. Programs inherit that, and tests send it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

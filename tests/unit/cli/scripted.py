@@ -110,6 +110,8 @@ class ScriptedControl:
         return self.workloads[name]
 
     async def _change(self, name: str, **changes: Any) -> None:
+        if "status" in changes:
+            changes = {"state": changes["status"]} | changes
         self.workloads[name] = dataclasses.replace(self.workloads[name], **changes)
         await self._tell("WorkloadChanged", "workload", name)
 
@@ -412,6 +414,7 @@ def workload(name: str, **fields: Any) -> WorkloadView:
         "type": "process",
         "desired_state": "Running",
         "status": "Running",
+        "state": fields.get("status", "Running"),
         "assigned_node_id": "node-1",
         "revision_id": "r1",
         "observed_revision_id": "r1",
