@@ -48,7 +48,7 @@ test: .venv/.stamp-dev services
 	$(BIN)/pytest tests --ignore=tests/long -n $(WORKERS) --dist=worksteal $(ARGS)
 
 test-long: .venv/.stamp-dev services
-	$(BIN)/pytest tests/long --hypothesis-profile=long $(ARGS)
+	$(BIN)/pytest tests/long --hypothesis-profile=long -n $(WORKERS) --dist=worksteal $(ARGS)
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff format --check .
