@@ -194,6 +194,8 @@ async def test_a_whole_machine_dies_and_comes_back(
     start_agent: StartAgent, open_runtime: OpenRuntime, data_dir: Path
 ) -> None:
     agent = start_agent({"run_id": "web-1", "script": "echo up; exec sleep 1000"})
+    logs = KeeperFiles(data_dir).logs("web")
+    await wait_until(lambda: any(b"up\n" in each.read_bytes() for each in logs.glob("*.log")))
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     kill_machine(data_dir)
