@@ -40,7 +40,8 @@ from shoal.model.selectors import parse_selector
 from shoal.model.trust import parse_token
 from shoal.model.workloads import GroupRecord, Observation, ProcessSpec, WorkloadRecord, WorkloadSpec
 from shoal.runtimes import cgroups
-from shoal.runtimes.keeper import logs, procfs, protocol, records
+from shoal.runtimes import log_files as logs
+from shoal.runtimes.keeper import procfs, protocol, records
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.testing.messages import messages
 from shoal.wire import authority, certificates, convert, credentials, serving, status
@@ -403,16 +404,16 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.runtimes.keeper.procfs.parse_stat": ParserCase(
         procfs.parse_stat, texts | changed_text(STAT), (ValueError, IndexError), (STAT,)
     ),
-    "shoal.runtimes.keeper.logs.parse_entry": ParserCase(
+    "shoal.runtimes.log_files.parse_entry": ParserCase(
         logs.parse_entry, blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello"), ()
     ),
     "shoal.model.selectors.parse_selector": ParserCase(
         parse_selector, texts | changed_text("app=web,zone in (a,b),!gpu"), good=("", "app=web", "zone in (a, b)")
     ),
-    "shoal.runtimes.keeper.logs.read_position": ParserCase(
+    "shoal.runtimes.log_files.read_position": ParserCase(
         logs.read_position, texts | changed_text("3:1024"), (), ("3:1024", "0:0")
     ),
-    "shoal.runtimes.keeper.logs.read_entries": ParserCase(
+    "shoal.runtimes.log_files.read_entries": ParserCase(
         with_folder(file_named("00000001.log"), lambda folder: logs.read_entries(folder, logs.OLDEST)),
         blobs | changed_bytes(b"2026-01-01T00:00:00.000Z stdout F hello\n"),
         (),
@@ -437,7 +438,7 @@ PARSERS: dict[str, ParserCase] = {
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
-    "shoal.runtimes.process_logs.read_logs": "reads files with the parsers of the keeper's logs, which are here",
+    "shoal.runtimes.log_reading.read_logs": "reads files with the parsers of the keeper's logs, which are here",
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",
     "shoal.dataflow.operators.aggregates.exact.from_arrow": "arrays of a checkpoint, whose bytes are checked by a hash",

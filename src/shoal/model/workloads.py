@@ -272,6 +272,15 @@ class ManagedVolume:
 
 
 @dataclass(frozen=True, slots=True)
+class Ulimit:
+    """A resource limit of a container's processes, by its name in `ulimit`, such as `nofile`."""
+
+    name: Annotated[str, Pattern(r"[a-z]{2,16}", "must be the name of a limit, such as nofile")]
+    soft: Annotated[int, Range(-1, 1 << 40)]
+    hard: Annotated[int, Range(-1, 1 << 40)]
+
+
+@dataclass(frozen=True, slots=True)
 class ContainerSpec:
     """A container."""
 
@@ -283,6 +292,19 @@ class ContainerSpec:
     restart_policy: RestartWord = ""
     privileged: bool = False
     managed_volumes: Annotated[tuple[ManagedVolume, ...], MaxLength(256)] = ()
+    #: Appended to command.
+    args: Words = ()
+    #: Run a small init as the first process, which forwards signals and reaps children.
+    init: bool = False
+    #: The user inside the container; the image's own when empty.
+    user: Annotated[str, MaxLength(128)] = ""
+    working_dir: AbsolutePath = ""
+    stop: StopPolicy = StopPolicy()
+    pull_policy: Annotated[str, OneOf(("", "missing", "always", "never"))] = ""
+    ulimits: Annotated[tuple[Ulimit, ...], MaxLength(32)] = ()
+    labels: Annotated[Mapping[Annotated[str, MaxLength(256, 1)], Text], MaxLength(256)] = field(default_factory=dict)
+    #: A weight for the CPU against other containers, as a foreign scheduler sends it. 0 is the engine's default.
+    cpu_shares: Annotated[int, Range(0, 262_144)] = 0
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""

@@ -14,14 +14,25 @@ import enum
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeVar, runtime_checkable
 
 from shoal.core.errors import ShoalError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
-from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
+from shoal.model.workloads import (
+    ComposeSpec,
+    ContainerSpec,
+    Exit,
+    FailureReason,
+    ProcessSpec,
+    Usage,
+    VmSpec,
+    WorkloadType,
+)
+
+S = TypeVar("S", ProcessSpec, ContainerSpec, ComposeSpec, VmSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,10 @@ class RunRequest:
     #: Unique per life of a workload; safe as a file name.
     run_id: RunId
     workload_id: WorkloadId
-    spec: ProcessSpec
+    spec: ProcessSpec | ContainerSpec | ComposeSpec | VmSpec
+    #: The user's name for the version of the spec, and the ownership that it runs under.
+    revision: str = ""
+    generation: int = 0
     #: What was reserved, and so what it is limited to where the runtime can. 0 means no limit.
     limits: Resources = Resources()
     #: Named ports, chosen already.
@@ -42,6 +56,16 @@ class RunRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: End it at this moment of the clock's `monotonic()`, unless it is extended; None for one that may outlive contact.
     deadline: float | None = None
+
+
+def spec_of(request: RunRequest, kind: type[S]) -> S:
+    """The spec of a request, which has to be of this kind. Raises `RunError`."""
+    if not isinstance(request.spec, kind):
+        raise RunError(
+            f"workload {request.workload_id!r} is not of the kind that this runtime runs",
+            failure=FailureReason.INVALID_SPEC,
+        )
+    return request.spec
 
 
 class RunPhase(enum.Enum):
@@ -66,6 +90,11 @@ class RunInfo:
     last_output: str = ""
     #: Ended by its deadline, by `stop`, or empty when by itself.
     ended_by: str = ""
+
+
+def port_variable(name: str) -> str:
+    """The environment variable in which a named port is handed over."""
+    return f"SHOAL_PORT_{name.upper().replace('-', '_')}"
 
 
 class RunError(ShoalError):

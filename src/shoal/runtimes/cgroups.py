@@ -87,7 +87,7 @@ def _unescape(text: str) -> str:
     return text
 
 
-def _own_directory(mount: Mount, path: str, root: Path) -> Path:
+def group_directory(mount: Mount, path: str, root: Path) -> Path:
     """The directory of the group `path` under a mount. What lies outside the mounted part is seen as its top."""
     inside = path
     if mount.root != "/":
@@ -105,12 +105,12 @@ class Membership:
     top: Path
 
 
-def read_memberships(root: Path = Path("/")) -> tuple[Membership, ...]:
-    """The groups of this process."""
+def read_memberships(root: Path = Path("/"), *, pid: int | None = None) -> tuple[Membership, ...]:
+    """The groups of a process; of this one if none is named."""
     try:
         # The names of directories are bytes: one that is no UTF-8 is nobody's fault, and is not lost.
         mounts = parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
-        paths = parse_membership((root / "proc/self/cgroup").read_text(errors="surrogateescape"))
+        paths = parse_membership((root / "proc" / str(pid or "self") / "cgroup").read_text(errors="surrogateescape"))
     except OSError:
         return ()
     found = []
@@ -118,7 +118,7 @@ def read_memberships(root: Path = Path("/")) -> tuple[Membership, ...]:
         names = [""] if mount.version == 2 else [name for name in mount.controllers if name in paths]
         if not names or names[0] not in paths:
             continue
-        directory = _own_directory(mount, paths[names[0]], root)
+        directory = group_directory(mount, paths[names[0]], root)
         top = root / mount.point.lstrip("/")
         controllers = mount.controllers
         if mount.version == 2:

@@ -32,12 +32,12 @@ from shoal.core.private_files import let_others_pass
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, port_variable, spec_of
 from shoal.runtimes.cgroups import Cgroups
+from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.client import KeeperLink
-from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.protocol import StartMessage, start_to_json
 from shoal.runtimes.keeper.records import (
@@ -47,7 +47,7 @@ from shoal.runtimes.keeper.records import (
     read_run_records,
     record_from_json,
 )
-from shoal.runtimes.process_logs import read_logs
+from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter, bytes_used
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,6 @@ log = logging.getLogger(__name__)
 __all__ = [
     "ProcessRuntime",
     "find_run_pids",
-    "port_variable",
     "read_keeper_pid",
     "read_run_records",
     "remove_stray_groups",
@@ -289,7 +288,7 @@ class ProcessRuntime:
     # --- preparing ----------------------------------------------------------------------------------------
 
     def _start_message(self, request: RunRequest) -> StartMessage:
-        spec = request.spec
+        spec = spec_of(request, ProcessSpec)
         own_dir = not spec.working_dir
         working_dir = str(self._files.work(request.workload_id)) if own_dir else spec.working_dir
         return StartMessage(
@@ -319,7 +318,7 @@ class ProcessRuntime:
         return now + (moment - self._clock.monotonic())
 
     def _environment(self, request: RunRequest, working_dir: str) -> dict[str, str]:
-        spec = request.spec
+        spec = spec_of(request, ProcessSpec)
         inherited = {} if spec.clear_env else self._inherited(for_user=bool(self._user_of(spec)))
         named_ports = {port_variable(name): str(port) for name, port in request.ports.items()}
         return {
@@ -343,7 +342,10 @@ class ProcessRuntime:
     async def _make_directories(self, request: RunRequest) -> None:
         try:
             await asyncio.to_thread(
-                _make_workload_directories, self._files, request.workload_id, for_user=bool(self._user_of(request.spec))
+                _make_workload_directories,
+                self._files,
+                request.workload_id,
+                for_user=bool(self._user_of(spec_of(request, ProcessSpec))),
             )
         except OSError as error:
             raise RunError(
@@ -366,11 +368,6 @@ def remove_stray_groups(data_dir: Path) -> None:
     files = KeeperFiles(data_dir)
     if files.home.exists() and read_keeper_pid(data_dir) is None:
         Cgroups.find(files.keeper_id()).close()
-
-
-def port_variable(name: str) -> str:
-    """The environment variable in which a named port is handed over."""
-    return f"SHOAL_PORT_{name.upper().replace('-', '_')}"
 
 
 def _check_user(user: str) -> None:

@@ -1,6 +1,7 @@
 """What a run uses now, read from its cgroups or, where it has none, from /proc.
 
-Rates are against the reading before, so nothing here waits. Called by `shoal.runtimes.process`.
+Rates are against the reading before, so nothing here waits. Called by every runtime whose runs are processes
+of this machine.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from shoal.core.clock import Clock, from_epoch_ms
 from shoal.core.ids import RunId
@@ -16,7 +19,6 @@ from shoal.model.workloads import Usage
 from shoal.runtimes import cgroups
 from shoal.runtimes.cgroups import Measured
 from shoal.runtimes.keeper import procfs
-from shoal.runtimes.keeper.records import RunRecord
 
 #: Runs are measured one after another; one look at all processes serves them all.
 _TABLE_LIFE = 1.0
@@ -56,6 +58,30 @@ def bytes_used(directory: Path, *, at_most: int) -> int:
     return total
 
 
+class MeasurableRun(Protocol):
+    """What has to be known of a run to measure it."""
+
+    @property
+    def run_id(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def pid(self) -> int:
+        """Its main process."""
+        ...
+
+    @property
+    def started_at_ms(self) -> int:
+        """When it started."""
+        ...
+
+    @property
+    def cgroups(self) -> Sequence[str]:
+        """The directories of its groups; none when it has none of its own."""
+        ...
+
+
 class Meter:
     """Remembers the last reading of each run."""
 
@@ -64,16 +90,16 @@ class Meter:
         self._last: dict[str, tuple[float, float]] = {}
         self._table: tuple[float, dict[int, procfs.ProcessStat]] | None = None
 
-    async def read(self, record: RunRecord) -> Usage:
+    async def read(self, run: MeasurableRun) -> Usage:
         """What a run uses."""
-        measured = await asyncio.to_thread(cgroups.measure, record.cgroups)
+        measured = await asyncio.to_thread(cgroups.measure, run.cgroups)
         if measured is None or measured.cpu_seconds is None or measured.memory_bytes is None:
-            measured = await self._measure_processes(record)
+            measured = await self._measure_processes(run)
         now = self._clock.monotonic()
         cpu = measured.cpu_seconds or 0.0
-        age = (self._clock.wall() - from_epoch_ms(record.started_at_ms)).total_seconds()
-        before_cpu, before = self._last.get(record.run_id, (0.0, now - max(age, 0.0)))
-        self._last[record.run_id] = (cpu, now)
+        age = (self._clock.wall() - from_epoch_ms(run.started_at_ms)).total_seconds()
+        before_cpu, before = self._last.get(run.run_id, (0.0, now - max(age, 0.0)))
+        self._last[run.run_id] = (cpu, now)
         spent = max(0.0, cpu - before_cpu)
         return Usage(
             cpu_percent=100.0 * spent / (now - before) if now > before else 0.0,
@@ -88,19 +114,19 @@ class Meter:
         """Let go of a run that has ended."""
         self._last.pop(run_id, None)
 
-    async def _measure_processes(self, record: RunRecord) -> Measured:
+    async def _measure_processes(self, run: MeasurableRun) -> Measured:
         now = self._clock.monotonic()
         if self._table is None or now - self._table[0] > _TABLE_LIFE:
             table = await asyncio.to_thread(lambda: {stat.pid: stat for stat in procfs.all_stats()})
             self._table = (now, table)
-        return await asyncio.to_thread(_sum_up, record, self._table[1])
+        return await asyncio.to_thread(_sum_up, run, self._table[1])
 
 
-def _sum_up(record: RunRecord, table: dict[int, procfs.ProcessStat]) -> Measured:
+def _sum_up(run: MeasurableRun, table: dict[int, procfs.ProcessStat]) -> Measured:
     ours = [
         stat
         for stat in table.values()
-        if record.pid in (stat.pid, stat.session) or record.pid in procfs.ancestors(stat.pid, table)
+        if run.pid in (stat.pid, stat.session) or run.pid in procfs.ancestors(stat.pid, table)
     ]
     transfers = [_transfers(stat.pid) for stat in ours]
     return Measured(

@@ -19,8 +19,8 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
+from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, spec_of
 
 ENV_PREFIX = "SHOAL_FAKE_"
 
@@ -156,7 +156,7 @@ class FakeMachine:
     def script_of(self, request: RunRequest) -> FakeScript:
         """How the runs of a workload behave."""
         given = self.scripts.get(request.workload_id, self.script)
-        return FakeScript.from_env(request.spec.env, given)
+        return FakeScript.from_env(spec_of(request, ProcessSpec).env, given)
 
     def begin(self, request: RunRequest, script: FakeScript) -> RunInfo:
         """Start a run, or return the one of that id."""

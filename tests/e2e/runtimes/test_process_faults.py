@@ -18,8 +18,8 @@ from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.keeper.files import KeeperFiles
-from shoal.runtimes.keeper.logs import FILE_SIZE, FILES
 from shoal.runtimes.keeper.records import SPARES
+from shoal.runtimes.log_files import FILE_SIZE, FILES
 from shoal.runtimes.process import ProcessRuntime, find_run_pids, read_keeper_pid, read_run_records
 from shoal.testing.machines import kill_machine
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output

@@ -30,8 +30,8 @@ from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
+from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import protocol
-from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, connect
 from shoal.runtimes.keeper.launcher import launch_keeper

@@ -6,7 +6,7 @@ import contextlib
 import os
 import traceback
 
-from shoal.runtimes.keeper.clocks import LinuxClock, iso_millis
+from shoal.runtimes.clocks import LinuxClock, iso_millis
 
 _STDERR = 2
 

@@ -11,7 +11,7 @@ import itertools
 import selectors
 from collections.abc import Callable
 
-from shoal.runtimes.keeper.clocks import KeeperClock
+from shoal.runtimes.clocks import KeeperClock
 from shoal.runtimes.keeper.journal import say_exception
 
 #: The selector's own timeout does not count while the machine is suspended, so timers are looked at this often.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from shoal.core.ids import RunId
 from shoal.runtimes.keeper.files import STREAMS, KeeperFiles
-from shoal.runtimes.keeper.logs import CHUNK, LogWriter, last_output
 from shoal.runtimes.keeper.loop import Loop
+from shoal.runtimes.log_files import CHUNK, LogWriter, last_output
 
 #: How much of the end of its output is kept with the record of a run.
 TAIL_SIZE = 4096

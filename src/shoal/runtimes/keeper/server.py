@@ -24,9 +24,9 @@ from shoal.core.host import boot_id
 from shoal.core.ids import RunId
 from shoal.core.locks import FileLock
 from shoal.runtimes.cgroups import Cgroups
+from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import procfs, protocol
 from shoal.runtimes.keeper.children import prepare_keeper
-from shoal.runtimes.keeper.clocks import LinuxClock
 from shoal.runtimes.keeper.deadlines import DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, socket_address
 from shoal.runtimes.keeper.journal import say_exception

@@ -137,7 +137,8 @@ class RuntimeSuite:
 
     async def test_an_exit_code_is_reported(self, runtime: Runtime) -> None:
         for code in (0, 1, 3, 255):
-            await runtime.start(self.make_request(f"echo before the end; exit {code}", run_id=f"web-{code}"))
+            script = f"echo before the end; exit {code}"
+            await runtime.start(self.make_request(script, run_id=f"web-{code}", workload_id=f"web{code}"))
         for code in (0, 1, 3, 255):
             ended = await wait_ended(runtime, f"web-{code}")
             assert ended.exit is not None
@@ -256,7 +257,8 @@ class RuntimeSuite:
             first = await asyncio.wait_for(anext(ends), _LONG)
             assert first.run_id == "before-1"
             for number in range(5):
-                await runtime.start(self.make_request(f"exit {number}", run_id=f"after-{number}"))
+                name = f"after-{number}"
+                await runtime.start(self.make_request(f"exit {number}", run_id=name, workload_id=name))
             told: dict[str, int] = {}
             while len(told) < 5:
                 info = await asyncio.wait_for(anext(ends), _LONG)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.ids import RunId
-from shoal.runtimes.keeper.clocks import KeeperClock, iso_millis
+from shoal.runtimes.clocks import KeeperClock, iso_millis
 
 FILE_SIZE = 4 * 1024 * 1024
 FILES = 4
@@ -50,13 +50,13 @@ class LogWriter:
         #: Why the last write failed; empty when it did not.
         self.error = ""
 
-    def write(self, stream: str, chunk: bytes) -> None:
-        """Append what came out of a pipe. Never raises on a disk that does not take it."""
+    def write(self, stream: str, chunk: bytes, *, at_ms: int | None = None) -> None:
+        """Append output, printed now or at a known time. Never raises on a disk that does not take it."""
         try:
             if self._unnoted:
                 self._append(_entries(self._clock.wall_ms(), "stderr", self._note()))
                 self._unnoted = 0
-            self._append(_entries(self._clock.wall_ms(), stream, chunk))
+            self._append(_entries(self._clock.wall_ms() if at_ms is None else at_ms, stream, chunk))
             self.error = ""
         except OSError as error:
             self.dropped += len(chunk)
@@ -207,6 +207,19 @@ def find_previous_run(directory: Path) -> tuple[LogPosition, LogPosition] | None
     return (OLDEST, last) if last is not None and printed else None
 
 
+def printed_by_run(directory: Path, run_id: str) -> int | None:
+    """How many bytes of a run's output the log has; None when the run's mark is not there, or not any longer."""
+    size = 0
+    mark = _mark(run_id)
+    for _, _, line in _backward(directory):
+        if line.split(b" ", 3)[1:] == mark:
+            return size
+        entry = parse_entry(line)
+        if entry is not None:
+            size += len(entry.text) + entry.ends_line
+    return None
+
+
 def write_position(position: LogPosition) -> str:
     """A position as text, for readers that continue later."""
     return f"{position.number}:{position.offset}"
@@ -258,12 +271,15 @@ def read_entries(directory: Path, position: LogPosition) -> tuple[list[LogEntry]
     return [], LogPosition(position.number + 1, 0), False
 
 
-def last_output(directory: Path, *, since_ms: int, limit: int) -> bytes:
-    """The end of what was printed since a moment, for a run whose keeper died."""
+def last_output(directory: Path, *, limit: int, since_ms: int = 0, run_id: str = "") -> bytes:
+    """The end of what was printed since a moment, or by one run."""
     since = iso_millis(since_ms)
+    mark = _mark(run_id)
     pieces: list[bytes] = []
     size = 0
     for _, _, line in _backward(directory):
+        if line.split(b" ", 3)[1:] == mark:
+            break
         entry = parse_entry(line)
         if entry is None:
             continue
@@ -272,6 +288,11 @@ def last_output(directory: Path, *, since_ms: int, limit: int) -> bytes:
         pieces.append(entry.text + (b"\n" if entry.ends_line else b""))
         size += len(pieces[-1])
     return b"".join(reversed(pieces))[-limit:]
+
+
+def _mark(run_id: str) -> list[bytes]:
+    """What follows the time in the mark of a run."""
+    return [_RUN.encode(), b"F", run_id.encode()]
 
 
 def _path(directory: Path, number: int) -> Path:

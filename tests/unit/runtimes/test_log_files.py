@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.runtimes.keeper.logs import (
+from shoal.runtimes.log_files import (
     FILES,
     OLDEST,
     LogEntry,

@@ -11,8 +11,8 @@ from shoal.core.clock import Clock, epoch_ms
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.core.ids import WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.runtimes.keeper import logs
-from shoal.runtimes.keeper.logs import LogEntry, LogPosition
+from shoal.runtimes import log_files as logs
+from shoal.runtimes.log_files import LogEntry, LogPosition
 
 _FOLLOW_INTERVAL = 0.1
 #: A piece ends after so many bytes, so that a reader who continues after one repeats little.

@@ -1,0 +1,96 @@
+"""Where the files of a compose project come from: inline text, raw or base64, or a git repository and ref.
+
+A repository is fetched into a folder of its own for each commit, so an update that fails leaves the old files alone.
+Called by `shoal.runtimes.compose.runtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+from shoal.core.errors import InvalidError, problem
+from shoal.model.workloads import ComposeSpec, FailureReason
+from shoal.runtimes.base import RunError
+
+#: Looked for in a repository, in this order.
+FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+_GIT_SECONDS = 120.0
+
+
+def inline_text(spec: ComposeSpec) -> str:
+    """The text of an inline project. Base64 is what foreign schedulers send."""
+    text = spec.inline_yaml
+    if "\n" in text.strip() or ":" in text:
+        return text
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError, ValueError) as error:
+        raise InvalidError([problem("compose.inline_yaml", text, "must be YAML, or YAML in base64")]) from error
+
+
+async def fetch(spec: ComposeSpec, folder: Path) -> Path:
+    """Fetch a repository at its ref below `folder` and return the compose file. Raises `RunError`."""
+    staging = folder / ".fetch"
+    await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+    await asyncio.to_thread(staging.mkdir, mode=0o700, parents=True)
+    try:
+        await _git(staging, "init", "--quiet")
+        await _git(staging, "fetch", "--quiet", "--depth", "1", "--", spec.git_repo, spec.git_ref or "HEAD")
+        commit = (await _git(staging, "rev-parse", "FETCH_HEAD")).strip()
+        target = folder / commit
+        if not await asyncio.to_thread(target.exists):
+            await _git(staging, "checkout", "--quiet", "FETCH_HEAD")
+            await asyncio.to_thread(staging.rename, target)
+    finally:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+    for name in FILE_NAMES:
+        if await asyncio.to_thread((target / name).is_file):
+            return target / name
+    raise RunError(
+        f"{spec.git_repo} has no compose file at {spec.git_ref or 'HEAD'}",
+        failure=FailureReason.INVALID_SPEC,
+        hint=f"its name must be one of {', '.join(FILE_NAMES)}",
+    )
+
+
+async def _git(folder: Path, *words: str) -> str:
+    environment = {
+        "PATH": os.environ.get("PATH", ""),
+        "HOME": os.environ.get("HOME", "/"),
+        "GIT_TERMINAL_PROMPT": "0",
+        # A repository may name no helper and no transport that runs commands.
+        "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
+        "GIT_CONFIG_NOSYSTEM": "1",
+    }
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "git",
+            *words,
+            cwd=folder,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise RunError(f"git cannot be run: {error}", failure=FailureReason.RUNTIME_ERROR, transient=True) from error
+    try:
+        async with asyncio.timeout(_GIT_SECONDS):
+            output, errors = await process.communicate()
+    except TimeoutError as error:
+        raise RunError(f"git {words[0]} takes too long", failure=FailureReason.NETWORK_ERROR, transient=True) from error
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        words_of_git = errors.decode(errors="replace").strip()[-500:]
+        raise RunError(f"git {words[0]}: {words_of_git}", failure=FailureReason.NETWORK_ERROR, transient=True)
+    return output.decode(errors="replace")

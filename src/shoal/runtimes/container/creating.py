@@ -1,0 +1,149 @@
+"""A run request as the body of a create call, and back from the labels of a container. Pure.
+
+Everything that has to outlive the agent is in the labels: which cluster, node, workload and run a container belongs to,
+its ports and how it is stopped. Called by `shoal.runtimes.container.runtime`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.workloads import ContainerSpec
+from shoal.runtimes.base import RunRequest, port_variable
+
+CLUSTER_LABEL = "shoal.cluster"
+NODE_LABEL = "shoal.node"
+WORKLOAD_LABEL = "shoal.workload"
+REVISION_LABEL = "shoal.revision"
+GENERATION_LABEL = "shoal.generation"
+RUN_LABEL = "shoal.run"
+PORTS_LABEL = "shoal.ports"
+STOP_SIGNAL_LABEL = "shoal.stop-signal"
+GRACE_LABEL = "shoal.stop-grace"
+
+#: The engine's log of one container; the agent copies it into its own files when the run ends.
+_LOG_SIZE = "10m"
+_MIB = 1 << 20
+#: Set where the spec says nothing: engines pass on what their own service has, which a sandbox may refuse.
+_DEFAULT_ULIMITS = {"nofile": (1024, 524_288), "nproc": (4096, 4096)}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose containers an agent looks at. Several agents may share one engine."""
+
+    cluster_id: str
+    node_id: NodeId
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What all containers of this agent carry."""
+        return {CLUSTER_LABEL: self.cluster_id, NODE_LABEL: self.node_id}
+
+    def name_of(self, workload_id: str) -> str:
+        """The name of a workload's container."""
+        return f"shoal-{self.node_id}-{workload_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunLabels:
+    """What the labels of a container say of its run."""
+
+    run_id: str
+    workload_id: WorkloadId
+    ports: Mapping[str, int]
+    stop_signal: str
+    grace: float
+
+
+def create_body(request: RunRequest, spec: ContainerSpec, owner: Owner, *, ulimit_ceiling: int) -> dict[str, Any]:
+    """The body of a create call. `ulimit_ceiling` is what this machine allows the default `nofile` to be."""
+    bindings: dict[str, list[dict[str, str]]] = {}
+    for port in spec.ports:
+        key = f"{port.container_port}/{port.protocol or 'tcp'}"
+        bindings.setdefault(key, []).append({"HostPort": str(port.host_port) if port.host_port else ""})
+    environment = {
+        **spec.env,
+        **request.secrets,
+        **request.identity,
+        **{port_variable(name): str(number) for name, number in request.ports.items()},
+        "SHOAL_NODE_ID": owner.node_id,
+        "SHOAL_RUN_ID": request.run_id,
+        "SHOAL_WORKLOAD_ID": request.workload_id,
+    }
+    body: dict[str, Any] = {
+        "Image": spec.image,
+        "Env": [f"{name}={value}" for name, value in environment.items()],
+        "Labels": {**spec.labels, **_run_labels(request, spec, owner)},
+        # The agent runs health checks itself: an engine without systemd never does.
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": f"SIG{spec.stop.signal or 'TERM'}",
+        "ExposedPorts": {key: {} for key in bindings},
+        "HostConfig": {
+            "Binds": [
+                f"{mount.host_path}:{mount.container_path}{':ro' if mount.read_only else ''}" for mount in spec.volumes
+            ],
+            "PortBindings": bindings,
+            "Privileged": spec.privileged,
+            "Init": spec.init,
+            "RestartPolicy": {"Name": "no"},
+            "LogConfig": {"Type": "json-file", "Config": {"max-size": _LOG_SIZE}},
+            "Ulimits": _ulimits(spec, ulimit_ceiling),
+            **_limits(request, spec),
+        },
+    }
+    if spec.command or spec.args:
+        body["Cmd"] = [*spec.command, *spec.args]
+    if spec.user:
+        body["User"] = spec.user
+    if spec.working_dir:
+        body["WorkingDir"] = spec.working_dir
+    return body
+
+
+def read_labels(labels: Mapping[str, str]) -> RunLabels | None:
+    """What a container is, by its labels; None for one that is not a run of ours."""
+    run_id, workload_id = labels.get(RUN_LABEL, ""), labels.get(WORKLOAD_LABEL, "")
+    if not run_id or not workload_id:
+        return None
+    try:
+        ports = {str(name): int(number) for name, number in json.loads(labels.get(PORTS_LABEL, "{}")).items()}
+        grace = float(labels.get(GRACE_LABEL, "10"))
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return RunLabels(run_id, WorkloadId(workload_id), ports, labels.get(STOP_SIGNAL_LABEL, "SIGTERM"), grace)
+
+
+def _run_labels(request: RunRequest, spec: ContainerSpec, owner: Owner) -> dict[str, str]:
+    return {
+        **owner.labels,
+        WORKLOAD_LABEL: request.workload_id,
+        REVISION_LABEL: request.revision,
+        GENERATION_LABEL: str(request.generation),
+        RUN_LABEL: request.run_id,
+        PORTS_LABEL: json.dumps(dict(request.ports)),
+        STOP_SIGNAL_LABEL: f"SIG{spec.stop.signal or 'TERM'}",
+        GRACE_LABEL: str(spec.stop.grace.total_seconds()),
+    }
+
+
+def _limits(request: RunRequest, spec: ContainerSpec) -> dict[str, int]:
+    limits: dict[str, int] = {}
+    if request.limits.cpu_millicores:
+        limits["NanoCpus"] = request.limits.cpu_millicores * 1_000_000
+    if request.limits.memory_mb:
+        # Without swap: a limit that can be exceeded is none.
+        limits["Memory"] = limits["MemorySwap"] = request.limits.memory_mb * _MIB
+    if spec.cpu_shares:
+        limits["CpuShares"] = spec.cpu_shares
+    return limits
+
+
+def _ulimits(spec: ContainerSpec, ceiling: int) -> list[dict[str, Any]]:
+    given = {each.name: (each.soft, each.hard) for each in spec.ulimits}
+    defaults = {name: (min(soft, ceiling), min(hard, ceiling)) for name, (soft, hard) in _DEFAULT_ULIMITS.items()}
+    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in {**defaults, **given}.items()]

@@ -1,0 +1,128 @@
+"""Finds the container engine of this machine, and runs a Podman service when only its binary is there.
+
+Looked for in this order: `DOCKER_HOST`, the sockets that Docker and Podman usually listen on, the `podman` binary.
+Called by `shoal.runtimes.container.runtime` when it opens, and again after the engine was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from shoal.core.clock import Clock
+from shoal.core.errors import ShoalError, UnavailableError
+from shoal.runtimes.container.api import EngineApi
+
+log = logging.getLogger(__name__)
+
+_USUAL_SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
+_SERVICE_START_SECONDS = 20.0
+_SERVICE_STOP_SECONDS = 5.0
+#: The kernel takes no longer path for a unix socket.
+_MAX_SOCKET_PATH = 100
+
+
+def engine_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Where an engine may listen, best first. Pure."""
+    if given := environ.get("DOCKER_HOST", ""):
+        return (given if "://" in given else f"unix://{given}",)
+    sockets = list(_USUAL_SOCKETS)
+    if runtime_dir := environ.get("XDG_RUNTIME_DIR", ""):
+        sockets.append(f"{runtime_dir}/podman/podman.sock")
+    return tuple(f"unix://{path}" for path in sockets)
+
+
+async def connect(environ: Mapping[str, str]) -> EngineApi | None:
+    """The first engine that answers, or None."""
+    for address in engine_addresses(environ):
+        scheme, _, path = address.partition("://")
+        if scheme == "unix" and not await asyncio.to_thread(Path(path).exists):
+            continue
+        api = EngineApi(address)
+        try:
+            await api.version()
+        except ShoalError as error:
+            log.info("no container engine at %s: %s", address, error)
+            await api.close()
+        else:
+            return api
+    return None
+
+
+class PodmanService:
+    """A `podman system service` that this agent runs. Containers outlive it: each has a monitor of its own."""
+
+    def __init__(self, directory: Path, *, clock: Clock, arguments: tuple[str, ...] = ()) -> None:
+        """`arguments` go before `system service`, such as `--root`."""
+        self._socket = directory / "podman.sock"
+        self._log = directory / "podman.log"
+        self._clock = clock
+        self._arguments = arguments
+        self._process: asyncio.subprocess.Process | None = None
+
+    @staticmethod
+    def is_possible() -> bool:
+        """Whether there is a `podman` binary."""
+        return shutil.which("podman") is not None
+
+    async def open(self) -> EngineApi:
+        """Start the service unless it runs, and connect to it. Raises `UnavailableError`."""
+        if len(str(self._socket)) > _MAX_SOCKET_PATH:
+            raise UnavailableError(f"the path of the Podman socket is too long: {self._socket}")
+        if self._process is None or self._process.returncode is not None:
+            await self._start()
+        api = EngineApi(f"unix://{self._socket}")
+        deadline = self._clock.monotonic() + _SERVICE_START_SECONDS
+        while True:
+            try:
+                await api.version()
+            except ShoalError as error:
+                if self._clock.monotonic() > deadline or self._process is None or self._process.returncode is not None:
+                    await api.close()
+                    said = self._log.read_text(errors="replace")[-500:].strip() if self._log.exists() else ""
+                    raise UnavailableError(f"the Podman service does not answer: {said or error}") from error
+                await self._clock.sleep(0.05)
+            else:
+                return api
+
+    async def close(self) -> None:
+        """Stop the service. Containers go on."""
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_SERVICE_STOP_SECONDS):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _start(self) -> None:
+        self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()
+        runtime = ("--runtime", "runc") if _needs_runc() else ()
+        with self._log.open("wb") as output:
+            self._process = await asyncio.create_subprocess_exec(
+                "podman",
+                *runtime,
+                *self._arguments,
+                *("system", "service", "--time", "0", f"unix://{self._socket}"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+
+def _needs_runc() -> bool:
+    """Whether Podman's default runtime cannot work here: crun needs cgroups v2, runc does not."""
+    return shutil.which("runc") is not None and not os.path.exists("/sys/fs/cgroup/cgroup.controllers")  # noqa: PTH110

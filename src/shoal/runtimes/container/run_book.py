@@ -1,0 +1,136 @@
+"""What the agent remembers of container runs: one small file per run, until the run is forgotten.
+
+The engine knows a container only while it exists. An ended run, and one whose container somebody else removed, is known
+from here. Owned by `shoal.runtimes.container.runtime`. Calls block, and raise `UnavailableError` for a disk that does
+not take or give what it should.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.core.clock import from_epoch_ms
+from shoal.core.durable import replace_file
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import WorkloadId
+from shoal.core.private_files import make_private_directory
+from shoal.model.workloads import Exit
+from shoal.runtimes.base import RunInfo, RunPhase
+from shoal.runtimes.cgroups import read_memberships
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run ended."""
+
+    code: int = 0
+    signal: int = 0
+    unknown: bool = False
+    ended_at_ms: int = 0
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRun:
+    """One run, as it is stored."""
+
+    run_id: str
+    workload_id: str
+    container_id: str
+    started_at_ms: int
+    pid: int
+    stop_signal: str
+    grace: float
+    ports: Mapping[str, int] = field(default_factory=dict)
+    end: RunEnd | None = None
+    ended_by: str = ""
+    last_output: str = ""
+
+    @property
+    def cgroups(self) -> tuple[str, ...]:
+        """The directories of its groups, while it runs."""
+        return tuple(
+            str(place.directory)
+            for place in read_memberships(pid=self.pid)
+            if self.pid and place.directory != place.top
+        )
+
+    @property
+    def info(self) -> RunInfo:
+        """What the agent is told of it."""
+        end = self.end
+        return RunInfo(
+            run_id=self.run_id,
+            workload_id=WorkloadId(self.workload_id),
+            phase=RunPhase.RUNNING if end is None else RunPhase.ENDED,
+            started_at=from_epoch_ms(self.started_at_ms),
+            pid=self.pid,
+            exit=None
+            if end is None
+            else Exit(
+                code=end.code,
+                signal=end.signal,
+                unknown=end.unknown,
+                ended_at=from_epoch_ms(end.ended_at_ms),
+                out_of_memory=end.out_of_memory,
+            ),
+            ports=self.ports,
+            last_output=self.last_output,
+            ended_by=self.ended_by if end is not None else "",
+        )
+
+
+class RunBook:
+    """Every run that was not forgotten, in memory and on disk."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.runs: dict[str, ContainerRun] = {}
+
+    def load(self) -> None:
+        """Read what an earlier agent wrote. A damaged file is left alone: its container, if there is one, says more."""
+        make_private_directory(self._directory)
+        for path in sorted(self._directory.glob("*.json")):
+            try:
+                run = run_from_json(path.read_bytes())
+            except (OSError, ValueError) as error:
+                log.warning("the record %s of a container run cannot be read: %s", path.name, error)
+            else:
+                self.runs[run.run_id] = run
+
+    def put(self, run: ContainerRun) -> None:
+        """Store a run."""
+        try:
+            replace_file(self._directory / f"{run.run_id}.json", json.dumps(dataclasses.asdict(run)).encode())
+        except OSError as error:
+            raise UnavailableError(f"run {run.run_id} cannot be written down: {error}") from error
+        self.runs[run.run_id] = run
+
+    def drop(self, run_id: str) -> None:
+        """Forget a run."""
+        try:
+            (self._directory / f"{run_id}.json").unlink(missing_ok=True)
+        except OSError as error:
+            raise UnavailableError(f"the record of run {run_id} cannot be removed: {error}") from error
+        self.runs.pop(run_id, None)
+
+
+def run_from_json(text: bytes) -> ContainerRun:
+    """Read a stored run. Raises ValueError for anything else."""
+    try:
+        fields = json.loads(text)
+        end = fields.pop("end", None)
+        ports = {str(name): int(port) for name, port in fields.pop("ports", {}).items()}
+        run = ContainerRun(**fields, ports=ports, end=RunEnd(**end) if end else None)
+    except (TypeError, AttributeError, KeyError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a container run: {error}") from error
+    if not isinstance(run.run_id, str) or not isinstance(run.container_id, str):
+        raise ValueError("not a container run: its ids are not text")  # noqa: TRY004 as all damage is
+    return run

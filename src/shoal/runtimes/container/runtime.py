@@ -1,0 +1,471 @@
+"""The container runtime: one container per run, created, watched and removed through the Docker Engine API.
+
+A container carries the run in its labels, so a restarted agent finds its runs in the engine. When a run ends, its exit,
+its output and its last lines are stored by the agent first; then the container is removed. Containers of other agents
+and other programs are never touched. While the engine is down, runs are known from the book, and nothing is concluded
+about them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import resource
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from shoal.core.clock import Clock, epoch_ms
+from shoal.core.errors import (
+    DeadlineError,
+    InvalidError,
+    PreconditionError,
+    ShoalError,
+    UnavailableError,
+    problem,
+)
+from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.core.tasks import Signal, TaskScope
+from shoal.model.logs import LogPiece, LogQuery
+from shoal.model.workloads import ContainerSpec, FailureReason, Usage, WorkloadType
+from shoal.runtimes import log_files
+from shoal.runtimes.base import RunError, RunInfo, RunRequest, spec_of
+from shoal.runtimes.container import failures, images
+from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.creating import Owner, RunLabels, create_body, read_labels
+from shoal.runtimes.container.memory_kills import MemoryKills
+from shoal.runtimes.container.output import OutputCopies
+from shoal.runtimes.container.run_book import ContainerRun, RunBook, RunEnd
+from shoal.runtimes.log_reading import read_logs
+from shoal.runtimes.usage import Meter
+
+log = logging.getLogger(__name__)
+
+#: How often everything is compared with the engine, whatever its events say.
+_COMPARE_SECONDS = 15.0
+_RECONNECT_SECONDS = 1.0
+#: A container that was killed and is still there after this long: the engine is at fault.
+_KILL_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_HEALTH_SECONDS = 5.0
+_LAST_OUTPUT_BYTES = 4096
+#: Exit codes from here on stand for a signal, by the convention of shells and engines.
+_SIGNAL_BASE = 128
+_HIGHEST_SIGNAL = 64
+
+Connect = Callable[[], Awaitable[EngineApi]]
+
+
+class ContainerRuntime:
+    """Runs workloads as containers. Implements `Runtime`."""
+
+    def __init__(
+        self, data_dir: Path, *, clock: Clock, owner: Owner, connect: Connect, allow_privileged: bool = False
+    ) -> None:
+        """`connect` finds the engine; it is called again after the engine was lost."""
+        self._clock = clock
+        self._owner = owner
+        self._connect = connect
+        self._allow_privileged = allow_privileged
+        self._workloads = data_dir / "workloads"
+        self._book = RunBook(data_dir / "containers")
+        self._memory = MemoryKills()
+        self._meter = Meter(clock)
+        self._api: EngineApi | None = None
+        self._trouble = "the engine was not asked yet"
+        self._scope = TaskScope("containers")
+        self._output = OutputCopies(self._logs_of, self._scope)
+        self._compare_now = Signal()
+        self._changed = asyncio.Condition()
+        self._starting: dict[str, asyncio.Lock] = {}
+        self._ending: dict[str, asyncio.Lock] = {}
+
+    @property
+    def type(self) -> WorkloadType:
+        """Containers."""
+        return WorkloadType.CONTAINER
+
+    # --- life of the runtime ------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
+        await asyncio.to_thread(self._book.load)
+        try:
+            await self._reach()
+        except ShoalError as error:
+            log.warning("containers cannot be run now: %s", error)
+        self._scope.start(self._follow_engine(), name="follow")
+
+    async def close(self) -> None:
+        """Let go of the engine. Containers go on."""
+        await self._scope.close()
+        self._memory.close()
+        await self._lose("closed")
+
+    async def health(self) -> str:
+        """`healthy`, or `unhealthy: ` and why."""
+        api = self._api
+        if api is None:
+            return f"unhealthy: {self._trouble}"
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await api.version()
+        except TimeoutError:
+            return "unhealthy: the container engine does not answer"
+        except ShoalError as error:
+            return f"unhealthy: {error.message}"
+        return "healthy"
+
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    async def start(self, request: RunRequest) -> RunInfo:
+        """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
+        spec = _checked(request)
+        lock = self._starting.setdefault(request.workload_id, asyncio.Lock())
+        async with lock:
+            known = self._book.runs.get(request.run_id)
+            if known is not None:
+                return known.info
+            if spec.privileged and not self._allow_privileged:
+                raise RunError(
+                    "this agent runs no privileged containers",
+                    failure=FailureReason.INVALID_SPEC,
+                    hint="start the agent with --allow-privileged",
+                )
+            api = self._engine()
+            await images.ensure(api, spec)
+            await self._make_room(api, request)
+            return await self._create_and_start(api, request, spec)
+
+    async def stop(self, run_id: str) -> RunInfo | None:
+        """Ask the main process to end, kill what is left after the grace period, and wait for the end."""
+        run = self._book.runs.get(run_id)
+        if run is None:
+            return None
+        if run.end is not None:
+            return run.info
+        if not run.ended_by:
+            run = await self._put(dataclasses.replace(run, ended_by="stop"))
+        api = self._engine()
+        await api.kill(run.container_id, run.stop_signal)
+        ended = await self._wait_end(run_id, run.grace)
+        if ended is None:
+            await api.kill(run.container_id, "SIGKILL")
+            ended = await self._wait_end(run_id, _KILL_SECONDS)
+        if ended is None:
+            raise DeadlineError(f"run {run_id!r} was killed and its container has not ended", seconds=_KILL_SECONDS)
+        return ended
+
+    async def inspect(self, run_id: str) -> RunInfo | None:
+        """What is known of a run."""
+        run = self._book.runs.get(run_id)
+        if run is not None and run.end is None and self._api is not None:
+            with contextlib.suppress(UnavailableError, DeadlineError):
+                await self._look_at(self._api, run)
+        run = self._book.runs.get(run_id)
+        return None if run is None else run.info
+
+    async def list_runs(self) -> tuple[RunInfo, ...]:
+        """Every run that was not forgotten."""
+        return tuple(run.info for run in self._book.runs.values())
+
+    async def forget(self, run_id: str) -> None:
+        """Let go of an ended run. Raises `PreconditionError` for one that has not ended."""
+        run = self._book.runs.get(run_id)
+        if run is None:
+            return
+        if run.end is None:
+            raise PreconditionError(f"run {run_id!r} has not ended")
+        await asyncio.to_thread(self._book.drop, run_id)
+
+    async def forget_workload(self, workload_id: WorkloadId) -> None:
+        """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        runs = [run for run in self._book.runs.values() if run.workload_id == workload_id]
+        if any(run.end is None for run in runs):
+            raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
+        for run in runs:
+            await asyncio.to_thread(self._book.drop, run.run_id)
+        await asyncio.to_thread(shutil.rmtree, self._workloads / workload_id, ignore_errors=True)
+        self._starting.pop(workload_id, None)
+
+    async def watch(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends, those that ended before first."""
+        told: set[str] = set()
+        while True:
+            ended = [run for run in self._book.runs.values() if run.end is not None and run.run_id not in told]
+            told = {run_id for run_id in told if run_id in self._book.runs}
+            for run in ended:
+                told.add(run.run_id)
+                yield run.info
+            if not ended:
+                async with self._changed:
+                    await self._changed.wait()
+
+    async def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of a workload, oldest first."""
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        async for piece in read_logs(self._logs_of(workload_id), workload_id, query, self._clock):
+            yield piece
+
+    async def usage(self, run_id: str) -> Usage | None:
+        """What a run uses now; None when it does not run."""
+        run = self._book.runs.get(run_id)
+        if run is None or run.end is not None or not run.pid:
+            self._meter.forget(run_id)
+            return None
+        return await self._meter.read(run)
+
+    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+        """Whether a command exits with 0 in time, inside the container of a run."""
+        run = self._book.runs.get(run_id)
+        if run is None or run.end is not None:
+            return False
+        api = self._engine()
+        try:
+            async with asyncio.timeout(timeout):
+                exec_id = await api.create_exec(run.container_id, command, tty=False, stdin=False)
+                async for _ in api.run_exec(exec_id):
+                    pass
+                return await api.exec_exit_code(exec_id) == 0
+        except (TimeoutError, EngineError):
+            return False
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    async def _make_room(self, api: EngineApi, request: RunRequest) -> None:
+        """Free the workload's name: from a container that was created and never started, or whose run has ended."""
+        name = self._owner.name_of(request.workload_id)
+        found = await api.container(name)
+        if found is None:
+            return
+        labels = (found.get("Config") or {}).get("Labels") or {}
+        if any(labels.get(key) != value for key, value in self._owner.labels.items()):
+            raise RunError(
+                f"the name {name} is taken by a container that is not this agent's",
+                failure=FailureReason.RUNTIME_ERROR,
+                transient=True,
+                hint=f"remove it, or give it another name: it has the id {str(found.get('Id'))[:12]}",
+            )
+        if _has_started(found):
+            await self._adopt(api, found)
+        else:
+            await api.remove(str(found["Id"]))
+
+    async def _create_and_start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> RunInfo:
+        ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        body = create_body(request, spec, self._owner, ulimit_ceiling=ceiling)
+        try:
+            container_id = await api.create(self._owner.name_of(request.workload_id), body)
+        except EngineError as error:
+            raise failures.run_error(error, failures.judge_start(error), what="cannot create the container") from error
+        try:
+            await api.start(container_id)
+        except EngineError as error:
+            with contextlib.suppress(ShoalError):
+                await api.remove(container_id)
+            raise failures.run_error(error, failures.judge_start(error), what="cannot start the container") from error
+        found = await api.container(container_id)
+        if found is None:
+            raise UnavailableError(f"the container of run {request.run_id!r} is gone right after its start")
+        run = await self._adopt(api, found)
+        if run is None:
+            raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
+        return run.info
+
+    async def _adopt(self, api: EngineApi, found: dict[str, Any]) -> ContainerRun | None:
+        """Take a started container of ours into the book, with its end if it has ended."""
+        labels = read_labels((found.get("Config") or {}).get("Labels") or {})
+        if labels is None:
+            return None
+        run = self._book.runs.get(labels.run_id)
+        if run is None:
+            run = await self._put(_run_of(labels, found))
+        if run.end is None:
+            if _is_running(found):
+                self._memory.watch(run.run_id, run.pid)
+                self._output.begin(api, run.run_id, run.workload_id, run.container_id)
+            else:
+                await self._end(api, run, found)
+        return self._book.runs.get(labels.run_id, run)
+
+    # --- following the engine -----------------------------------------------------------------------------
+
+    async def _follow_engine(self) -> None:
+        """Connect, compare, and look again at every event; start over when the engine is lost."""
+        while True:
+            try:
+                api = await self._reach()
+                await self._compare(api)
+                await self._follow_events(api)
+            except ShoalError as error:
+                await self._lose(error.message)
+            await self._clock.sleep(_RECONNECT_SECONDS)
+
+    async def _follow_events(self, api: EngineApi) -> None:
+        async with asyncio.TaskGroup() as group:
+            listener = group.create_task(self._listen(api))
+            try:
+                while not listener.done():
+                    await self._compare_now.wait(_COMPARE_SECONDS)
+                    await self._compare(api)
+            finally:
+                listener.cancel()
+
+    async def _listen(self, api: EngineApi) -> None:
+        with contextlib.suppress(ShoalError):
+            async for _event in api.events(self._owner.labels):
+                self._compare_now.set()
+        self._compare_now.set()
+
+    async def _compare(self, api: EngineApi) -> None:
+        """Compare the book with the engine: take in what was missed, and end what is gone."""
+        containers = {str(each["Id"]): each for each in await api.containers(self._owner.labels)}
+        known = {run.container_id for run in self._book.runs.values()}
+        for run in list(self._book.runs.values()):
+            if run.end is None and (containers.get(run.container_id) or {}).get("State") != "running":
+                await self._look_at(api, run)
+            elif run.end is not None and run.container_id in containers:
+                await api.remove(run.container_id)  # stored before, and not removed yet
+        for container_id in containers.keys() - known:
+            if containers[container_id].get("State") == "created":
+                continue  # being started now, or left by an agent that died: the next start removes it
+            found = await api.container(container_id)
+            if found is not None:
+                await self._adopt(api, found)
+
+    async def _look_at(self, api: EngineApi, run: ContainerRun) -> None:
+        found = await api.container(run.container_id)
+        if found is None or not _is_running(found):
+            await self._end(api, run, found)
+
+    async def _end(self, api: EngineApi, run: ContainerRun, found: dict[str, Any] | None) -> None:
+        """Store the end of a run, then remove its container."""
+        async with self._ending.setdefault(run.run_id, asyncio.Lock()):
+            current = self._book.runs.get(run.run_id)
+            if current is None or current.end is not None:
+                return
+            output = await self._last_output(api, run, is_there=found is not None)
+            end = self._end_of(run, found)
+            await self._put(dataclasses.replace(current, end=end, last_output=output))
+        self._ending.pop(run.run_id, None)
+        if found is not None:
+            with contextlib.suppress(EngineError):
+                await api.remove(run.container_id)
+
+    def _end_of(self, run: ContainerRun, found: dict[str, Any] | None) -> RunEnd:
+        out_of_memory = self._memory.ran_out(run.run_id)
+        if found is None:
+            return RunEnd(unknown=True, ended_at_ms=epoch_ms(self._clock.wall()), out_of_memory=out_of_memory)
+        state = found["State"]
+        status = int(state.get("ExitCode") or 0)
+        by_signal = _SIGNAL_BASE < status <= _SIGNAL_BASE + _HIGHEST_SIGNAL
+        return RunEnd(
+            code=0 if by_signal else status,
+            signal=status - _SIGNAL_BASE if by_signal else 0,
+            ended_at_ms=_millis(state.get("FinishedAt")) or epoch_ms(self._clock.wall()),
+            out_of_memory=out_of_memory or bool(state.get("OOMKilled")),
+        )
+
+    async def _last_output(self, api: EngineApi, run: ContainerRun, *, is_there: bool) -> str:
+        if is_there:
+            await self._output.finish(api, run.run_id, run.workload_id, run.container_id)
+        output = await asyncio.to_thread(
+            log_files.last_output, self._logs_of(run.workload_id), run_id=run.run_id, limit=_LAST_OUTPUT_BYTES
+        )
+        return output.decode(errors="replace")
+
+    async def _wait_end(self, run_id: str, seconds: float) -> RunInfo | None:
+        """The end of a run, or None when it has not ended in time."""
+        deadline = self._clock.monotonic() + seconds
+        while True:
+            run = self._book.runs.get(run_id)
+            if run is None or run.end is not None:
+                return None if run is None else run.info
+            await self._look_at(self._engine(), run)
+            current = self._book.runs.get(run_id)
+            if current is not None and current.end is not None:
+                return current.info
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
+                return None
+            await self._clock.sleep(min(_POLL_SECONDS, left))
+
+    # --- the engine ---------------------------------------------------------------------------------------
+
+    async def _reach(self) -> EngineApi:
+        if self._api is None:
+            self._api = await self._connect()
+            self._trouble = ""
+        return self._api
+
+    async def _lose(self, why: str) -> None:
+        api, self._api = self._api, None
+        if why != self._trouble:
+            log.warning("the container engine is lost: %s", why)
+        self._trouble = why
+        if api is not None:
+            await api.close()
+
+    def _engine(self) -> EngineApi:
+        if self._api is None:
+            raise UnavailableError(f"the container engine is away: {self._trouble}")
+        return self._api
+
+    def _logs_of(self, workload_id: str) -> Path:
+        return self._workloads / workload_id / "logs"
+
+    async def _put(self, run: ContainerRun) -> ContainerRun:
+        await asyncio.to_thread(self._book.put, run)
+        async with self._changed:
+            self._changed.notify_all()
+        return run
+
+
+def _checked(request: RunRequest) -> ContainerSpec:
+    problems = [
+        problem(name, value, IDENTIFIER_RULE)
+        for name, value in (("run_id", request.run_id), ("workload_id", request.workload_id))
+        if not is_identifier(value)
+    ]
+    if problems:
+        raise InvalidError(problems)
+    return spec_of(request, ContainerSpec)
+
+
+def _run_of(labels: RunLabels, found: dict[str, Any]) -> ContainerRun:
+    state = found["State"]
+    return ContainerRun(
+        run_id=labels.run_id,
+        workload_id=labels.workload_id,
+        container_id=str(found["Id"]),
+        started_at_ms=_millis(state.get("StartedAt")),
+        pid=int(state.get("Pid") or 0),
+        stop_signal=labels.stop_signal,
+        grace=labels.grace,
+        ports=labels.ports,
+    )
+
+
+def _is_running(found: dict[str, Any]) -> bool:
+    return bool(found["State"].get("Running") or found["State"].get("Paused") or found["State"].get("Restarting"))
+
+
+def _has_started(found: dict[str, Any]) -> bool:
+    return _millis(found["State"].get("StartedAt")) > 0
+
+
+def _millis(text: object) -> int:
+    """An engine's time as milliseconds; 0 for its zero, which is in the year 1."""
+    if not isinstance(text, str) or text.startswith("0001-"):
+        return 0
+    try:
+        return epoch_ms(datetime.fromisoformat(text))
+    except ValueError:
+        return 0

@@ -1,0 +1,71 @@
+"""The container runtime passes the suite of every runtime, on a real Podman."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import ContainerSpec, StopPolicy
+from shoal.runtimes.base import RunRequest, Runtime
+from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.runtime import ContainerRuntime
+from shoal.testing.suites.runtime import RuntimeSuite
+from tests.services.engine import IMAGE, Engine, private_engine
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with private_engine() as made:
+        yield made
+
+
+class TestContainer(RuntimeSuite):
+    __test__ = True
+
+    @pytest.fixture
+    async def service(self, engine: Engine, tmp_path: Path) -> AsyncIterator[PodmanService]:
+        service = PodmanService(engine.folder / "service", clock=SystemClock(), arguments=engine.arguments)
+        yield service
+        await service.close()
+
+    @pytest.fixture
+    def make_runtime(self, tmp_path: Path, service: PodmanService) -> Callable[[], Runtime]:
+        owner = Owner("test", NodeId("n1"))
+        return lambda: ContainerRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=service.open)
+
+    def make_request(
+        self,
+        script: str,
+        *,
+        run_id: str = "web-1",
+        workload_id: str = "web",
+        env: Mapping[str, str] | None = None,
+        stop: StopPolicy | None = None,
+        ports: Mapping[str, int] | None = None,
+        limits: Resources | None = None,
+        deadline: float | None = None,
+    ) -> RunRequest:
+        spec = ContainerSpec(
+            image=IMAGE, command=("sh", "-c", script), env=env or {}, stop=stop or StopPolicy(), init=True
+        )
+        return RunRequest(
+            run_id=run_id,
+            workload_id=WorkloadId(workload_id),
+            spec=spec,
+            limits=limits or Resources(),
+            ports=ports or {},
+            identity={"SHOAL_TEST_IDENTITY": "this one"},
+            deadline=deadline,
+        )
+
+    def make_missing_program(self, run_id: str) -> RunRequest:
+        spec = ContainerSpec(image=IMAGE, command=("/nowhere/no-such-program",))
+        return RunRequest(run_id=run_id, workload_id=WorkloadId("web"), spec=spec)
