@@ -26,6 +26,15 @@ if [ "$(id -u)" = 0 ]; then
     command -v iptables >/dev/null || missing+=(iptables)
 fi
 
+# Containers, compose projects and VMs (tests/services/engine.py). Only root can run the engine that the tests start.
+if [ "$(id -u)" = 0 ]; then
+    command -v podman >/dev/null || missing+=(podman)
+    command -v runc >/dev/null || missing+=(runc)
+    command -v busybox >/dev/null || missing+=(busybox-static)
+    command -v catatonit >/dev/null || [ -x /usr/libexec/podman/catatonit ] || missing+=(catatonit)
+    [ -x /usr/lib/podman/netavark ] || missing+=(netavark)
+fi
+
 # Kafka: Java to run it, Maven to fetch it.
 if [ -z "${SHOAL_TEST_KAFKA:-}" ]; then
     command -v java >/dev/null || missing+=(default-jre-headless)

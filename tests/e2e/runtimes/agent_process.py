@@ -2,7 +2,8 @@
 
     python agent_process.py DATA_DIR '[{"run_id": …, "script": …, "deadline": …}, …]'
 
-Prints `ready` once everything was started.
+Prints `ready` once everything was started. A run with `ends_once_up` gets its deadline, so many seconds later, only
+once it has printed `up`.
 """
 
 from __future__ import annotations
@@ -17,20 +18,27 @@ from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import ProcessSpec
 from shoal.runtimes.base import RunRequest
 from shoal.runtimes.process import ProcessRuntime
+from shoal.testing.suites.runtime import wait_output
 
 
 async def main() -> None:
     runtime = ProcessRuntime(Path(sys.argv[1]), clock=SystemClock(), node_id=NodeId("n1"))
     await runtime.open()
-    for run in json.loads(sys.argv[2]):
+    runs = json.loads(sys.argv[2])
+    for run in runs:
+        deadline = 600.0 if "ends_once_up" in run else run.get("deadline")
         await runtime.start(
             RunRequest(
                 run_id=run["run_id"],
                 workload_id=WorkloadId(run["run_id"].rpartition("-")[0]),
                 spec=ProcessSpec(command=("/bin/sh", "-c", run["script"]), user=run.get("user", "")),
-                deadline=SystemClock().monotonic() + run["deadline"] if "deadline" in run else None,
+                deadline=None if deadline is None else SystemClock().monotonic() + deadline,
             )
         )
+    for run in runs:
+        if "ends_once_up" in run:
+            await wait_output(runtime, b"up\n", workload_id=run["run_id"].rpartition("-")[0])
+            await runtime.extend_deadlines((run["run_id"],), SystemClock().monotonic() + run["ends_once_up"])
     print("ready", runtime.limits(), flush=True)
     await asyncio.sleep(600)
 

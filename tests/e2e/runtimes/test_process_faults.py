@@ -14,12 +14,12 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import DeadlineError
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.records import SPARES
-from shoal.runtimes.log_files import FILE_SIZE, FILES
+from shoal.runtimes.log_files import FILE_SIZE, FILES, last_output
 from shoal.runtimes.process import ProcessRuntime, find_run_pids, read_keeper_pid, read_run_records
 from shoal.testing.machines import kill_machine
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
@@ -36,6 +36,11 @@ def request(script: str, *, run_id: str = "web-1", deadline: float | None = None
     workload_id = WorkloadId(run_id.rpartition("-")[0])
     ends_at = None if deadline is None else SystemClock().monotonic() + deadline
     return RunRequest(run_id=run_id, workload_id=workload_id, spec=spec, deadline=ends_at)
+
+
+def logged(data_dir: Path, workload_id: str) -> bytes:
+    """What a workload has printed, read from its files."""
+    return last_output(KeeperFiles(data_dir).logs(workload_id), run_id=RunId(f"{workload_id}-1"), limit=4096)
 
 
 async def running(runtime: ProcessRuntime, run_id: str) -> RunInfo:
@@ -83,8 +88,8 @@ async def test_a_deadline_passes_with_nobody_there(
     start_agent: StartAgent, open_runtime: OpenRuntime, data_dir: Path
 ) -> None:
     agent = start_agent(
-        {"run_id": "one-1", "script": 'trap "exit 3" TERM; while :; do sleep 0.02; done', "deadline": 1.0},
-        {"run_id": "deaf-1", "script": 'trap "" TERM; while :; do sleep 0.02; done', "deadline": 1.0},
+        {"run_id": "one-1", "script": 'trap "exit 3" TERM; echo up; while :; do sleep 0.02; done', "ends_once_up": 1.0},
+        {"run_id": "deaf-1", "script": 'trap "" TERM; echo up; while :; do sleep 0.02; done', "ends_once_up": 1.0},
         {"run_id": "free-1", "script": "exec sleep 1000"},
     )
     agent.send_signal(signal.SIGKILL)
@@ -194,8 +199,7 @@ async def test_a_whole_machine_dies_and_comes_back(
     start_agent: StartAgent, open_runtime: OpenRuntime, data_dir: Path
 ) -> None:
     agent = start_agent({"run_id": "web-1", "script": "echo up; exec sleep 1000"})
-    logs = KeeperFiles(data_dir).logs("web")
-    await wait_until(lambda: any(b"up\n" in each.read_bytes() for each in logs.glob("*.log")))
+    await wait_until(lambda: logged(data_dir, "web") == b"up\n")
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     kill_machine(data_dir)

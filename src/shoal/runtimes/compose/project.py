@@ -36,7 +36,7 @@ def parse_project(text: str, *, at: str, allow_privileged: bool) -> dict[str, An
     """Read a compose file. Raises `InvalidError` with every rule that it breaks."""
     try:
         loaded = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidError([problem(at, None, f"must be YAML: {error}")]) from error
     problems = list(_problems(loaded, at, allow_privileged=allow_privileged))
     if problems:

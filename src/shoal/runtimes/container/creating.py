@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.workloads import ContainerSpec
 from shoal.runtimes.base import RunRequest, port_variable
 
@@ -53,7 +53,7 @@ class Owner:
 class RunLabels:
     """What the labels of a container say of its run."""
 
-    run_id: str
+    run_id: RunId
     workload_id: WorkloadId
     ports: Mapping[str, int]
     stop_signal: str
@@ -115,7 +115,7 @@ def read_labels(labels: Mapping[str, str]) -> RunLabels | None:
         grace = float(labels.get(GRACE_LABEL, "10"))
     except (ValueError, TypeError, AttributeError):
         return None
-    return RunLabels(run_id, WorkloadId(workload_id), ports, labels.get(STOP_SIGNAL_LABEL, "SIGTERM"), grace)
+    return RunLabels(RunId(run_id), WorkloadId(workload_id), ports, labels.get(STOP_SIGNAL_LABEL, "SIGTERM"), grace)
 
 
 def _run_labels(request: RunRequest, spec: ContainerSpec, owner: Owner) -> dict[str, str]:

@@ -119,6 +119,8 @@ class PodmanService:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
+                # The monitors of containers write small files into the directory that they are started in.
+                cwd=self._socket.parent,
                 start_new_session=True,
             )
 

@@ -13,6 +13,7 @@ import logging
 import os
 from pathlib import Path
 
+from shoal.core.ids import RunId
 from shoal.runtimes import cgroups
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,10 @@ class MemoryKills:
 
     def __init__(self, *, root: Path = Path("/")) -> None:
         self._root = root
-        self._watched: dict[str, tuple[int, Path]] = {}
-        self._signals: dict[str, int] = {}
+        self._watched: dict[RunId, tuple[int, Path]] = {}
+        self._signals: dict[RunId, int] = {}
 
-    def watch(self, run_id: str, pid: int) -> None:
+    def watch(self, run_id: RunId, pid: int) -> None:
         """Begin with a run whose main process has this pid. Does nothing where it cannot be watched."""
         if run_id in self._watched:
             return
@@ -48,7 +49,7 @@ class MemoryKills:
         self._signals[run_id] = 0
         asyncio.get_running_loop().add_reader(event, self._signalled, run_id)
 
-    def ran_out(self, run_id: str) -> bool:
+    def ran_out(self, run_id: RunId) -> bool:
         """Whether a run that has ended was out of memory. It is not watched any longer."""
         self._signalled(run_id)
         event, directory = self._watched.pop(run_id, (-1, Path()))
@@ -64,7 +65,7 @@ class MemoryKills:
         for run_id in list(self._watched):
             self.ran_out(run_id)
 
-    def _signalled(self, run_id: str) -> None:
+    def _signalled(self, run_id: RunId) -> None:
         event, _ = self._watched.get(run_id, (-1, None))
         if event >= 0:
             with contextlib.suppress(BlockingIOError):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from shoal.core.clock import epoch_ms
 from shoal.core.errors import ShoalError
+from shoal.core.ids import RunId
 from shoal.core.tasks import TaskScope
 from shoal.runtimes import log_files
 from shoal.runtimes.clocks import LinuxClock
@@ -35,14 +36,14 @@ class OutputCopies:
         self._scope = scope
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, api: EngineApi, run_id: str, workload_id: str, container_id: str) -> None:
+    def begin(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy the output of a run, unless that goes on already."""
         task = self._tasks.get(run_id)
         if task is None or task.done():
             work = self._copy(api, run_id, self._directory_of(workload_id), container_id)
             self._tasks[run_id] = self._scope.start(work, name=f"output of {run_id}")
 
-    async def finish(self, api: EngineApi, run_id: str, workload_id: str, container_id: str) -> None:
+    async def finish(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy what is left of a run that has ended. Output that the engine does not give in time is lost."""
         self.begin(api, run_id, workload_id, container_id)
         _, late = await asyncio.wait({self._tasks.pop(run_id)}, timeout=_DRAIN_SECONDS)
@@ -50,7 +51,7 @@ class OutputCopies:
             log.warning("run %s: the engine does not end the stream of its output", run_id)
             task.cancel()
 
-    async def _copy(self, api: EngineApi, run_id: str, directory: Path, container_id: str) -> None:
+    async def _copy(self, api: EngineApi, run_id: RunId, directory: Path, container_id: str) -> None:
         writer = log_files.LogWriter(directory, LinuxClock())
         try:
             skip = await asyncio.to_thread(_begin, directory, run_id, writer)
@@ -66,7 +67,7 @@ class OutputCopies:
             writer.close()
 
 
-def _begin(directory: Path, run_id: str, writer: log_files.LogWriter) -> int:
+def _begin(directory: Path, run_id: RunId, writer: log_files.LogWriter) -> int:
     """How many bytes of a run's output are in the files already. A run without a mark gets one."""
     printed = log_files.printed_by_run(directory, run_id) if directory.is_dir() else None
     if printed is None:

@@ -2,7 +2,7 @@
 
 A container carries the run in its labels, so a restarted agent finds its runs in the engine. When a run ends, its exit,
 its output and its last lines are stored by the agent first; then the container is removed. Containers of other agents
-and other programs are never touched. While the engine is down, runs are known from the book, and nothing is concluded
+and other programs are never touched. While the engine is down, runs are known from the records, and nothing is concluded
 about them.
 """
 
@@ -28,7 +28,7 @@ from shoal.core.errors import (
     UnavailableError,
     problem,
 )
-from shoal.core.ids import IDENTIFIER_RULE, WorkloadId, is_identifier
+from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, FailureReason, Usage, WorkloadType
@@ -39,7 +39,7 @@ from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.creating import Owner, RunLabels, create_body, read_labels
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.output import OutputCopies
-from shoal.runtimes.container.run_book import ContainerRun, RunBook, RunEnd
+from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter
 
@@ -72,17 +72,17 @@ class ContainerRuntime:
         self._connect = connect
         self._allow_privileged = allow_privileged
         self._workloads = data_dir / "workloads"
-        self._book = RunBook(data_dir / "containers")
+        self._records = RunRecords(data_dir / "containers")
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._api: EngineApi | None = None
-        self._trouble = "the engine was not asked yet"
+        self._problem = "the engine was not asked yet"
         self._scope = TaskScope("containers")
         self._output = OutputCopies(self._logs_of, self._scope)
         self._compare_now = Signal()
         self._changed = asyncio.Condition()
         self._starting: dict[str, asyncio.Lock] = {}
-        self._ending: dict[str, asyncio.Lock] = {}
+        self._ending: dict[RunId, asyncio.Lock] = {}
 
     @property
     def type(self) -> WorkloadType:
@@ -93,7 +93,7 @@ class ContainerRuntime:
 
     async def open(self) -> None:
         """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
-        await asyncio.to_thread(self._book.load)
+        await asyncio.to_thread(self._records.load)
         try:
             await self._reach()
         except ShoalError as error:
@@ -110,7 +110,7 @@ class ContainerRuntime:
         """`healthy`, or `unhealthy: ` and why."""
         api = self._api
         if api is None:
-            return f"unhealthy: {self._trouble}"
+            return f"unhealthy: {self._problem}"
         try:
             async with asyncio.timeout(_HEALTH_SECONDS):
                 await api.version()
@@ -127,7 +127,7 @@ class ContainerRuntime:
         spec = _checked(request)
         lock = self._starting.setdefault(request.workload_id, asyncio.Lock())
         async with lock:
-            known = self._book.runs.get(request.run_id)
+            known = self._records.runs.get(request.run_id)
             if known is not None:
                 return known.info
             if spec.privileged and not self._allow_privileged:
@@ -141,9 +141,9 @@ class ContainerRuntime:
             await self._make_room(api, request)
             return await self._create_and_start(api, request, spec)
 
-    async def stop(self, run_id: str) -> RunInfo | None:
+    async def stop(self, run_id: RunId) -> RunInfo | None:
         """Ask the main process to end, kill what is left after the grace period, and wait for the end."""
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         if run is None:
             return None
         if run.end is not None:
@@ -160,46 +160,46 @@ class ContainerRuntime:
             raise DeadlineError(f"run {run_id!r} was killed and its container has not ended", seconds=_KILL_SECONDS)
         return ended
 
-    async def inspect(self, run_id: str) -> RunInfo | None:
+    async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         if run is not None and run.end is None and self._api is not None:
             with contextlib.suppress(UnavailableError, DeadlineError):
                 await self._look_at(self._api, run)
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         return None if run is None else run.info
 
     async def list_runs(self) -> tuple[RunInfo, ...]:
         """Every run that was not forgotten."""
-        return tuple(run.info for run in self._book.runs.values())
+        return tuple(run.info for run in self._records.runs.values())
 
-    async def forget(self, run_id: str) -> None:
+    async def forget(self, run_id: RunId) -> None:
         """Let go of an ended run. Raises `PreconditionError` for one that has not ended."""
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         if run is None:
             return
         if run.end is None:
             raise PreconditionError(f"run {run_id!r} has not ended")
-        await asyncio.to_thread(self._book.drop, run_id)
+        await asyncio.to_thread(self._records.drop, run_id)
 
     async def forget_workload(self, workload_id: WorkloadId) -> None:
         """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
-        runs = [run for run in self._book.runs.values() if run.workload_id == workload_id]
+        runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]
         if any(run.end is None for run in runs):
             raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
         for run in runs:
-            await asyncio.to_thread(self._book.drop, run.run_id)
+            await asyncio.to_thread(self._records.drop, run.run_id)
         await asyncio.to_thread(shutil.rmtree, self._workloads / workload_id, ignore_errors=True)
         self._starting.pop(workload_id, None)
 
     async def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that ended before first."""
-        told: set[str] = set()
+        told: set[RunId] = set()
         while True:
-            ended = [run for run in self._book.runs.values() if run.end is not None and run.run_id not in told]
-            told = {run_id for run_id in told if run_id in self._book.runs}
+            ended = [run for run in self._records.runs.values() if run.end is not None and run.run_id not in told]
+            told = {run_id for run_id in told if run_id in self._records.runs}
             for run in ended:
                 told.add(run.run_id)
                 yield run.info
@@ -214,17 +214,17 @@ class ContainerRuntime:
         async for piece in read_logs(self._logs_of(workload_id), workload_id, query, self._clock):
             yield piece
 
-    async def usage(self, run_id: str) -> Usage | None:
+    async def usage(self, run_id: RunId) -> Usage | None:
         """What a run uses now; None when it does not run."""
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         if run is None or run.end is not None or not run.pid:
             self._meter.forget(run_id)
             return None
         return await self._meter.read(run)
 
-    async def run_probe(self, run_id: str, command: tuple[str, ...], *, timeout: float) -> bool:
+    async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether a command exits with 0 in time, inside the container of a run."""
-        run = self._book.runs.get(run_id)
+        run = self._records.runs.get(run_id)
         if run is None or run.end is not None:
             return False
         api = self._engine()
@@ -280,11 +280,11 @@ class ContainerRuntime:
         return run.info
 
     async def _adopt(self, api: EngineApi, found: dict[str, Any]) -> ContainerRun | None:
-        """Take a started container of ours into the book, with its end if it has ended."""
+        """Take a started container of ours into the records, with its end if it has ended."""
         labels = read_labels((found.get("Config") or {}).get("Labels") or {})
         if labels is None:
             return None
-        run = self._book.runs.get(labels.run_id)
+        run = self._records.runs.get(labels.run_id)
         if run is None:
             run = await self._put(_run_of(labels, found))
         if run.end is None:
@@ -293,7 +293,7 @@ class ContainerRuntime:
                 self._output.begin(api, run.run_id, run.workload_id, run.container_id)
             else:
                 await self._end(api, run, found)
-        return self._book.runs.get(labels.run_id, run)
+        return self._records.runs.get(labels.run_id, run)
 
     # --- following the engine -----------------------------------------------------------------------------
 
@@ -325,10 +325,10 @@ class ContainerRuntime:
         self._compare_now.set()
 
     async def _compare(self, api: EngineApi) -> None:
-        """Compare the book with the engine: take in what was missed, and end what is gone."""
+        """Compare the records with the engine: take in what was missed, and end what is gone."""
         containers = {str(each["Id"]): each for each in await api.containers(self._owner.labels)}
-        known = {run.container_id for run in self._book.runs.values()}
-        for run in list(self._book.runs.values()):
+        known = {run.container_id for run in self._records.runs.values()}
+        for run in list(self._records.runs.values()):
             if run.end is None and (containers.get(run.container_id) or {}).get("State") != "running":
                 await self._look_at(api, run)
             elif run.end is not None and run.container_id in containers:
@@ -348,7 +348,7 @@ class ContainerRuntime:
     async def _end(self, api: EngineApi, run: ContainerRun, found: dict[str, Any] | None) -> None:
         """Store the end of a run, then remove its container."""
         async with self._ending.setdefault(run.run_id, asyncio.Lock()):
-            current = self._book.runs.get(run.run_id)
+            current = self._records.runs.get(run.run_id)
             if current is None or current.end is not None:
                 return
             output = await self._last_output(api, run, is_there=found is not None)
@@ -381,15 +381,15 @@ class ContainerRuntime:
         )
         return output.decode(errors="replace")
 
-    async def _wait_end(self, run_id: str, seconds: float) -> RunInfo | None:
+    async def _wait_end(self, run_id: RunId, seconds: float) -> RunInfo | None:
         """The end of a run, or None when it has not ended in time."""
         deadline = self._clock.monotonic() + seconds
         while True:
-            run = self._book.runs.get(run_id)
+            run = self._records.runs.get(run_id)
             if run is None or run.end is not None:
                 return None if run is None else run.info
             await self._look_at(self._engine(), run)
-            current = self._book.runs.get(run_id)
+            current = self._records.runs.get(run_id)
             if current is not None and current.end is not None:
                 return current.info
             left = deadline - self._clock.monotonic()
@@ -402,27 +402,27 @@ class ContainerRuntime:
     async def _reach(self) -> EngineApi:
         if self._api is None:
             self._api = await self._connect()
-            self._trouble = ""
+            self._problem = ""
         return self._api
 
     async def _lose(self, why: str) -> None:
         api, self._api = self._api, None
-        if why != self._trouble:
+        if why != self._problem:
             log.warning("the container engine is lost: %s", why)
-        self._trouble = why
+        self._problem = why
         if api is not None:
             await api.close()
 
     def _engine(self) -> EngineApi:
         if self._api is None:
-            raise UnavailableError(f"the container engine is away: {self._trouble}")
+            raise UnavailableError(f"the container engine is away: {self._problem}")
         return self._api
 
     def _logs_of(self, workload_id: str) -> Path:
         return self._workloads / workload_id / "logs"
 
     async def _put(self, run: ContainerRun) -> ContainerRun:
-        await asyncio.to_thread(self._book.put, run)
+        await asyncio.to_thread(self._records.put, run)
         async with self._changed:
             self._changed.notify_all()
         return run

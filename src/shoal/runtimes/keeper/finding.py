@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from shoal.core.ids import RunId
 from shoal.runtimes import cgroups
-from shoal.runtimes.keeper import procfs
 from shoal.runtimes.clocks import KeeperClock
+from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.procfs import Census, ProcessStat
 from shoal.runtimes.keeper.records import RunRecord
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from shoal.core.clock import from_epoch_ms
 from shoal.core.durable import replace_file
 from shoal.core.errors import UnavailableError
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase
@@ -41,8 +41,8 @@ class RunEnd:
 class ContainerRun:
     """One run, as it is stored."""
 
-    run_id: str
-    workload_id: str
+    run_id: RunId
+    workload_id: WorkloadId
     container_id: str
     started_at_ms: int
     pid: int
@@ -68,7 +68,7 @@ class ContainerRun:
         end = self.end
         return RunInfo(
             run_id=self.run_id,
-            workload_id=WorkloadId(self.workload_id),
+            workload_id=self.workload_id,
             phase=RunPhase.RUNNING if end is None else RunPhase.ENDED,
             started_at=from_epoch_ms(self.started_at_ms),
             pid=self.pid,
@@ -87,12 +87,12 @@ class ContainerRun:
         )
 
 
-class RunBook:
+class RunRecords:
     """Every run that was not forgotten, in memory and on disk."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self.runs: dict[str, ContainerRun] = {}
+        self.runs: dict[RunId, ContainerRun] = {}
 
     def load(self) -> None:
         """Read what an earlier agent wrote. A damaged file is left alone: its container, if there is one, says more."""
@@ -113,7 +113,7 @@ class RunBook:
             raise UnavailableError(f"run {run.run_id} cannot be written down: {error}") from error
         self.runs[run.run_id] = run
 
-    def drop(self, run_id: str) -> None:
+    def drop(self, run_id: RunId) -> None:
         """Forget a run."""
         try:
             (self._directory / f"{run_id}.json").unlink(missing_ok=True)
