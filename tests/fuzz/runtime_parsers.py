@@ -15,8 +15,16 @@ from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_text, changed_va
 from tests.fuzz.inputs import blobs, texts
 
 RUN = {
-    **{"run_id": "web-1", "workload_id": "web", "container_id": "c1", "started_at_ms": 1, "pid": 2},
-    **{"stop_signal": "SIGTERM", "grace": 10.0, "ports": {"http": 80}, "ended_by": "", "last_output": ""},
+    "run_id": "web-1",
+    "workload_id": "web",
+    "container_id": "c1",
+    "started_at_ms": 1,
+    "pid": 2,
+    "stop_signal": "SIGTERM",
+    "grace": 10.0,
+    "ports": {"http": 80},
+    "ended_by": "",
+    "last_output": "",
     "end": {"code": 1, "signal": 0, "unknown": False, "ended_at_ms": 3, "out_of_memory": False},
 }
 LABELS = {RUN_LABEL: "web-1", WORKLOAD_LABEL: "web", PORTS_LABEL: '{"http": 80}', GRACE_LABEL: "10.0"}

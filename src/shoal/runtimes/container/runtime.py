@@ -2,7 +2,7 @@
 
 A container carries the run in its labels, so a restarted agent finds its runs in the engine. When a run ends, its exit,
 its output and its last lines are stored by the agent first; then the container is removed. Containers of other agents
-and other programs are never touched. While the engine is down, runs are known from the records, and nothing is concluded
+and other programs are never touched. While the engine is down, runs are known from the records and nothing is concluded
 about them.
 """
 
