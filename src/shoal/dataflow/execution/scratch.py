@@ -49,7 +49,8 @@ def make_scratch(root: str = "") -> Scratch:
     Those that dead runs left there are removed.
     """
     for _ in range(_TRIES - 1):
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+        # The common directory goes with its last run: it may be there for one step and not for the next.
+        with contextlib.suppress(FileNotFoundError, FileExistsError, BlockingIOError):
             return _claim(root)
     return _claim(root)
 
@@ -112,7 +113,8 @@ def _remove(path: Path, lock: Path) -> None:
 def _of_this_user() -> Path:
     """A directory among the temporary ones in which nobody else can put anything."""
     folder = Path(tempfile.gettempdir()) / f"shoal-{os.geteuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
         return folder

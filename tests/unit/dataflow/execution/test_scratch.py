@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,32 @@ def test_a_place_that_others_can_write_to_is_not_used(tmp_path: Path, monkeypatc
     assert Path(scratch.path).resolve().parent not in (taken, elsewhere)
     scratch.remove()
     assert sorted(tmp_path.iterdir()) == [elsewhere, taken]
+
+
+def test_a_name_that_a_file_has_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    taken = tmp_path / f"shoal-{os.geteuid()}"
+    taken.touch()
+    scratch = make_scratch()
+    assert Path(scratch.path).parent != taken
+    scratch.remove()
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_runs_that_begin_while_others_end_have_their_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one that ends takes the common directory with it, between the steps of the next."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def live(_number: int) -> int:
+        for _ in range(200):
+            make_scratch().remove()
+        return 200
+
+    with ThreadPoolExecutor(4) as threads:
+        assert sum(threads.map(live, range(4))) == 800
+    assert list(tmp_path.iterdir()) == []
 
 
 class Peeking:
