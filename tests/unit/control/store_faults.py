@@ -1,29 +1,63 @@
 """What the matrix of store failures is made of: every write of the API, and every loop of the control plane.
 
 An entry prepares a world, does one thing while the store fails, and says how to see that it was done in the end.
+`test_store_faults` uses some pairs of an entry and a failure, `tests/long` all of them. What needs certificates is in
+`trust_faults`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from shoal.control.leadership.routing import READS
 from shoal.control.state.fleet import Fleet
+from shoal.control.store.errors import StoreOutcome
+from shoal.core.errors import ShoalError
 from shoal.core.ids import GroupId, WorkloadId
+from shoal.core.tasks import running as running_task
 from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.workloads import DesiredState
 from shoal.testing.control import ControlKit, process_spec
 from shoal.testing.hollow import HollowNode
+from shoal.testing.stores import Fault, error_of
 from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, methods_of
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import secrets_pb2
 from tests.unit.control.operating import cordon, drain, ready, wait_event
 
 Step = Callable[[ControlKit], Awaitable[Any]]
+
+#: After these the change may be stored all the same.
+UNCERTAIN = {Fault.UNKNOWN_APPLIED, Fault.UNKNOWN_NOT_APPLIED, Fault.HANGS, Fault.HANGS_THEN_FAILS}
+#: Of one call these are made up for before the caller hears of them.
+HIDDEN = {Fault.CONFLICT}
+
+
+def some_pairs(rows: Sequence[Any]) -> list[tuple[Any, Fault]]:
+    """A quarter of all pairs: every row meets some failures, and every failure some rows. `tests/long` has the rest."""
+    return [(row, fault) for at, row in enumerate(rows) for number, fault in enumerate(Fault) if (at + number) % 4 == 0]
+
+
+def name_of(value: Any) -> str:
+    """How a row or a failure is called in the name of a test."""
+    return value.name.replace(" ", "-")
+
+
+@asynccontextmanager
+async def checked_kit(folder: Path) -> Any:
+    """A control plane that must not fail as a whole, with hollow nodes."""
+    made = ControlKit(folder, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10), streams=True)
+    async with made as kit, running_task(kit.plane.failed(), name="failed") as failed:
+        yield kit
+        assert not failed.done(), failed.exception()
 
 
 async def nothing(_kit: ControlKit) -> None:
@@ -40,9 +74,25 @@ class Write:
     holds: Callable[[Fleet], bool]
     prepare: Step = nothing
 
+    @property
+    def name(self) -> str:
+        return self.method.name
+
     async def call(self, kit: ControlKit) -> Any:
         """Call it once."""
         return await kit.channel.call(self.method, self.request)
+
+    async def is_done(self, kit: ControlKit) -> bool:
+        """Whether what it asks for is so."""
+        return self.holds(kit.plane.leadership.fleet)
+
+
+@dataclass(frozen=True)
+class SecretWrite(Write):
+    """One RPC that changes what is only in the store."""
+
+    async def is_done(self, kit: ControlKit) -> bool:
+        return ("s" in {each.name for each in await kit.store.secrets()}) == (self.method is Secrets.SET_SECRET)
 
 
 def registration(node_id: str) -> pb.RegisterNodeRequest:
@@ -98,7 +148,19 @@ async def cordoned(kit: ControlKit) -> None:
 
 
 async def with_secret(kit: ControlKit) -> None:
-    await kit.channel.call(Secrets.SET_SECRET, secrets_pb2.SetSecretRequest(name="s", value=b"1"))
+    await kit.channel.call(Secrets.SET_SECRET, SET_SECRET)
+
+
+async def failed(kit: ControlKit) -> None:
+    """A workload that failed and is not tried again by itself."""
+    (node,) = await ready(kit, "n1")
+    await kit.apply("web", restart="no")
+    await kit.wait_status("web", "Running")
+    node.fail("web")
+    await kit.wait_status("web", "Failed")
+
+
+SET_SECRET = secrets_pb2.SetSecretRequest(name="s", value=b"1")
 
 
 def is_to_be(fleet: Fleet, name: str, desired: DesiredState) -> bool:
@@ -188,27 +250,58 @@ WRITES = [
         lambda fleet: "stray" in fleet.workloads,
         orphaned,
     ),
+    Write(
+        AgentControl.RETRY_WORKLOAD,
+        pb.RetryWorkloadRequest(workload_id="web"),
+        lambda fleet: fleet.workloads[WorkloadId("web")].generation > 1,
+        failed,
+    ),
+    SecretWrite(Secrets.SET_SECRET, SET_SECRET, lambda _fleet: True),
+    SecretWrite(Secrets.DELETE_SECRET, secrets_pb2.DeleteSecretRequest(name="s"), lambda _fleet: True, with_secret),
 ]
-#: Writes that the matrix of loops, or that of enrollment, has.
-ELSEWHERE = {
-    AgentControl.HEARTBEAT.path,
-    AgentControl.CONTROL_STREAM.path,
-    AgentControl.WATCH_EVENTS.path,
-    AgentControl.RETRY_WORKLOAD.path,
-    Secrets.SET_SECRET.path,
-    Secrets.DELETE_SECRET.path,
-    Credentials.CREATE_JOIN_TOKEN.path,
-    Credentials.REVOKE_JOIN_TOKEN.path,
-    Credentials.RENEW_CERTIFICATE.path,
-    Credentials.ISSUE_WORKLOAD_CERTIFICATE.path,
-    Enrollment.JOIN.path,
-}
+#: The loops have these: every node sends its heartbeats, on a stream.
+IN_LOOPS = {AgentControl.HEARTBEAT.path, AgentControl.CONTROL_STREAM.path}
 
 
 def every_write() -> set[str]:
     """The paths of all RPCs that may change something."""
     services = (AgentControl, Credentials, Enrollment, Secrets)
     return {each.path for service in services for each in methods_of(service) if each.attribute not in READS}
+
+
+async def answer_of(write: Any, kit: ControlKit) -> ShoalError | None:
+    """What a call came to: its error, or None when it says that it succeeded."""
+    try:
+        answer = await write.call(kit)
+    except ShoalError as error:
+        return error
+    refused = getattr(answer, "error_message", "") or ("" if getattr(answer, "accepted", True) else answer.reason)
+    return ShoalError(refused) if refused else None
+
+
+async def check_write(kit: ControlKit, write: Any, fault: Fault) -> None:
+    """A write that fails is told so, and can be repeated."""
+    await write.prepare(kit)
+    assert not await write.is_done(kit)
+    failing = kit.store.fail(fault, "commit", times=1)
+    error = await answer_of(write, kit)
+    kit.store.heal()
+    assert failing.met == 1
+    await kit.clock.sleep(3)
+    done = await write.is_done(kit)
+    if error is None:
+        assert fault in HIDDEN | {Fault.HANGS}
+        assert done
+    elif fault not in UNCERTAIN:
+        assert type(error).__mro__[-4:] == type(error_of(fault)).__mro__[-4:] or "outcome" in error.facts
+        assert not done
+    elif error.facts.get("outcome") == StoreOutcome.UNKNOWN.value:
+        assert done == (fault in {Fault.UNKNOWN_APPLIED, Fault.HANGS})
+    if not done:
+        assert await answer_of(write, kit) is None
+    assert await write.is_done(kit)
+    await kit.clock.sleep(3)
+    assert await is_consistent(kit)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -326,3 +419,17 @@ async def is_consistent(kit: ControlKit) -> bool:
     return (known.workloads, known.groups) == (stored.workloads, stored.groups) and {
         name: node.version for name, node in known.nodes.items()
     } == {name: node.version for name, node in stored.nodes.items()}
+
+
+async def check_work(kit: ControlKit, work: Work, fault: Fault) -> None:
+    """A loop survives a store that fails, and has done its work once the store is back."""
+    await work.prepare(kit)
+    kit.store.fail(fault, times=math.inf)
+    await work.during(kit)
+    await kit.clock.sleep(45)
+    kit.store.heal()
+    await work.done(kit)
+    await kit.wait(kit.plane.is_ready, seconds=20)
+    await kit.clock.sleep(5)
+    assert await is_consistent(kit)
+    await asyncio.sleep(0)

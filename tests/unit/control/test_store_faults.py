@@ -1,87 +1,81 @@
-"""Every write and every loop of the control plane, under every failure that a store can have. In virtual time."""
+"""Writes and loops of the control plane under the failures that a store can have. In virtual time.
 
-import asyncio
-import math
+Every row meets some failures here. All pairs are in `tests/long`.
+"""
+
 import time
-from datetime import timedelta
 
 import pytest
 
-from shoal.control.store.errors import StoreOutcome
-from shoal.core.errors import ShoalError
-from shoal.core.tasks import running
-from shoal.testing.control import ControlKit
-from shoal.testing.stores import Fault, error_of
-from tests.unit.control.store_faults import ELSEWHERE, WORKS, WRITES, every_write, is_consistent
+from shoal.testing.stores import Fault
+from shoal.wire.methods import AgentControl
+from tests.unit.control.leadership.test_two_leaders import company
+from tests.unit.control.store_faults import (
+    IN_LOOPS,
+    WORKS,
+    WRITES,
+    check_work,
+    check_write,
+    checked_kit,
+    every_write,
+    name_of,
+    some_pairs,
+)
+from tests.unit.control.trust_faults import (
+    ISSUING,
+    TOKEN_WRITES,
+    check_feed,
+    check_following,
+    check_issuing,
+    trust_kit,
+)
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
-#: After these the change may be stored all the same.
-UNCERTAIN = {Fault.UNKNOWN_APPLIED, Fault.UNKNOWN_NOT_APPLIED, Fault.HANGS, Fault.HANGS_THEN_FAILS}
-#: Of one call these are made up for before the caller hears of them.
-HIDDEN = {Fault.CONFLICT}
-
-
-@pytest.fixture
-async def kit(tmp_path):
-    made = ControlKit(tmp_path, lease=timedelta(seconds=30), heartbeat_interval=timedelta(seconds=10), streams=True)
-    async with made as kit, running(kit.plane.failed(), name="failed") as failed:
-        kit.failed = failed
-        yield kit
-        assert not failed.done(), failed.exception()
-
-
-async def answer_of(write, kit):
-    """What a call came to: its error, or None when it says that it succeeded."""
-    try:
-        answer = await write.call(kit)
-    except ShoalError as error:
-        return error
-    refused = getattr(answer, "error_message", "") or ("" if getattr(answer, "accepted", True) else answer.reason)
-    return ShoalError(refused) if refused else None
-
 
 def test_the_matrix_has_every_write():
-    assert {write.method.path for write in WRITES} | ELSEWHERE == every_write()
+    rows = {row.method.path for row in (*WRITES, *TOKEN_WRITES, *ISSUING)}
+    assert rows | IN_LOOPS | {AgentControl.WATCH_EVENTS.path} == every_write()
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-@pytest.mark.parametrize("write", WRITES, ids=lambda write: write.method.name)
-async def test_a_write_that_fails_is_told_so_and_can_be_repeated(kit, write, fault):
-    await write.prepare(kit)
-    assert not write.holds(kit.plane.leadership.fleet)
-    failing = kit.store.fail(fault, "commit", times=1)
-    error = await answer_of(write, kit)
-    kit.store.heal()
-    assert failing.met == 1
-    await kit.clock.sleep(3)
-    held = write.holds(kit.plane.leadership.fleet)
-    if error is None:
-        assert fault in HIDDEN | {Fault.HANGS}
-        assert held
-    elif fault not in UNCERTAIN:
-        assert type(error).__mro__[-4:] == type(error_of(fault)).__mro__[-4:] or "outcome" in error.facts
-        assert not held
-    elif error.facts.get("outcome") == StoreOutcome.UNKNOWN.value:
-        assert held == (fault in {Fault.UNKNOWN_APPLIED, Fault.HANGS})
-    if not held:
-        assert await answer_of(write, kit) is None
-    assert write.holds(kit.plane.leadership.fleet)
-    await kit.clock.sleep(3)
-    assert await is_consistent(kit)
+@pytest.mark.parametrize("rows", [WRITES, WORKS, TOKEN_WRITES, ISSUING], ids=["writes", "loops", "tokens", "issuing"])
+def test_some_pairs_have_every_row_and_spread_over_the_failures(rows):
+    pairs = some_pairs(rows)
+    assert {id(row) for row, _fault in pairs} == {id(row) for row in rows}
+    assert len({fault for _row, fault in pairs}) >= len(Fault) * 3 // 4
 
 
-@pytest.mark.parametrize("fault", Fault, ids=lambda fault: fault.name)
-@pytest.mark.parametrize("work", WORKS, ids=lambda work: work.name)
-async def test_a_loop_survives_a_store_that_fails_until_it_is_back(kit, work, fault):
-    await work.prepare(kit)
-    kit.store.fail(fault, times=math.inf)
-    await work.during(kit)
-    await kit.clock.sleep(45)
-    assert not kit.failed.done(), kit.failed.exception()
-    kit.store.heal()
-    await work.done(kit)
-    await kit.wait(kit.plane.is_ready, seconds=20)
-    await kit.clock.sleep(5)
-    assert await is_consistent(kit)
-    await asyncio.sleep(0)
+@pytest.mark.parametrize(("write", "fault"), some_pairs(WRITES), ids=name_of)
+async def test_a_write_that_fails_is_told_so_and_can_be_repeated(tmp_path, write, fault):
+    async with checked_kit(tmp_path) as kit:
+        await check_write(kit, write, fault)
+
+
+@pytest.mark.parametrize(("work", "fault"), some_pairs(WORKS), ids=name_of)
+async def test_a_loop_survives_a_store_that_fails_until_it_is_back(tmp_path, work, fault):
+    async with checked_kit(tmp_path) as kit:
+        await check_work(kit, work, fault)
+
+
+@pytest.mark.parametrize(("write", "fault"), some_pairs(TOKEN_WRITES), ids=name_of)
+async def test_a_token_that_is_not_stored_can_be_asked_for_again(tmp_path, write, fault):
+    async with trust_kit(tmp_path) as kit:
+        await check_write(kit, write, fault)
+
+
+@pytest.mark.parametrize(("way", "fault"), some_pairs(ISSUING), ids=name_of)
+async def test_certificates_are_issued_while_the_store_fails(tmp_path, way, fault):
+    async with trust_kit(tmp_path) as kit:
+        await check_issuing(kit, way, fault)
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_APPLIED, Fault.UNKNOWN_APPLIED, Fault.HANGS], ids=name_of)
+async def test_a_follower_of_events_misses_none(tmp_path, fault):
+    async with checked_kit(tmp_path) as kit:
+        await check_feed(kit, fault)
+
+
+@pytest.mark.parametrize("fault", [Fault.NOT_APPLIED, Fault.DAMAGED, Fault.HANGS], ids=name_of)
+async def test_a_control_plane_that_follows_survives_a_store_that_fails(tmp_path, fault):
+    async with company(tmp_path) as it:
+        await check_following(it, fault)

@@ -46,6 +46,7 @@ class TrustingFleet(RealFleet):
         self.plane = ControlPlane(
             self.settings,
             transport=self.network.transport("control", identity=Identity(Role.CONTROL, CLUSTER, "control")),
+            join_transport=self.network.transport("joining"),
             store=self.store,
             clock=self.clock,
             entropy=SeededEntropy(1),

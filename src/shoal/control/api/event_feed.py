@@ -1,7 +1,8 @@
 """Streams events to followers, with a bounded queue for each.
 
 A follower that reads too slowly loses its queue and continues from the store at the same position, so it misses no
-event and memory stays bounded. Called by `shoal.control.api.service`.
+event and memory stays bounded. It does the same when a cursor is skipped, and when memory was read anew: a commit whose
+outcome was unknown may have stored events that nobody published. Called by `shoal.control.api.service`.
 """
 
 from __future__ import annotations
@@ -21,8 +22,14 @@ PAGE = 500
 class _Follower:
     def __init__(self) -> None:
         self.queue: deque[Event] = deque()
-        self.overflowed = False
+        #: Whether the queue may lack events; those are read from the store.
+        self.is_behind = False
         self.ready = asyncio.Event()
+
+    def fall_behind(self) -> None:
+        self.queue.clear()
+        self.is_behind = True
+        self.ready.set()
 
 
 class EventFeed:
@@ -32,15 +39,19 @@ class EventFeed:
         self._store = ledger.store
         self._followers: set[_Follower] = set()
         ledger.on_events(self._publish)
+        ledger.on_reload(self._read_stored)
 
     def _publish(self, events: tuple[Event, ...]) -> None:
         for follower in self._followers:
             if len(follower.queue) + len(events) > MAX_QUEUED:
-                follower.queue.clear()
-                follower.overflowed = True
-            elif not follower.overflowed:
+                follower.fall_behind()
+            elif not follower.is_behind:
                 follower.queue.extend(events)
             follower.ready.set()
+
+    def _read_stored(self) -> None:
+        for follower in self._followers:
+            follower.fall_behind()
 
     async def follow(self, query: EventQuery) -> AsyncIterator[Event]:
         """Matching events after `query.after`: first the stored ones, then each new one."""
@@ -54,17 +65,20 @@ class EventFeed:
             while True:
                 await follower.ready.wait()
                 follower.ready.clear()
-                if follower.overflowed:
-                    follower.overflowed = False
+                if follower.is_behind:
+                    follower.is_behind = False
                     async for event in self._catch_up(query, cursor):
                         cursor = event.cursor
                         yield event
                 while follower.queue:
-                    event = follower.queue.popleft()
-                    if event.cursor > cursor:
-                        cursor = event.cursor
-                        if _matches(query, event):
+                    newest = follower.queue.popleft()
+                    if newest.cursor > cursor + 1:
+                        async for event in self._catch_up(query, cursor):
+                            cursor = event.cursor
                             yield event
+                    elif newest.cursor > cursor and _matches(query, newest):
+                        yield newest
+                    cursor = max(cursor, newest.cursor)
         finally:
             self._followers.discard(follower)
 
