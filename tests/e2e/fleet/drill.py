@@ -81,6 +81,18 @@ async def until_gone(control, name, *, patience=PATIENCE):
     await until(holds, what=f"{name} is gone", patience=patience)
 
 
+async def until_heard(control, *nodes, heartbeats=3, patience=PATIENCE):
+    """Wait until so many more heartbeats of each node have come: what follows from them has happened by then."""
+    seen = {node: set() for node in nodes}
+
+    async def holds():
+        for node, times in seen.items():
+            times.add((await control.get_node(node)).last_heartbeat)
+        return all(len(times) > heartbeats for times in seen.values())
+
+    await until(holds, what=f"{', '.join(nodes)} sent {heartbeats} heartbeats", patience=patience)
+
+
 def processes_of(fleet, workload_id):
     """The pids of every living process of a workload of this fleet, found by what it carries in its environment."""
     marks = {f"SHOAL_WORKLOAD_ID={workload_id}".encode(), f"SHOAL_CONTROL={fleet.control_address}".encode()}

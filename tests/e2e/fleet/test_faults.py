@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.runtimes.process import read_keeper_pid
+from tests.e2e.fleet.conftest import HEARTBEAT
 from tests.e2e.fleet.drill import (
     insist,
     is_alive,
@@ -18,6 +20,7 @@ from tests.e2e.fleet.drill import (
     python,
     until,
     until_gone,
+    until_heard,
     until_status,
 )
 
@@ -30,6 +33,11 @@ async def node_status(control, name):
 
 async def on(control, name):
     return (await control.get_workload(name)).assigned_node_id
+
+
+def heartbeats_in(lease):
+    """How many heartbeats a node sends in a little more than a lease."""
+    return math.ceil((lease + 2 * HEARTBEAT) / HEARTBEAT)
 
 
 def pinned(node):
@@ -47,7 +55,6 @@ class TestAgent:
         view = await until_status(control, "web", "Running")
         (pid,) = processes_of(fleet, "web")
         await fleet.kill_agent(view.assigned_node_id)
-        await asyncio.sleep(0.5)
         assert is_alive(pid)
         await fleet.start_agent(view.assigned_node_id)
         await until_status(control, "web", "Running")
@@ -115,7 +122,7 @@ class TestAgent:
             log = fleet.log_of(name)
             await until(lambda: _true("superseded" in log.read_text()), what="the loser was told")
             taken = (await control.get_node(name)).session
-            await asyncio.sleep(1.5)
+            await until_heard(control, name)
             assert (await control.get_node(name)).session == taken
             await until(lambda: _has_status(control, name, "Ready"), what="the node is Ready")
         finally:
@@ -138,7 +145,7 @@ class TestMachine:
         assert is_alive(old)  # nobody can reach it there
         fleet.signal(first, signal.SIGCONT)
         await until(lambda: _false(is_alive(old)), what="the old copy is gone")
-        await asyncio.sleep(1.0)
+        await until_heard(control, first)
         assert await on(control, "web") != first
         assert len(processes_of(fleet, "web")) == 1
 
@@ -212,14 +219,17 @@ class TestControlPlane:
 
     async def test_its_death_changes_nothing_for_what_runs(self, fleet, control, lease):
         await control.apply(process("web"))
-        await until_status(control, "web", "Running")
+        node = (await until_status(control, "web", "Running")).assigned_node_id
+        # What may exist once is stopped when the lease of its node ends: so one sees that it has.
+        await control.apply(process("only", at_most_one=True, **pinned(node)))
+        await until_status(control, "only", "Running")
         (pid,) = processes_of(fleet, "web")
         await fleet.kill_control()
-        await asyncio.sleep(lease.total_seconds() + 1.0)
+        await until(lambda: _false(processes_of(fleet, "only")), what="the lease of its node has ended")
         assert is_alive(pid)
         await fleet.start_control()
         await until_status(control, "web", "Running")
-        await asyncio.sleep(lease.total_seconds() + 0.5)
+        await until_heard(control, *fleet.names, heartbeats=heartbeats_in(lease))
         assert processes_of(fleet, "web") == [pid]
         assert (await control.get_workload("web")).generation == 1
 
@@ -228,10 +238,10 @@ class TestControlPlane:
         view = await until_status(control, "web", "Running")
         (pid,) = processes_of(fleet, "web")
         fleet.signal("control", signal.SIGSTOP)
-        await asyncio.sleep(lease.total_seconds() + 2.0)
+        await asyncio.sleep(lease.total_seconds() + 2.0)  # the fault itself: so long it is away
         fleet.signal("control", signal.SIGCONT)
         await until(lambda: _has_status(control, fleet.names[0], "Ready"), what="nodes are Ready")
-        await asyncio.sleep(lease.total_seconds() + 0.5)
+        await until_heard(control, *fleet.names, heartbeats=heartbeats_in(lease))
         after = await control.get_workload("web")
         assert (after.assigned_node_id, after.generation) == (view.assigned_node_id, view.generation)
         assert processes_of(fleet, "web") == [pid]

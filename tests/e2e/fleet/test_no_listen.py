@@ -120,7 +120,6 @@ async def test_a_control_plane_killed_is_found_again_and_everything_went_on(flee
     node = (await until_status(control, "web", "Running")).assigned_node_id
     (pid,) = processes_of(fleet, "web")
     await fleet.kill_control()
-    await asyncio.sleep(1.0)
     assert is_alive(pid)
     await fleet.start_control()
     await insist(lambda: control.apply(process("after")))

@@ -1,6 +1,5 @@
 """Two control planes on one PostgreSQL, killed and stopped: one leads, nothing acknowledged is lost or stale."""
 
-import asyncio
 import base64
 import signal
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.core.errors import NotLeaderError, PreconditionError
-from tests.e2e.fleet.drill import insist, process, processes_of, until, until_status
+from tests.e2e.fleet.drill import insist, process, processes_of, until, until_heard, until_status
 from tests.e2e.ha.planes import Planes
 
 pytestmark = pytest.mark.e2e
@@ -85,9 +84,9 @@ async def test_a_stopped_leader_that_wakes_writes_nothing_and_follows(planes):
             return (await planes.health(old))["role"] == "follower"
 
         await until(follows, what="the old leader follows")
-        await asyncio.sleep(1.0)
-        assert await planes.leader() == new
         async with planes.client(new) as other:
+            await until_heard(other, "node-1")
+            assert await planes.leader() == new
             view = await other.get_workload("web")
             assert (view.status, view.revision_id) == ("Running", "v2")
         assert len(processes_of(planes, "web")) == 1

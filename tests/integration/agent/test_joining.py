@@ -39,6 +39,24 @@ from shoal.wire.transport import Service
 pytestmark = pytest.mark.integration
 
 
+class Hasty(SystemClock):
+    """Sleeps no longer than it must, and remembers how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slept = []
+
+    async def sleep(self, seconds):
+        self.slept.append(seconds)
+        await asyncio.sleep(0.01)
+
+    async def has_slept(self, times):
+        """Wait until it slept so often: so many tries have failed."""
+        async with asyncio.timeout(60):
+            while len(self.slept) < times:
+                await asyncio.sleep(0.01)
+
+
 class Place:
     """A control plane that issues certificates, and what its operator needs."""
 
@@ -186,8 +204,9 @@ async def test_whoever_has_the_authority_s_certificate_is_not_yet_the_control_pl
     transport = GrpcTransport(security=ServerTls(place.certificates.agent("n7")))
     server = await transport.serve("127.0.0.1:0", [Service(methods_of(Enrollment), impostor)])
     settings = place.agent_settings(tmp_path / "agent", await token_of(place), join_address=(server.address,))
-    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused"))
-    await asyncio.wait({joining}, timeout=2)
+    clock = Hasty()
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused", clock=clock))
+    await clock.has_slept(3)
     joining.cancel()
     await asyncio.gather(joining, return_exceptions=True)
     assert impostor.tokens == []
@@ -213,8 +232,9 @@ async def test_a_control_plane_that_is_away_is_waited_for(tmp_path):
     settings = place.agent_settings(tmp_path / "agent", token)
     port = int(address.rpartition(":")[2])
     await place.plane.stop()
-    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused"))
-    await asyncio.wait({joining}, timeout=0.5)
+    clock = Hasty()
+    joining = asyncio.ensure_future(join(settings, node_id=lambda: "unused", clock=clock))
+    await clock.has_slept(1)
     assert not joining.done()
     again = replace(place.settings, join_port=port)
     plane = ControlPlane(
@@ -327,18 +347,6 @@ class Crowded:
     async def serve(self):
         transport = GrpcTransport(security=ServerTls(self._place.certificates.control()))
         return await transport.serve("127.0.0.1:0", [Service(methods_of(Enrollment), self)])
-
-
-class Hasty(SystemClock):
-    """Sleeps no longer than it must, and remembers how long it should have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.slept = []
-
-    async def sleep(self, seconds):
-        self.slept.append(seconds)
-        await asyncio.sleep(0)
 
 
 async def test_whoever_is_turned_away_by_a_crowd_comes_again(place, tmp_path, caplog):
