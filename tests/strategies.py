@@ -7,7 +7,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -15,7 +15,24 @@ from hypothesis import strategies as st
 
 from shoal.core.shape import MaxLength, NumberToo, OneOf, Pattern, Range, field_kinds, find_problems, plain_kind
 from shoal.model.documents import GroupDocument, WorkloadDocument
-from shoal.model.workloads import WorkloadSpec, WorkloadType
+from shoal.model.workloads import (
+    CommandProbe,
+    ComposeSpec,
+    ContainerSpec,
+    FileSpec,
+    Liveness,
+    PortMapping,
+    ProcessSpec,
+    Readiness,
+    RestartPolicy,
+    Ulimit,
+    VmBoot,
+    VmDisk,
+    VmNetwork,
+    VmSpec,
+    WorkloadSpec,
+    WorkloadType,
+)
 
 MOST_ENTRIES = 3
 MOST_CHARACTERS = 20
@@ -74,9 +91,82 @@ def _plain(kind: Any, rules: tuple[Any, ...], fixed: Mapping[str, st.SearchStrat
         key, value = typing.get_args(kind)
         return st.dictionaries(values_of(key), values_of(value), min_size=least, max_size=MOST_ENTRIES)
     if dataclasses.is_dataclass(kind):
+        fixed = {**_related(kind), **fixed}
         fields = {name: fixed[name] if name in fixed else values_of(inner) for name, inner in field_kinds(kind).items()}
         return st.builds(kind, **fields).filter(lambda value: not find_problems(value))
     return _scalar(kind, rules)
+
+
+@functools.cache
+def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
+    """Fields whose rules depend on each other so much that values drawn apart would seldom pass."""
+    command = CommandProbe(("true",))
+    sha256 = "0" * 64
+    tables: dict[type, Callable[[], dict[str, st.SearchStrategy[Any]]]] = {
+        FileSpec: lambda: {"content": st.sampled_from(["", "x\n", "ü"]), "secret": st.just(""), "mode": _MODES},
+        ProcessSpec: lambda: {"files": _files("etc/"), "env_from_secrets": _SECRETS},
+        ComposeSpec: lambda: {"files": _files("./"), "env_from_secrets": _SECRETS},
+        ContainerSpec: lambda: {
+            "files": _files("/etc/"),
+            "env_from_secrets": _SECRETS,
+            "ports": _mappings(),
+            "restart": st.none() | st.builds(RestartPolicy, policy=st.just("no"), max_retries=st.integers(0, 9)),
+            "restart_policy": st.sampled_from(["", "no"]),
+            "readiness": st.none() | st.just(Readiness(command=command)) | st.just(Readiness(tcp_port="80")),
+            "liveness": st.none() | st.just(Liveness(command=command, failure_threshold=9)),
+            "ulimits": st.lists(st.sampled_from([Ulimit("nofile", 1, 2), Ulimit("core", -1, -1)]), unique=True).map(
+                tuple
+            ),
+        },
+        VmDisk: lambda: {
+            "image": st.just(""),
+            "path": st.just(""),
+            "sha256": st.just(""),
+        },
+        VmNetwork: lambda: {"bridge": st.just(""), "ports": st.just(())},
+        VmSpec: lambda: {
+            "disks": st.lists(
+                values_of(VmDisk)
+                | st.sampled_from(
+                    [
+                        VmDisk(image="/a.iso", format="iso", read_only=True),
+                        VmDisk(image="https://example.org/a", sha256=sha256),
+                        VmDisk(path="/a.raw", format="raw"),
+                    ]
+                ),
+                max_size=3,
+            ).map(tuple),
+            "networks": st.sampled_from(
+                [
+                    (),
+                    (VmNetwork("br0", True, "10.0.0.2/24"), VmNetwork(tap="tap0", mac="52:54:00:00:00:01")),
+                    (VmNetwork(ports=(PortMapping(22, 0, "tcp", "ssh"), PortMapping(80, 8080))),),
+                ]
+            ),
+            "kernel": st.just("/boot/vmlinuz"),
+            "boot": st.none()
+            | st.just(VmBoot("login: $", guest_agent=True))
+            | st.just(VmBoot("^ready", deadline=_A_WEEK)),
+        },
+    }
+    return tables.get(kind, dict)()
+
+
+_A_WEEK = timedelta(weeks=1)
+_MODES = st.sampled_from([0o444, 0o400, 0o555])
+_SECRETS = st.dictionaries(st.sampled_from(["SECRET_A", "SECRET_B"]), st.sampled_from(["a", "b"]))
+
+
+def _files(prefix: str) -> st.SearchStrategy[tuple[FileSpec, ...]]:
+    paths = st.sampled_from(["a", "b.conf", "c/d"]).map(lambda name: f"{prefix}{name}")
+    files = values_of(FileSpec, path=paths) | st.builds(FileSpec, paths, secret=st.just("key"))
+    return st.lists(files, max_size=MOST_ENTRIES, unique_by=lambda file: file.path).map(tuple)
+
+
+def _mappings() -> st.SearchStrategy[tuple[PortMapping, ...]]:
+    """One of them is a port that a probe can reach."""
+    some = values_of(PortMapping)
+    return st.lists(some, max_size=2).map(lambda drawn: (*drawn, PortMapping(80, 0, "tcp", "reserved-for-probes")))
 
 
 def _scalar(kind: Any, rules: tuple[Any, ...]) -> st.SearchStrategy[Any]:

@@ -14,7 +14,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.core.ids import RunId, WorkloadId
-from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy, RunStatus, WorkloadType
+from shoal.model.workloads import (
+    AgentSpec,
+    DesiredState,
+    Exit,
+    FailureReason,
+    Readiness,
+    RestartPolicy,
+    RunStatus,
+    WorkloadType,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +60,20 @@ class RunRules:
     restart: RestartPolicy = RestartPolicy()
     #: Seconds within which a started run must be ready; None when it is ready as soon as it runs.
     ready_within: float | None = None
-    #: What readiness waits for, in words.
+    #: What readiness waits for, in words, and what it is when that does not come in time.
     probe: str = ""
+    late_failure: FailureReason = FailureReason.RUNTIME_ERROR
+    #: Whether a run that is ready can stop being so. One that has booted stays booted.
+    stays_watched: bool = True
     #: What shows that it is alive, in words; empty without a liveness probe.
     liveness: str = ""
     at_most_one: bool = False
     #: Seconds without contact after which it is stopped, or a lease if that is longer; 0: contact does not matter.
     stop_after: float = 0.0
+    #: Whether the runtime prepares a run before the old one of an update is stopped.
+    prepares: bool = False
+    #: Whether the runtime changes a run in place.
+    updates: bool = False
 
     @property
     def needs_contact(self) -> bool:
@@ -115,25 +131,40 @@ class Stage(enum.Enum):
     STARTING = "starting"
     PROBING = "probing"
     READY = "ready"
+    UPDATING = "updating"
     STOPPING = "stopping"
     FORGETTING = "forgetting"
     FORGOTTEN = "forgotten"
 
 
-RUNNING_STAGES = frozenset({Stage.STARTING, Stage.PROBING, Stage.READY, Stage.STOPPING})
+RUNNING_STAGES = frozenset({Stage.STARTING, Stage.PROBING, Stage.READY, Stage.UPDATING, Stage.STOPPING})
 
 MOVES: Mapping[Stage, frozenset[Stage]] = {
     Stage.RESTING: frozenset({Stage.STARTING, Stage.HELD, Stage.WAITING, Stage.FORGETTING}),
     Stage.HELD: frozenset({Stage.STARTING, Stage.RESTING, Stage.FORGETTING}),
     Stage.WAITING: frozenset({Stage.STARTING, Stage.HELD, Stage.RESTING, Stage.FORGETTING}),
     Stage.STARTING: frozenset({Stage.PROBING, Stage.READY, Stage.RESTING}),
-    Stage.PROBING: frozenset({Stage.READY, Stage.STOPPING, Stage.RESTING}),
-    Stage.READY: frozenset({Stage.PROBING, Stage.STOPPING, Stage.RESTING}),
+    Stage.PROBING: frozenset({Stage.READY, Stage.UPDATING, Stage.STOPPING, Stage.RESTING}),
+    Stage.READY: frozenset({Stage.PROBING, Stage.UPDATING, Stage.STOPPING, Stage.RESTING}),
+    Stage.UPDATING: frozenset({Stage.PROBING, Stage.READY}),
     Stage.STOPPING: frozenset({Stage.RESTING}),
     Stage.FORGETTING: frozenset({Stage.FORGOTTEN}),
     Stage.FORGOTTEN: frozenset({Stage.RESTING}),
 }
 """Every move there is. A run that ended passes through RESTING on its way to WAITING, HELD or another start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The spec that is to replace that of the present run, which goes on until the runtime has prepared the new one."""
+
+    spec_sha256: bytes
+    #: Tries in a row that did not succeed, and what is known of the last.
+    failures: int = 0
+    failure: FailureReason = FailureReason.NONE
+    message: str = ""
+    transient: bool = True
+    next_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +189,24 @@ class WorkloadState:
     failing_reason: FailureReason = FailureReason.RUNTIME_ERROR
     #: Set while a run is stopped because it hangs: why. Its restart policy decides what follows.
     hanging: str = ""
+    #: When the present run is ready by its own account; counts if the spec says nothing.
+    own_readiness: Readiness | None = None
+    #: Set while the present run is to be replaced, or changed in place.
+    replacement: Replacement | None = None
+    #: The end of the present run, if it came while it was being changed.
+    early_end: RunEnded | None = None
+
+    @property
+    def ready_within(self) -> float | None:
+        """Seconds within which a started run must be ready; None when it is ready as soon as it runs."""
+        if self.rules.ready_within is None and self.own_readiness is not None:
+            return self.own_readiness.deadline.total_seconds()
+        return self.rules.ready_within
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the present run, or the last, is one of the intent's spec."""
+        return self.progress.born == self.intent.born and self.progress.run_sha256 == self.intent.spec_sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +232,7 @@ class FoundRun:
     exit: Exit | None = None
     last_output: str = ""
     ended_by: str = ""
+    readiness: Readiness | None = None
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -206,6 +256,37 @@ class RunStarted:
     started_at: datetime
     pid: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
+    readiness: Readiness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Everything is ready for a run of another spec."""
+
+    run_id: RunId
+    spec_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdated:
+    """The runtime has changed the run in place."""
+
+    run_id: RunId
+    spec_sha256: bytes
+    pid: int = 0
+    ports: Mapping[str, int] = field(default_factory=dict)
+    readiness: Readiness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceFailed:
+    """Another spec could not be prepared, or the run not be changed. The present run goes on."""
+
+    run_id: RunId
+    spec_sha256: bytes
+    failure: FailureReason
+    message: str
+    transient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +407,9 @@ class Forgotten:
 Event = (
     IntentChanged
     | RunStarted
+    | Prepared
+    | RunUpdated
+    | ReplaceFailed
     | StartFailed
     | StartRefused
     | RunTroubled
@@ -353,6 +437,23 @@ class StartRun:
     """Start it; answer with RunStarted, StartFailed or StartRefused."""
 
     run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRun:
+    """After so many seconds prepare a run of the intent's spec; answer with Prepared or ReplaceFailed."""
+
+    run_id: RunId
+    spec_sha256: bytes
+    after: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRun:
+    """Change the run in place to the intent's spec; answer with RunUpdated or ReplaceFailed."""
+
+    run_id: RunId
+    spec_sha256: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,6 +514,8 @@ class ForgetWorkload:
 
 Instruction = (
     StartRun
+    | PrepareRun
+    | UpdateRun
     | StopRun
     | ProbeReadiness
     | WatchReadiness

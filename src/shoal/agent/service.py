@@ -33,7 +33,7 @@ from shoal.core.errors import (
 )
 from shoal.core.ids import IDENTIFIER_RULE, MAX_GENERATION, NO_SESSION, WorkloadId, is_identifier
 from shoal.model.nodes import HeartbeatMark
-from shoal.model.workloads import AgentSpec, DesiredState, ProcessSpec
+from shoal.model.workloads import AgentSpec, Body, DesiredState
 from shoal.wire import convert
 from shoal.wire.methods import NODE_HEADER, TERM_HEADER
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
@@ -224,16 +224,16 @@ def _read_apply(request: pb.ApplyWorkloadRequest) -> ApplyCommand:
         spec = convert.agent_spec_from_proto(request.spec, request.type)
     except InvalidError as error:
         problems.extend(error.problems)
-    if spec is not None and spec.process is not None and desired is DesiredState.RUNNING:
-        problems.extend(_secret_problems(request, spec.process))
+    if spec is not None and desired is DesiredState.RUNNING:
+        problems.extend(_secret_problems(request, spec.body))
     if problems or spec is None:
         raise InvalidError(problems)
     return _command(request, desired, spec)
 
 
-def _secret_problems(request: pb.ApplyWorkloadRequest, process: ProcessSpec) -> Iterator[Problem]:
+def _secret_problems(request: pb.ApplyWorkloadRequest, body: Body) -> Iterator[Problem]:
     """What is wrong with the secrets beside a spec. Their values are not repeated."""
-    for name in sorted(set(process.env_from_secrets.values())):
+    for name in sorted(body.secret_names):
         value = request.secrets.get(name)
         if value is None:
             yield problem(f"secrets.{name}", None, "is required: the spec names it")
@@ -262,12 +262,8 @@ def _command(request: pb.ApplyWorkloadRequest, desired: DesiredState, spec: Agen
         spec=spec,
         generation=request.generation,
         attempt=request.attempt,
-        secrets={name: request.secrets[name] for name in _secret_names(spec) if name in request.secrets},
+        secrets={name: request.secrets[name] for name in spec.body.secret_names if name in request.secrets},
     )
-
-
-def _secret_names(spec: AgentSpec) -> frozenset[str]:
-    return frozenset(spec.process.env_from_secrets.values()) if spec.process is not None else frozenset()
 
 
 def _id_problems(workload_id: str, field: str = "id") -> list[Problem]:

@@ -116,12 +116,13 @@ def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
     inner = {key: value for key, value in given.items() if key in known and key not in _DOCUMENT_FIELDS}
     problems = [unknown_field(key, known, at=at) for key in given if key not in known]
-    if isinstance(inner.get("container"), Mapping):
-        inner["container"] = _with_word(inner["container"], "restart_policy")
-    if isinstance(inner.get("process"), Mapping):
-        if isinstance(inner["process"].get("restart"), Mapping):
-            inner["process"] = {**inner["process"], "restart": _with_word(inner["process"]["restart"], "policy")}
-        inner["process"] = _with_references(inner["process"], f"{at}.process" if at else "process", problems)
+    for kind in WorkloadType:
+        body = inner.get(kind.value)
+        if isinstance(body, Mapping):
+            body = _with_word(body, "restart_policy")
+            if isinstance(body.get("restart"), Mapping):
+                body = {**body, "restart": _with_word(body["restart"], "policy")}
+            inner[kind.value] = _with_references(body, f"{at}.{kind.value}" if at else kind.value, problems)
     envelope = _collect(_Envelope, outer, at, problems)
     spec = _collect(WorkloadSpec, inner, at, problems)
     if envelope is None or spec is None or problems:
@@ -141,14 +142,14 @@ def _in_words_of_documents(found: Problem) -> Problem:
     return found
 
 
-def _with_references(process: Mapping[Any, Any], at: str, problems: list[Problem]) -> Mapping[Any, Any]:
+def _with_references(body: Mapping[Any, Any], at: str, problems: list[Problem]) -> Mapping[Any, Any]:
     """`env: {PASSWORD: {secret: db-password}}` in its plain form: a variable, and the secret that holds its value."""
-    env, named = process.get("env"), process.get("env_from_secrets", {})
+    env, named = body.get("env"), body.get("env_from_secrets", {})
     if not isinstance(env, Mapping) or not isinstance(named, Mapping):
-        return process
+        return body
     references = {name: value for name, value in env.items() if isinstance(value, Mapping)}
     if not references:
-        return process
+        return body
     found = {}
     for name, value in references.items():
         if set(value) == {"secret"}:
@@ -158,7 +159,7 @@ def _with_references(process: Mapping[Any, Any], at: str, problems: list[Problem
         if name in named:
             problems.append(problem(f"{at}.env_from_secrets.{name}", name, "must not be in env too"))
     plain = {name: value for name, value in env.items() if name not in references}
-    return {**process, "env": plain, "env_from_secrets": {**named, **found}}
+    return {**body, "env": plain, "env_from_secrets": {**named, **found}}
 
 
 def _collect(cls: type[T], given: Mapping[Any, Any], at: str, problems: list[Problem]) -> T | None:
@@ -238,18 +239,18 @@ def workload_schema(kind: WorkloadType) -> dict[str, Any]:
     envelope = json_schema(_Envelope)["properties"]
     schema["properties"] = {"kind": {"const": "workload"}, **envelope, **properties}
     schema["required"] = ["id", "type", kind.value]
-    if kind is WorkloadType.PROCESS:
-        _allow_references(schema)
-        properties["process"]["properties"]["restart"]["properties"]["policy"]["enum"].append(_NEVER)
-    elif kind is WorkloadType.CONTAINER:
-        properties["container"]["properties"]["restart_policy"]["enum"].append(_NEVER)
+    fields = properties[kind.value]["properties"]
+    fields["restart"]["properties"]["policy"]["enum"].append(_NEVER)
+    if "restart_policy" in fields:
+        fields["restart_policy"]["enum"].append(_NEVER)
+    if "env_from_secrets" in fields:
+        _allow_references(fields)
     return schema
 
 
-def _allow_references(schema: dict[str, Any]) -> None:
+def _allow_references(fields: dict[str, Any]) -> None:
     """A value of `env` may be a reference to a secret instead."""
-    process = schema["properties"]["process"]
-    env, named = process["properties"]["env"], process["properties"]["env_from_secrets"]
+    env, named = fields["env"], fields["env_from_secrets"]
     reference = {
         "type": "object",
         "properties": {"secret": named["additionalProperties"]},

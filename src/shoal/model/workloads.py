@@ -1,70 +1,111 @@
 """Workloads: what a person asks for, who owns it, and what was last seen of it.
 
 The spec classes mirror the fields of `persys.control.v1.WorkloadSpec` and carry every rule on them; the same
-classes read YAML documents (`shoal.model.documents`) and publish the JSON Schemas.
+classes read YAML documents (`shoal.model.documents`) and publish the JSON Schemas. Those of the four kinds of workload
+are in `shoal.model.specs`; their names are exported here.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Annotated
 
-from shoal.core.errors import Problem, problem
+from shoal.core.errors import InternalError, Problem, problem
 from shoal.core.ids import GroupId, NodeId, WorkloadId
-from shoal.core.shape import Check, Identifier, MaxLength, NumberToo, OneOf, Pattern, Range
+from shoal.core.shape import MaxLength, OneOf, Range
 from shoal.model.nodes import CONSTRAINT_KEY, LABEL_KEY, LABEL_VALUE
 from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, Resources
+from shoal.model.spec_parts import (
+    MAX_DURATION,
+    USER_PATTERN,
+    USER_RULE,
+    Body,
+    CommandProbe,
+    Duration,
+    EnvName,
+    FileSpec,
+    HttpProbe,
+    Liveness,
+    ManagedVolume,
+    NamedPort,
+    PortMapping,
+    Readiness,
+    RestartPolicy,
+    StopPolicy,
+    Text,
+    VmBoot,
+    VolumeMount,
+)
+from shoal.model.specs import (
+    CloudInit,
+    ComposeSpec,
+    ContainerSpec,
+    ProcessSpec,
+    Ulimit,
+    VmDisk,
+    VmNetwork,
+    VmSpec,
+)
 
-MAX_TEXT = 64 * 1024
-MAX_PAYLOAD = 1024 * 1024
-MAX_DURATION = timedelta(days=365)
+__all__ = [
+    "MAX_DURATION",
+    "MAX_MEMBERS",
+    "USER_PATTERN",
+    "USER_RULE",
+    "Affinity",
+    "AgentSpec",
+    "Body",
+    "CloudInit",
+    "CommandProbe",
+    "ComposeSpec",
+    "Constraint",
+    "ContainerSpec",
+    "DesiredState",
+    "Duration",
+    "EnvName",
+    "Exit",
+    "Failover",
+    "FailureReason",
+    "FileSpec",
+    "GroupMemberBefore",
+    "GroupRecord",
+    "HttpProbe",
+    "Liveness",
+    "ManagedVolume",
+    "MemberChanges",
+    "Move",
+    "MoveKind",
+    "NamedPort",
+    "Observation",
+    "PlacementRules",
+    "PortMapping",
+    "ProcessSpec",
+    "Readiness",
+    "Rejection",
+    "ResourceRequest",
+    "RestartPolicy",
+    "RetryState",
+    "RunState",
+    "RunStatus",
+    "StopPolicy",
+    "Text",
+    "Ulimit",
+    "Usage",
+    "VmBoot",
+    "VmDisk",
+    "VmNetwork",
+    "VmSpec",
+    "VolumeMount",
+    "WorkloadRecord",
+    "WorkloadSpec",
+    "WorkloadType",
+]
+
 #: Of a group.
 MAX_MEMBERS = 4096
-SHORTEST_PERIOD = timedelta(milliseconds=100)
-
-Text = Annotated[str, MaxLength(MAX_TEXT)]
-EnvName = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_]{0,255}", "must be an environment variable name")]
-#: Who runs a process.
-USER_PATTERN, USER_RULE = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}", "must be a user name or uid"
-Env = Annotated[Mapping[EnvName, Text], MaxLength(1024)]
-Words = Annotated[tuple[Text, ...], MaxLength(1024)]
-PortNumber = Annotated[int, Range(0, 65535)]
-PortName = Annotated[
-    str, Pattern(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", "must be a name of lower-case letters, digits and dashes")
-]
-RestartWord = Annotated[str, OneOf(("", "always", "on-failure", "no", "unless-stopped"))]
-
-
-def _is_absolute(path: str) -> str | None:
-    return None if not path or path.startswith("/") else "must be an absolute path"
-
-
-def _is_reasonable(value: timedelta) -> str | None:
-    return None if timedelta(0) <= value <= MAX_DURATION else "must be between 0s and 8760h"
-
-
-def _is_a_period(value: timedelta) -> str | None:
-    return None if SHORTEST_PERIOD <= value <= MAX_DURATION else "must be between 100ms and 8760h"
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit()
-
-
-def _is_port_or_name(text: str) -> str | None:
-    if not 0 < len(text) <= 63:
-        return "must be a port number or the name of one of the workload's ports"
-    return None if not _is_number(text) or 0 < int(text) <= 65535 else "must be between 1 and 65,535"
-
-
-AbsolutePath = Annotated[str, MaxLength(4096), Check(_is_absolute, "an absolute path")]
-Duration = Annotated[timedelta, Check(_is_reasonable)]
-ProbePeriod = Annotated[timedelta, Check(_is_a_period)]
-Threshold = Annotated[int, Range(1, 1000)]
-PortReference = Annotated[str, NumberToo(), Check(_is_port_or_name, "a port number or a port's name")]
 
 
 class WorkloadType(enum.Enum):
@@ -110,266 +151,6 @@ class FailureReason(enum.Enum):
 
 # ---------------------------------------------------------------------------------------------------------
 # Specs
-
-
-@dataclass(frozen=True, slots=True)
-class RestartPolicy:
-    """When the agent starts a process again by itself."""
-
-    policy: RestartWord = "always"
-    max_retries: Annotated[int, Range(0, 1_000_000)] = 0
-    delay: Duration = timedelta(milliseconds=500)
-    max_delay: Duration = timedelta(seconds=60)
-    healthy_after: Duration = timedelta(seconds=60)
-
-    @property
-    def completes(self) -> bool:
-        """Whether an exit with code 0 is the end of the workload."""
-        return self.policy in ("no", "on-failure")
-
-
-@dataclass(frozen=True, slots=True)
-class HttpProbe:
-    """Ready when a GET answers with a status from 200 to 399."""
-
-    port: PortReference
-    path: Annotated[str, MaxLength(2048)] = "/"
-
-
-@dataclass(frozen=True, slots=True)
-class CommandProbe:
-    """Ready when the command exits with 0."""
-
-    command: Annotated[tuple[Text, ...], MaxLength(256, 1)]
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """When a started process counts as Running. Exactly one of the three probes is set."""
-
-    tcp_port: PortReference | None = None
-    http: HttpProbe | None = None
-    command: CommandProbe | None = None
-    #: Between two tries until it is ready first.
-    interval: Duration = timedelta(milliseconds=500)
-    timeout: Duration = timedelta(seconds=1)
-    deadline: Duration = timedelta(seconds=60)
-    #: Between two tries from then on.
-    period: ProbePeriod = timedelta(seconds=5)
-    #: After so many failures in a row it is NotReady, until one try succeeds.
-    failure_threshold: Threshold = 3
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        yield from _one_probe(self, at)
-
-
-@dataclass(frozen=True, slots=True)
-class Liveness:
-    """When a process that was ready counts as hung and is restarted. Exactly one of the three probes is set."""
-
-    tcp_port: PortReference | None = None
-    http: HttpProbe | None = None
-    command: CommandProbe | None = None
-    interval: ProbePeriod = timedelta(seconds=10)
-    timeout: Duration = timedelta(seconds=1)
-    #: After so many failures in a row it is stopped and started again, as its restart policy says.
-    failure_threshold: Threshold = 3
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        yield from _one_probe(self, at)
-
-
-def _one_probe(probe: Readiness | Liveness, at: str) -> Iterator[Problem]:
-    given = [name for name in ("tcp_port", "http", "command") if getattr(probe, name) is not None]
-    if len(given) != 1:
-        yield problem(at, " and ".join(given) or None, "must have exactly one of tcp_port, http and command")
-
-
-@dataclass(frozen=True, slots=True)
-class StopPolicy:
-    """How a process is asked to end, and how long it may take before its group is killed."""
-
-    signal: Annotated[str, OneOf(("", "TERM", "INT", "QUIT", "HUP", "USR1", "USR2", "KILL"))] = "TERM"
-    grace: Duration = timedelta(seconds=10)
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPort:
-    """A port handed over as SHOAL_PORT_<NAME> and reported in the status. 0 lets the agent choose."""
-
-    name: PortName
-    port: PortNumber = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSpec:
-    """A child process of an agent."""
-
-    command: Annotated[tuple[Text, ...], MaxLength(1024, 1)]
-    args: Words = ()
-    env: Env = field(default_factory=dict)
-    working_dir: AbsolutePath = ""
-    user: Annotated[str, Pattern(USER_PATTERN, USER_RULE, allow_empty=True)] = ""
-    restart: RestartPolicy = RestartPolicy()
-    readiness: Readiness | None = None
-    stop: StopPolicy = StopPolicy()
-    ports: Annotated[tuple[NamedPort, ...], MaxLength(64)] = ()
-    clear_env: bool = False
-    #: Further variables, by the names of the secrets that hold their values.
-    env_from_secrets: Annotated[Mapping[EnvName, Identifier], MaxLength(64)] = field(default_factory=dict)
-    #: Hand it a certificate of its own, of role workload, for its group. Members of groups only.
-    identity: bool = False
-    liveness: Liveness | None = None
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        prefix = f"{at}." if at else ""
-        if self.command and not self.command[0].strip():
-            yield problem(f"{prefix}command[0]", self.command[0], "must name a program")
-        for name in self.env_from_secrets:
-            if name in self.env:
-                yield problem(f"{prefix}env_from_secrets.{name}", name, "must not be in env too: which value is meant?")
-        yield from _duplicates(f"{prefix}ports", [port.name for port in self.ports], "port name")
-        yield from _duplicates(f"{prefix}ports", [port.port or None for port in self.ports], "port")
-        for name, probe in (("readiness", self.readiness), ("liveness", self.liveness)):
-            wanted = probe and (probe.tcp_port or (probe.http.port if probe.http else None))
-            if wanted and not _is_number(wanted) and wanted not in {port.name for port in self.ports}:
-                yield problem(f"{prefix}{name}", wanted, "must name one of the workload's ports or be a number")
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeMount:
-    """A directory of the host inside a container."""
-
-    host_path: Annotated[str, MaxLength(4096, 1), Check(_is_absolute)]
-    container_path: Annotated[str, MaxLength(4096, 1), Check(_is_absolute)]
-    read_only: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class PortMapping:
-    """A port of the host that leads into a container. A host port of 0 lets the engine choose."""
-
-    container_port: Annotated[int, Range(1, 65535)]
-    host_port: PortNumber = 0
-    protocol: Annotated[str, OneOf(("", "tcp", "udp"))] = "tcp"
-
-
-@dataclass(frozen=True, slots=True)
-class ManagedVolume:
-    """A volume that outlives revisions of its workload."""
-
-    name: Identifier
-    driver: Annotated[str, MaxLength(64)] = "local"
-    size_gb: Annotated[int, Range(0, MAX_DISK_GB)] = 0
-    access_mode: Annotated[str, MaxLength(64)] = ""
-    fs_type: Annotated[str, MaxLength(64)] = ""
-    mount_path: AbsolutePath = ""
-    read_only: bool = False
-    retain_policy: Annotated[str, OneOf(("", "Delete", "Retain"))] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Ulimit:
-    """A resource limit of a container's processes, by its name in `ulimit`, such as `nofile`."""
-
-    name: Annotated[str, Pattern(r"[a-z]{2,16}", "must be the name of a limit, such as nofile")]
-    soft: Annotated[int, Range(-1, 1 << 40)]
-    hard: Annotated[int, Range(-1, 1 << 40)]
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerSpec:
-    """A container."""
-
-    image: Annotated[str, MaxLength(1024, 1)]
-    command: Words = ()
-    env: Env = field(default_factory=dict)
-    volumes: Annotated[tuple[VolumeMount, ...], MaxLength(256)] = ()
-    ports: Annotated[tuple[PortMapping, ...], MaxLength(256)] = ()
-    restart_policy: RestartWord = ""
-    privileged: bool = False
-    managed_volumes: Annotated[tuple[ManagedVolume, ...], MaxLength(256)] = ()
-    #: Appended to command.
-    args: Words = ()
-    #: Run a small init as the first process, which forwards signals and reaps children.
-    init: bool = False
-    #: The user inside the container; the image's own when empty.
-    user: Annotated[str, MaxLength(128)] = ""
-    working_dir: AbsolutePath = ""
-    stop: StopPolicy = StopPolicy()
-    pull_policy: Annotated[str, OneOf(("", "missing", "always", "never"))] = ""
-    ulimits: Annotated[tuple[Ulimit, ...], MaxLength(32)] = ()
-    labels: Annotated[Mapping[Annotated[str, MaxLength(256, 1)], Text], MaxLength(256)] = field(default_factory=dict)
-    #: A weight for the CPU against other containers, as a foreign scheduler sends it. 0 is the engine's default.
-    cpu_shares: Annotated[int, Range(0, 262_144)] = 0
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        taken = [f"{port.host_port}/{port.protocol or 'tcp'}" if port.host_port else None for port in self.ports]
-        yield from _duplicates(f"{at}.ports" if at else "ports", taken, "host port")
-
-
-@dataclass(frozen=True, slots=True)
-class ComposeSpec:
-    """A compose project, given in full or by a git repository."""
-
-    source_type: Annotated[str, OneOf(("git", "inline"))] = "inline"
-    git_repo: Annotated[str, MaxLength(2048)] = ""
-    git_ref: Annotated[str, MaxLength(256)] = ""
-    inline_yaml: Annotated[str, MaxLength(MAX_PAYLOAD)] = ""
-    env: Env = field(default_factory=dict)
-
-    def extra_problems(self, at: str) -> Iterator[Problem]:
-        """Rules across fields."""
-        prefix = f"{at}." if at else ""
-        if self.source_type == "git" and not self.git_repo:
-            yield problem(f"{prefix}git_repo", None, "is required when source_type is git")
-        if self.source_type == "inline" and not self.inline_yaml.strip():
-            yield problem(f"{prefix}inline_yaml", None, "is required when source_type is inline")
-
-
-@dataclass(frozen=True, slots=True)
-class VmDisk:
-    """A disk of a VM."""
-
-    pool_name: Annotated[str, MaxLength(128)] = ""
-    size_gb: Annotated[int, Range(0, MAX_DISK_GB)] = 0
-    mount_point: Annotated[str, MaxLength(4096)] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class VmNetwork:
-    """A network interface of a VM."""
-
-    bridge: Annotated[str, MaxLength(64)] = ""
-    dhcp: bool = False
-    static_ip: Annotated[str, MaxLength(64)] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CloudInit:
-    """What the guest is configured with at first boot."""
-
-    user_data: Annotated[str, MaxLength(256 * 1024)] = ""
-    meta_data: Annotated[str, MaxLength(256 * 1024)] = ""
-    network_config: Annotated[str, MaxLength(256 * 1024)] = ""
-    vendor_data: Annotated[str, MaxLength(256 * 1024)] = ""
-
-
-@dataclass(frozen=True, slots=True)
-class VmSpec:
-    """A virtual machine."""
-
-    vcpus: Annotated[int, Range(1, 1024)] = 1
-    memory_mb: Annotated[int, Range(1, MAX_MEMORY_MB)] = 512
-    disks: Annotated[tuple[VmDisk, ...], MaxLength(64)] = ()
-    networks: Annotated[tuple[VmNetwork, ...], MaxLength(64)] = ()
-    cloud_init: CloudInit | None = None
-    os_image: Annotated[str, MaxLength(4096)] = ""
-    managed_volumes: Annotated[tuple[ManagedVolume, ...], MaxLength(256)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,40 +246,38 @@ class WorkloadSpec:
             yield problem(
                 f"{prefix}failover.policy", "stop", "must not be stop with at_most_one, which stops it with its lease"
             )
-        if getattr(self, self.type.value) is None:
-            yield problem(f"{prefix}{self.type.value}", None, f"is required when type is {self.type.value}")
-        for kind in WorkloadType:
-            if kind is not self.type and getattr(self, kind.value) is not None:
-                yield problem(f"{prefix}{kind.value}", None, f"must not be given when type is {self.type.value}")
+        yield from _one_body(self, self.type, prefix)
+
+    @property
+    def body(self) -> Body:
+        """The part that is its kind's own. A spec that breaks its rules may have none: then it asks for nothing."""
+        return self.process or self.container or self.compose or self.vm or Body()
 
     @property
     def request(self) -> Resources:
-        """What is reserved for it."""
-        asked = self.resources
-        return Resources(asked.cpu_millicores, asked.memory_mb, asked.disk_gb, self.slots)
+        """What is reserved for it. A VM that says nothing else needs what its guest is given."""
+        asked, vm = self.resources, self.vm
+        return Resources(
+            asked.cpu_millicores or (vm.vcpus * 1000 if vm is not None else 0),
+            asked.memory_mb or (vm.memory_mb if vm is not None else 0),
+            asked.disk_gb,
+            self.slots,
+        )
 
     @property
     def host_ports(self) -> frozenset[tuple[int, str]]:
         """The (port, protocol) pairs of the node that it needs for itself."""
-        if self.process is not None:
-            return frozenset((port.port, "tcp") for port in self.process.ports if port.port)
-        if self.container is not None:
-            return frozenset((p.host_port, p.protocol or "tcp") for p in self.container.ports if p.host_port)
-        return frozenset()
+        return self.body.host_ports
 
     @property
     def completes(self) -> bool:
         """Whether a run that ends well is the end of the workload."""
-        if self.process is not None:
-            return self.process.restart.completes
-        return self.container is not None and self.container.restart_policy in ("no", "on-failure")
+        return self.body.restart_rules.completes
 
     @property
     def restarts(self) -> bool:
         """Whether it is tried again after it has failed."""
-        if self.process is not None:
-            return self.process.restart.policy != "no"
-        return self.container is None or self.container.restart_policy != "no"
+        return self.body.restart_rules.policy != "no"
 
     @property
     def migrates_first(self) -> bool:
@@ -510,19 +289,8 @@ class WorkloadSpec:
     @property
     def storage_drivers(self) -> frozenset[str]:
         """The storage drivers its node must have."""
-        volumes = self.container or self.vm
-        managed = volumes.managed_volumes if volumes is not None else ()
+        managed = self.body.managed_volumes
         return frozenset(self.placement.storage_drivers) | {volume.driver or "local" for volume in managed}
-
-
-def _duplicates(at: str, values: Sequence[str | int | None], noun: str) -> Iterator[Problem]:
-    seen: set[str | int] = set()
-    for index, value in enumerate(values):
-        if value is None:
-            continue
-        if value in seen:
-            yield problem(f"{at}[{index}]", value, f"the same {noun} is given twice")
-        seen.add(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -530,7 +298,10 @@ class AgentSpec:
     """What an agent needs to know to run one workload: the part of a spec that reaches it."""
 
     type: WorkloadType
-    #: Set for the type `process`; the other kinds have their own.
+    #: Exactly one of the four is set, the one that `type` names.
+    container: ContainerSpec | None = None
+    compose: ComposeSpec | None = None
+    vm: VmSpec | None = None
     process: ProcessSpec | None = None
     #: What the control plane reserved, and so what the workload is limited to.
     request: Resources = Resources()
@@ -540,8 +311,25 @@ class AgentSpec:
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
-        if self.type is WorkloadType.PROCESS and self.process is None:
-            yield problem(f"{at}.process" if at else "process", None, "is required when type is process")
+        prefix = f"{at}." if at else ""
+        yield from _one_body(self, self.type, prefix)
+
+    @property
+    def body(self) -> ContainerSpec | ComposeSpec | VmSpec | ProcessSpec:
+        """The one that is set."""
+        body = self.process or self.container or self.compose or self.vm
+        if body is None:
+            raise InternalError(f"a spec of type {self.type.value} has no {self.type.value}")
+        return body
+
+
+def _one_body(spec: WorkloadSpec | AgentSpec, type_: WorkloadType, prefix: str) -> Iterator[Problem]:
+    for kind in WorkloadType:
+        given = getattr(spec, kind.value) is not None
+        if kind is type_ and not given:
+            yield problem(f"{prefix}{kind.value}", None, f"is required when type is {type_.value}")
+        elif kind is not type_ and given:
+            yield problem(f"{prefix}{kind.value}", None, f"must not be given when type is {type_.value}")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ from shoal.model.workloads import (
     ContainerSpec,
     Exit,
     FailureReason,
+    FileSpec,
     ProcessSpec,
+    Readiness,
     Usage,
     VmSpec,
     WorkloadType,
@@ -54,6 +56,10 @@ class RunRequest:
     identity: Mapping[str, str] = field(default_factory=dict)
     #: Further variables whose values nobody but the workload may see.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: The files of the spec with their contents, secrets included.
+    files: tuple[tuple[FileSpec, bytes], ...] = field(default=(), repr=False)
+    #: The directories of this machine that hold the spec's managed volumes, by name.
+    volumes: Mapping[str, str] = field(default_factory=dict)
     #: End it at this moment of the clock's `monotonic()`, unless it is extended; None for one that may outlive contact.
     deadline: float | None = None
 
@@ -90,6 +96,10 @@ class RunInfo:
     last_output: str = ""
     #: Ended by its deadline, by `stop`, or empty when by itself.
     ended_by: str = ""
+    #: The state of each part, if it has several: the services of a compose project.
+    services: Mapping[str, str] = field(default_factory=dict)
+    #: When it is ready, if what it runs says so itself: the HEALTHCHECK of an image. A probe of the spec comes first.
+    readiness: Readiness | None = None
 
 
 def port_variable(name: str) -> str:
@@ -138,8 +148,12 @@ class Runtime(Protocol):
         """Let go of an ended run. Its logs stay until the workload is forgotten."""
         ...
 
-    async def forget_workload(self, workload_id: WorkloadId) -> None:
-        """Let go of everything kept for a workload that is gone: logs, directories."""
+    async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
+        """Let go of everything kept for a workload that is gone: logs, directories.
+
+        Its disks and the volumes of its project go only with `delete_data`: it was deleted, and its retain policy is
+        Delete. Managed volumes are the agent's and not touched here.
+        """
         ...
 
     def watch(self) -> AsyncIterator[RunInfo]:
@@ -201,6 +215,49 @@ class SupportsConditions(Protocol):
 
     def lateness(self) -> float:
         """Seconds by which what owns the workloads answered late when `health` was last asked; 0 when in time."""
+        ...
+
+
+@runtime_checkable
+class SupportsPrepare(Protocol):
+    """Runtimes that can do beforehand what may fail or take long."""
+
+    async def prepare(self, request: RunRequest) -> None:
+        """Make everything ready that a start needs, without touching a run: pull images, check a project, fetch disks.
+
+        Called before the old run of an update is stopped, so that it is replaced only when the new one can be made. It
+        may be cancelled and called again. Raises `RunError`.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsUpdate(Protocol):
+    """Runtimes that can change a run in place."""
+
+    async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
+        """Make a run what the request says; what is the same already stays untouched. Repeating it is one update.
+
+        Called after `prepare`, if there is one. Raises `RunError`; the run is then as it was, or partly changed.
+        """
+        ...
+
+
+@runtime_checkable
+class SupportsFiles(Protocol):
+    """Runtimes that can replace the files of a run while it goes on."""
+
+    async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+        """Put new contents into the files of a run, each at once and whole. Raises `RunError`."""
+        ...
+
+
+@runtime_checkable
+class SupportsBoot(Protocol):
+    """Runtimes whose runs boot before they are of use."""
+
+    async def has_booted(self, run_id: RunId) -> bool:
+        """Whether every sign of `VmSpec.boot` was seen. Asked again and again until the deadline."""
         ...
 
 

@@ -19,8 +19,8 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, spec_of
+from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 
 ENV_PREFIX = "SHOAL_FAKE_"
 
@@ -41,6 +41,11 @@ class FakeScript:
     #: Seconds that starting and stopping take.
     start_takes: float = 0.0
     stop_takes: float = 0.0
+    #: Of a `FakeUpdatingRuntime`: refuse to prepare or to update a run, with these words, as `failure` and `transient`.
+    prepare_error: str = ""
+    update_error: str = ""
+    prepare_takes: float = 0.0
+    update_takes: float = 0.0
     #: Seconds after its start from which a command probe succeeds.
     ready_after: float = 0.0
     never_ready: bool = False
@@ -75,7 +80,7 @@ class FakeMoment:
     """Something that happened on the machine."""
 
     at: float
-    #: started, ended, forgotten, workload forgotten
+    #: prepared, started, updated, ended, forgotten, workload forgotten, data deleted
     what: str
     workload_id: str
     run_id: RunId = RunId("")
@@ -156,7 +161,7 @@ class FakeMachine:
     def script_of(self, request: RunRequest) -> FakeScript:
         """How the runs of a workload behave."""
         given = self.scripts.get(request.workload_id, self.script)
-        return FakeScript.from_env(spec_of(request, ProcessSpec).env, given)
+        return FakeScript.from_env(getattr(request.spec, "env", {}), given)
 
     def begin(self, request: RunRequest, script: FakeScript) -> RunInfo:
         """Start a run, or return the one of that id."""
@@ -220,7 +225,7 @@ class FakeMachine:
         del self.runs[run_id]
         self._note("forgotten", run.info)
 
-    def forget_workload(self, workload_id: WorkloadId) -> None:
+    def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Drop everything of a workload. Raises `PreconditionError` while a run of it has not ended."""
         if self.alive(workload_id):
             raise PreconditionError(f"workload {workload_id!r} has a run that has not ended")
@@ -228,6 +233,22 @@ class FakeMachine:
             del self.runs[run_id]
         self.logs.pop(workload_id, None)
         self.history.append(FakeMoment(self.clock.monotonic(), "workload forgotten", workload_id))
+        if delete_data:
+            self.history.append(FakeMoment(self.clock.monotonic(), "data deleted", workload_id))
+
+    def note(self, what: str, request: RunRequest) -> None:
+        """Record something about a request."""
+        self.history.append(FakeMoment(self.clock.monotonic(), what, request.workload_id, request.run_id))
+
+    def update(self, run_id: RunId, request: RunRequest, script: FakeScript) -> RunInfo:
+        """Change a run. Raises `RunError` for one that has ended."""
+        run = self.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED:
+            raise RunError(f"run {run_id!r} has ended", failure=FailureReason.RUNTIME_ERROR, transient=True)
+        run.request, run.script = request, script
+        self.started_with[run_id] = request
+        self.note("updated", request)
+        return run.info
 
     async def ends(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that have ended already first."""
@@ -312,10 +333,10 @@ class FakeRuntime:
         self._machine.check()
         self._machine.forget(run_id)
 
-    async def forget_workload(self, workload_id: WorkloadId) -> None:
+    async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Let go of what is kept for a workload."""
         self._machine.check()
-        self._machine.forget_workload(workload_id)
+        self._machine.forget_workload(workload_id, delete_data=delete_data)
 
     def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends."""
@@ -380,3 +401,29 @@ class FakeRuntime:
             return False
         age = self._machine.clock.monotonic() - run.started
         return age >= run.script.ready_after and not run.script.hangs_from <= age < run.script.hangs_until
+
+
+class FakePreparingRuntime(FakeRuntime):
+    """One that prepares a run before the old one of an update is stopped."""
+
+    async def prepare(self, request: RunRequest) -> None:
+        """Pretend, or refuse as the script says."""
+        self._machine.check()
+        script = self._machine.script_of(request)
+        await self._machine.clock.sleep(script.prepare_takes)
+        if script.prepare_error:
+            raise RunError(script.prepare_error, failure=script.failure, transient=script.transient)
+        self._machine.note("prepared", request)
+
+
+class FakeUpdatingRuntime(FakePreparingRuntime):
+    """One that also changes runs in place."""
+
+    async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
+        """Note the new request, or refuse as the script says."""
+        self._machine.check()
+        script = self._machine.script_of(request)
+        await self._machine.clock.sleep(script.update_takes)
+        if script.update_error:
+            raise RunError(script.update_error, failure=script.failure, transient=script.transient)
+        return self._machine.update(run_id, request, script)

@@ -96,7 +96,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "shoal.v1.RunDetail": {
         _OWNERS: "generation exit ports restarts ready last_output started_at_ms spec_sha256 revision_id completed pid "
-        "deleting next_restart_at_ms",
+        "deleting next_restart_at_ms services",
     },
     "shoal.v1.ExitDetail": {_OWNERS: "code signal unknown ended_at_ms out_of_memory"},
     "persys.control.v1.NodeRejection": {_OPERATOR: "node_id code message"},
@@ -106,22 +106,36 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "persys.control.v1.ResourceRequirements": {_OWNERS: "cpu_millicores memory_mb disk_gb"},
     "persys.control.v1.ContainerSpec": {
-        _OWNERS: "image command env volumes ports restart_policy privileged managed_volumes",
+        _OWNERS: "image command env volumes ports restart_policy privileged managed_volumes args labels options",
     },
     "persys.control.v1.VolumeMount": {_OWNERS: "host_path container_path read_only"},
-    "persys.control.v1.Port": {_OWNERS: "host_port container_port protocol"},
+    "persys.control.v1.Port": {_OWNERS: "host_port container_port protocol name"},
     "persys.control.v1.ManagedVolumeSpec": {
-        _OWNERS: "name driver size_gb access_mode fs_type mount_path read_only retain_policy",
+        _OWNERS: "name driver size_gb access_mode fs_type mount_path read_only retain_policy pool_name",
     },
-    "persys.control.v1.ComposeSpec": {_OWNERS: "source_type git_repo git_ref inline_yaml env"},
-    "persys.control.v1.VMSpec": {_OWNERS: "vcpus memory_mb disks networks cloud_init os_image managed_volumes"},
-    "persys.control.v1.DiskConfig": {_OWNERS: "pool_name size_gb mount_point"},
-    "persys.control.v1.NetworkConfig": {_OWNERS: "bridge dhcp static_ip"},
+    "persys.control.v1.ComposeSpec": {_OWNERS: "source_type git_repo git_ref inline_yaml env options"},
+    "persys.control.v1.VMSpec": {_OWNERS: "vcpus memory_mb disks networks cloud_init os_image managed_volumes options"},
+    "persys.control.v1.DiskConfig": {_OWNERS: "pool_name size_gb mount_point options"},
+    "persys.control.v1.NetworkConfig": {_OWNERS: "bridge dhcp static_ip options"},
     "persys.control.v1.CloudInitConfig": {_OWNERS: "user_data meta_data network_config vendor_data"},
     "shoal.v1.ProcessSpec": {
         _OWNERS: "command env working_dir args user restart readiness stop ports clear_env env_from_secrets identity "
-        "liveness",
+        "liveness files",
     },
+    "shoal.v1.File": {_OWNERS: "path content secret mode"},
+    "shoal.v1.ContainerOptions": {
+        _OWNERS: "init user working_dir stop pull_policy ulimits cpu_shares restart readiness liveness "
+        "env_from_secrets files",
+    },
+    "shoal.v1.Ulimit": {_OWNERS: "name soft hard"},
+    "shoal.v1.ComposeOptions": {_OWNERS: "stop restart retain_policy env_from_secrets files"},
+    "shoal.v1.VmOptions": {
+        _OWNERS: "kernel initrd kernel_args os_image_sha256 acceleration boot stop restart retain_policy",
+    },
+    "shoal.v1.VmBoot": {_OWNERS: "console tcp_port guest_agent deadline_ms"},
+    "shoal.v1.VmDiskOptions": {_OWNERS: "image sha256 format read_only path"},
+    "shoal.v1.VmNetworkOptions": {_OWNERS: "tap mac ports"},
+    "shoal.v1.PortForward": {_OWNERS: "guest_port host_port protocol name"},
     "shoal.v1.RestartPolicy": {_OWNERS: "policy max_retries delay_ms max_delay_ms healthy_after_ms"},
     "shoal.v1.Readiness": {
         _OWNERS: "tcp_port http command interval_ms timeout_ms deadline_ms period_ms failure_threshold"

@@ -78,7 +78,7 @@ async def test_it_is_stopped_with_all_it_started(open_runtime: OpenRuntime, data
     assert not is_alive(child_pid_in(printed, "near"))
     assert find_run_pids(data_dir) == ()
     assert runtime.conditions() == {}
-    await runtime.forget_workload(WorkloadId("web"))
+    await runtime.forget_workload(WorkloadId("web"), delete_data=False)
     assert not KeeperFiles(data_dir).workload("web").exists()
 
 

@@ -56,20 +56,22 @@ CONTROL = {
     "ResourceRequirements": "1 cpu_millicores int64, 2 memory_mb int64, 3 disk_gb int64",
     "ContainerSpec": """
         1 image string, 2 command string*, 3 env <string,string>, 4 volumes VolumeMount*, 5 ports Port*,
-        6 restart_policy string, 7 privileged bool, 8 managed_volumes ManagedVolumeSpec*""",
+        6 restart_policy string, 7 privileged bool, 8 managed_volumes ManagedVolumeSpec*,
+        100 args string*, 101 labels <string,string>, 102 options ContainerOptions""",
     "VolumeMount": "1 host_path string, 2 container_path string, 3 read_only bool",
-    "Port": "1 host_port int32, 2 container_port int32, 3 protocol string",
+    "Port": "1 host_port int32, 2 container_port int32, 3 protocol string, 100 name string",
     "ComposeSpec": """
-        1 source_type string, 2 git_repo string, 3 git_ref string, 4 inline_yaml string, 5 env <string,string>""",
+        1 source_type string, 2 git_repo string, 3 git_ref string, 4 inline_yaml string, 5 env <string,string>,
+        100 options ComposeOptions""",
     "VMSpec": """
         1 vcpus int32, 2 memory_mb int64, 3 disks DiskConfig*, 4 networks NetworkConfig*,
-        5 cloud_init CloudInitConfig, 6 os_image string, 7 managed_volumes ManagedVolumeSpec*""",
-    "DiskConfig": "1 pool_name string, 2 size_gb int64, 3 mount_point string",
-    "NetworkConfig": "1 bridge string, 2 dhcp bool, 3 static_ip string",
+        5 cloud_init CloudInitConfig, 6 os_image string, 7 managed_volumes ManagedVolumeSpec*, 100 options VmOptions""",
+    "DiskConfig": "1 pool_name string, 2 size_gb int64, 3 mount_point string, 100 options VmDiskOptions",
+    "NetworkConfig": "1 bridge string, 2 dhcp bool, 3 static_ip string, 100 options VmNetworkOptions",
     "CloudInitConfig": "1 user_data string, 2 meta_data string, 3 network_config string, 4 vendor_data string",
     "ManagedVolumeSpec": """
         1 name string, 2 driver string, 3 size_gb int64, 4 access_mode string, 5 fs_type string,
-        6 mount_path string, 7 read_only bool, 8 retain_policy string""",
+        6 mount_path string, 7 read_only bool, 8 retain_policy string, 100 pool_name string""",
     "WorkloadStatus": """
         1 workload_id string, 2 state string, 3 failure_reason FailureReason, 4 message string,
         5 last_transition Timestamp, 6 reason ReasonDetail, 7 usage WorkloadUsageSnapshot, 100 run RunDetail""",
@@ -208,24 +210,27 @@ AGENT = {
     "ContainerSpec": """
         1 image string, 2 command string*, 3 args string*, 4 env <string,string>, 5 volumes VolumeMount*,
         6 ports PortMapping*, 7 resources ResourceLimits, 8 restart_policy RestartPolicy, 9 labels <string,string>,
-        10 managed_volumes ManagedVolumeSpec*, 100 privileged bool""",
+        10 managed_volumes ManagedVolumeSpec*, 100 privileged bool, 101 options ContainerOptions""",
     "VolumeMount": "1 host_path string, 2 container_path string, 3 read_only bool",
-    "PortMapping": "1 host_port int32, 2 container_port int32, 3 protocol string",
+    "PortMapping": "1 host_port int32, 2 container_port int32, 3 protocol string, 100 name string",
     "ResourceLimits": "1 cpu_shares int64, 2 memory_bytes int64, 3 memory_swap_bytes int64",
     "RestartPolicy": "1 policy string, 2 max_retry_count int32",
     "ManagedVolumeSpec": """
         1 name string, 2 driver string, 3 size_gb int64, 4 access_mode string, 5 fs_type string,
-        6 mount_path string, 7 read_only bool, 8 retain_policy string""",
+        6 mount_path string, 7 read_only bool, 8 retain_policy string, 100 pool_name string""",
     "ComposeSpec": """
-        1 project_name string, 2 compose_yaml string, 3 env <string,string>, 100 git_repo string, 101 git_ref string""",
+        1 project_name string, 2 compose_yaml string, 3 env <string,string>, 100 git_repo string, 101 git_ref string,
+        102 options ComposeOptions""",
     "VMSpec": """
         1 name string, 2 vcpus int32, 3 memory_mb int64, 4 disks DiskConfig*, 5 networks NetworkConfig*,
         6 cloud_init string, 7 metadata <string,string>, 8 cloud_init_config CloudInitConfig,
-        9 managed_volumes ManagedVolumeSpec*, 100 os_image string""",
+        9 managed_volumes ManagedVolumeSpec*, 100 os_image string, 101 options VmOptions""",
     "DiskConfig": """
         1 path string, 2 device string, 3 format string, 4 size_gb int64, 5 type string, 6 boot bool,
-        100 pool_name string, 101 mount_point string""",
-    "NetworkConfig": "1 network string, 2 mac_address string, 3 ip_address string, 100 bridge string, 101 dhcp bool",
+        100 pool_name string, 101 mount_point string, 102 options VmDiskOptions, 103 exact_size_gb int64""",
+    "NetworkConfig": """
+        1 network string, 2 mac_address string, 3 ip_address string, 100 bridge string, 101 dhcp bool,
+        102 options VmNetworkOptions""",
     "CloudInitConfig": "1 user_data string, 2 meta_data string, 3 network_config string, 4 vendor_data string",
     "WorkloadStatus": """
         1 id string, 2 type WorkloadType, 3 revision_id string, 4 desired_state DesiredState,
@@ -249,7 +254,23 @@ SHOAL = {
     "ProcessSpec": """
         1 command string*, 2 env <string,string>, 3 working_dir string, 4 args string*, 5 user string,
         6 restart RestartPolicy, 7 readiness Readiness, 8 stop StopPolicy, 9 ports NamedPort*, 10 clear_env bool,
-        11 env_from_secrets <string,string>, 12 identity bool, 100 liveness Liveness""",
+        11 env_from_secrets <string,string>, 12 identity bool, 100 liveness Liveness, 101 files File*""",
+    "File": "1 path string, 2 content string, 3 secret string, 4 mode int32",
+    "ContainerOptions": """
+        1 init bool, 2 user string, 3 working_dir string, 4 stop StopPolicy, 5 pull_policy string, 6 ulimits Ulimit*,
+        7 cpu_shares int64, 8 restart RestartPolicy, 9 readiness Readiness, 10 liveness Liveness,
+        11 env_from_secrets <string,string>, 12 files File*""",
+    "Ulimit": "1 name string, 2 soft int64, 3 hard int64",
+    "ComposeOptions": """
+        1 stop StopPolicy, 2 restart RestartPolicy, 3 retain_policy string, 4 env_from_secrets <string,string>,
+        5 files File*""",
+    "VmOptions": """
+        1 kernel string, 2 initrd string, 3 kernel_args string, 4 os_image_sha256 string, 5 acceleration string,
+        6 boot VmBoot, 7 stop StopPolicy, 8 restart RestartPolicy, 9 retain_policy string""",
+    "VmBoot": "1 console string, 2 tcp_port int32, 3 guest_agent bool, 4 deadline_ms int64",
+    "VmDiskOptions": "1 image string, 2 sha256 string, 3 format string, 4 read_only bool, 5 path string",
+    "VmNetworkOptions": "1 tap string, 2 mac string, 3 ports PortForward*",
+    "PortForward": "1 guest_port int32, 2 host_port int32, 3 protocol string, 4 name string",
     "RestartPolicy": """
         1 policy string, 2 max_retries int32, 3 delay_ms int64, 4 max_delay_ms int64, 5 healthy_after_ms int64""",
     "Readiness": """
@@ -272,7 +293,7 @@ SHOAL = {
     "RunDetail": """
         1 generation int64, 2 exit ExitDetail, 3 ports <string,int32>, 4 restarts int32, 5 ready bool,
         6 last_output string, 7 started_at_ms int64, 8 spec_sha256 bytes, 9 revision_id string, 10 completed bool,
-        11 pid int32, 12 deleting bool, 13 next_restart_at_ms int64""",
+        11 pid int32, 12 deleting bool, 13 next_restart_at_ms int64, 100 services <string,string>""",
     "NodeCondition": "1 type string, 2 message string, 3 since_ms int64",
     "FieldProblem": "1 field string, 2 value string, 3 rule string",
     "InvalidRequest": "1 problems FieldProblem*",

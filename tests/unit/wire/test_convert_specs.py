@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from shoal.core.errors import InvalidError, UnsupportedError
+from shoal.core.errors import InvalidError
 from shoal.core.ids import IDENTIFIER
 from shoal.core.shape import find_problems
 from shoal.model import workloads as model
@@ -21,6 +22,7 @@ from shoal.wire import convert
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
+from tests.strategies import workload_specs
 
 slow = settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], deadline=None)
 
@@ -344,7 +346,32 @@ def test_an_agent_gets_everything_it_needs(spec, workload_id):
     assert pb.WhichOneof("spec") == spec.type.value
     read = convert.agent_spec_from_proto(pb, convert.workload_type_to_agent(spec.type))
     stop_after = spec.failover.after if spec.failover.policy == "stop" else timedelta(0)
-    assert read == model.AgentSpec(spec.type, spec.process, spec.request, spec.at_most_one, stop_after)
+    bodies = {spec.type.value: _as_an_agent_has_it(spec)}
+    assert read == model.AgentSpec(
+        spec.type, **bodies, request=spec.request, at_most_one=spec.at_most_one, stop_after=stop_after
+    )
+
+
+@slow
+@given(workload_specs())
+def test_every_field_of_every_kind_reaches_the_agent(drawn):
+    spec = convert.workload_spec_from_proto(convert.workload_spec_to_proto(drawn))
+    pb = convert.agent_spec_from_control(spec, "w")
+    read = convert.agent_spec_from_proto(pb, convert.workload_type_to_agent(spec.type))
+    assert read.body == _as_an_agent_has_it(spec)
+
+
+def _as_an_agent_has_it(spec):
+    """Nothing is lost; but a container has the labels of its workload too, and one source of a project counts."""
+    if spec.container is not None:
+        word = spec.container.restart_policy or (spec.container.restart.policy if spec.container.restart else "")
+        labels = {**spec.labels, **spec.container.labels}
+        return dataclasses.replace(spec.container, labels=labels, restart_policy=word)
+    if spec.compose is not None and spec.compose.source_type == "inline":
+        return dataclasses.replace(spec.compose, git_repo="", git_ref="")
+    if spec.compose is not None:
+        return dataclasses.replace(spec.compose, inline_yaml="")
+    return spec.body
 
 
 @slow
@@ -352,13 +379,10 @@ def test_an_agent_gets_everything_it_needs(spec, workload_id):
 def test_what_is_taken_over_from_an_agent_is_told_to_it_to_the_byte(spec, workload_id):
     data = convert.spec_bytes(convert.agent_spec_from_control(spec, workload_id))
     kind = convert.workload_type_to_agent(spec.type)
-    if spec.type is not WorkloadType.PROCESS:
-        with pytest.raises(UnsupportedError):
-            convert.control_spec_from_agent(data, kind)
-        return
     taken = convert.workload_spec_from_proto(convert.control_spec_from_agent(data, kind))
     assert convert.spec_bytes(convert.agent_spec_from_control(taken, workload_id)) == data
-    assert (taken.process, taken.request, taken.at_most_one) == (spec.process, spec.request, spec.at_most_one)
+    assert (taken.request, taken.at_most_one) == (spec.request, spec.at_most_one)
+    assert taken.body == _as_an_agent_has_it(spec)
 
 
 def test_rubbish_from_an_agent_is_refused():
@@ -374,7 +398,7 @@ def test_any_message_to_an_agent_is_good_or_invalid(pb, kind):
         assert problems
         return
     assert find_problems(spec) == []
-    assert (spec.process is not None) == (spec.type is WorkloadType.PROCESS)
+    assert getattr(spec, spec.type.value) is spec.body
 
 
 def test_a_container_loses_nothing():
@@ -469,6 +493,7 @@ def test_a_vm_loses_nothing():
         boot=True,
         pool_name="fast",
         mount_point="/data",
+        exact_size_gb=30,
     )
     assert [disk.device for disk in pb.disks[1:]] == [*(f"vd{c}" for c in "bcdefghijklmnopqrstuvwxyz"), "vdaa", "vdab"]
     assert [disk.boot for disk in pb.disks[1:]] == [False] * 27
@@ -486,9 +511,58 @@ def test_a_foreign_scheduler_reserves_by_what_the_workload_asks():
         image="a", resources=agent.ResourceLimits(cpu_shares=500, memory_bytes=100 * 1024 * 1024 + 1)
     )
     read = convert.agent_spec_from_proto(agent.WorkloadSpec(container=container), agent.WORKLOAD_TYPE_CONTAINER)
-    assert read.request == Resources(500, 101)
+    assert read.request == Resources(0, 101)
+    assert read.container.cpu_shares == 500
     vm = agent.WorkloadSpec(vm=agent.VMSpec(vcpus=2, memory_mb=64))
     assert convert.agent_spec_from_proto(vm, agent.WORKLOAD_TYPE_VM).request == Resources(2000, 64)
+
+
+def test_a_container_of_a_foreign_scheduler():
+    pb = agent.ContainerSpec(
+        image="nginx",
+        command=["a"],
+        args=["b"],
+        ports=[agent.PortMapping(host_port=8080, container_port=80)],
+        restart_policy=agent.RestartPolicy(policy="on-failure", max_retry_count=4),
+        labels={"app": "web"},
+    )
+    read = convert.agent_spec_from_proto(agent.WorkloadSpec(container=pb), agent.WORKLOAD_TYPE_CONTAINER).container
+    assert (read.image, read.command, read.args, read.labels) == ("nginx", ("a",), ("b",), {"app": "web"})
+    assert read.ports == (model.PortMapping(80, 8080, "tcp"),)
+    assert read.restart_rules == model.RestartPolicy(policy="on-failure", max_retries=4)
+
+
+@pytest.mark.parametrize("text", ["services: {}\n", "c2VydmljZXM6IHt9Cg=="])
+def test_a_project_of_a_foreign_scheduler_is_text_or_base64(text):
+    pb = agent.WorkloadSpec(compose=agent.ComposeSpec(project_name="x", compose_yaml=text))
+    read = convert.agent_spec_from_proto(pb, agent.WORKLOAD_TYPE_COMPOSE).compose
+    assert (read.source_type, read.inline_yaml) == ("inline", "services: {}\n")
+
+
+def test_a_vm_of_a_foreign_scheduler():
+    pb = agent.VMSpec(
+        vcpus=2,
+        memory_mb=512,
+        disks=[
+            agent.DiskConfig(path="/x/seed.iso", device="hdb", format="iso", type="cdrom"),
+            agent.DiskConfig(path="/x/a.qcow2", device="vda", format="qcow2", size_gb=20, type="disk", boot=True),
+        ],
+        networks=[
+            agent.NetworkConfig(network="default", mac_address="52:54:00:AA:00:01"),
+            agent.NetworkConfig(network="br0", ip_address="10.0.0.5"),
+        ],
+        cloud_init="#cloud-config",
+    )
+    read = convert.agent_spec_from_proto(agent.WorkloadSpec(vm=pb), agent.WORKLOAD_TYPE_VM).vm
+    assert read.disks == (
+        model.VmDisk(size_gb=20, format="qcow2", path="/x/a.qcow2"),
+        model.VmDisk(image="/x/seed.iso", format="iso", read_only=True),
+    )
+    assert read.networks == (
+        model.VmNetwork(dhcp=True, mac="52:54:00:aa:00:01"),
+        model.VmNetwork("br0", static_ip="10.0.0.5"),
+    )
+    assert read.cloud_init == model.CloudInit(user_data="#cloud-config")
 
 
 def test_an_agent_names_what_is_wrong():

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from shoal.agent.store.database import AgentDatabase
 from shoal.core.errors import ShoalError
 from shoal.core.ids import WorkloadId
-from shoal.model.workloads import FailureReason, ProcessSpec
+from shoal.model.workloads import Body, FailureReason
 from shoal.runtimes.base import RunError
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class Vault:
         await self._database.write(_drop_strays)
         self._sealed = await self._database.read(_load)
 
-    async def keep(self, workload_id: WorkloadId, spec: ProcessSpec | None, values: Mapping[str, bytes]) -> None:
+    async def keep(self, workload_id: WorkloadId, body: Body, values: Mapping[str, bytes]) -> None:
         """Take over what came with an order. An order without values, such as one to stop, leaves those there are."""
-        if spec is None or not spec.env_from_secrets:
+        if not body.secret_names:
             if workload_id in self._sealed:
                 await self._database.write(lambda connection: forget(connection, workload_id))
                 self.drop(workload_id)
@@ -58,19 +58,19 @@ class Vault:
         """A workload is gone from the database."""
         self._sealed.pop(workload_id, None)
 
-    def environment(self, workload_id: WorkloadId, spec: ProcessSpec) -> dict[str, str]:
-        """The variables that a spec takes from secrets. Raises `RunError` when one is not here."""
-        if not spec.env_from_secrets:
+    def values(self, workload_id: WorkloadId, body: Body) -> Mapping[str, bytes]:
+        """The values of the secrets that a spec names, by name. Raises `RunError` when one is not here."""
+        if not body.secret_names:
             return {}
         try:
             values = self._open(workload_id)
         except ShoalError as error:
             raise RunError(error.message, failure=FailureReason.RUNTIME_ERROR, transient=True) from error
-        missing = sorted(set(spec.env_from_secrets.values()) - set(values))
+        missing = sorted(body.secret_names - set(values))
         if missing:
             words = f"secret {missing[0]!r} has not been delivered to this node"
             raise RunError(words, failure=FailureReason.RUNTIME_ERROR, transient=True)
-        return {name: values[secret].decode() for name, secret in spec.env_from_secrets.items()}
+        return values
 
     def _opened(self, workload_id: WorkloadId) -> Mapping[str, bytes] | None:
         try:

@@ -36,12 +36,16 @@ from shoal.agent.facts import (
     Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
+    Prepared,
+    PrepareRun,
     ProbeReadiness,
     ReadinessTimedOut,
+    ReplaceFailed,
     RunEnded,
     RunStarted,
     RunStopped,
     RunTroubled,
+    RunUpdated,
     Stage,
     StartFailed,
     StartRefused,
@@ -49,6 +53,7 @@ from shoal.agent.facts import (
     Step,
     StopRun,
     TimerFired,
+    UpdateRun,
     Wait,
     WatchLiveness,
     WatchReadiness,
@@ -73,12 +78,32 @@ from shoal.core.faults import reach
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
-from shoal.model.workloads import Exit, FailureReason, Liveness, ProcessSpec, Readiness, RunStatus, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
+from shoal.model.workloads import (
+    AgentSpec,
+    Body,
+    Exit,
+    FailureReason,
+    Liveness,
+    Readiness,
+    RunStatus,
+    WorkloadType,
+)
+from shoal.runtimes.base import (
+    RunError,
+    RunInfo,
+    RunPhase,
+    RunRequest,
+    Runtime,
+    SupportsPrepare,
+    SupportsUpdate,
+)
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Seconds between two looks at a guest that boots.
+BOOT_INTERVAL = 0.5
 
 #: Between two tries to get an answer out of a runtime, a full disk or the control plane.
 PATIENCE = Backoff(first=0.5, cap=15.0)
@@ -122,6 +147,7 @@ class WorkloadActor:
         self._draining = False
         self._watcher: asyncio.Task[Any] | None = None
         self._liveness: asyncio.Task[Any] | None = None
+        self._preparing: asyncio.Task[Any] | None = None
         self._trouble = ""
         self._warning = ""
 
@@ -194,6 +220,9 @@ class WorkloadActor:
                 if self.state.stage not in (Stage.READY, Stage.PROBING) and self._liveness is not None:
                     self._liveness.cancel()
                     self._liveness = None
+                if self._preparing is not None and self.state.replacement != last.replacement:
+                    self._preparing.cancel()
+                    self._preparing = None
                 await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))
                 self._count_failure(last)
                 for instruction in step.instructions:
@@ -291,6 +320,12 @@ class WorkloadActor:
         match instruction:
             case StartRun(run_id):
                 self._work(self._start(run_id, self.state), "start")
+            case PrepareRun(run_id, _, after):
+                self._preparing = self._around.scope.start(
+                    self._prepare(run_id, self.state, after), name=f"prepare {self.workload_id}"
+                )
+            case UpdateRun(run_id):
+                self._work(self._update(run_id, self.state), "update")
             case StopRun(run_id):
                 self._work(self._stop(run_id), "stop")
             case ForgetWorkload():
@@ -341,7 +376,7 @@ class WorkloadActor:
         except RunError as error:
             event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
         if isinstance(event, RunInfo):
-            self.post(RunStarted(run_id, event.started_at, event.pid, event.ports))
+            self.post(RunStarted(run_id, event.started_at, event.pid, event.ports, event.readiness))
             if event.phase is RunPhase.ENDED:
                 self.post(ended(event))
         else:
@@ -361,24 +396,15 @@ class WorkloadActor:
 
     async def _start_once(self, run_id: RunId, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
         spec = decided.spec
-        if spec is None or spec.process is None:
+        if spec is None:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
         deadline = None
         if decided.rules.needs_contact:
             deadline = self._around.contact.ends_at(decided.rules.stop_after)
             if deadline is None or deadline <= self._around.clock.monotonic():
                 return await self._runtime.inspect(run_id) or StartRefused(run_id)
-        ports = self._around.ports.choose(self.workload_id, spec.process.ports, before=decided.progress.ports)
-        request = RunRequest(
-            run_id=run_id,
-            workload_id=self.workload_id,
-            spec=spec.process,
-            limits=spec.request,
-            ports=ports,
-            identity={**self._around.identity(decided, run_id), **proof},
-            secrets=self._around.vault.environment(self.workload_id, spec.process),
-            deadline=deadline,
-        )
+        ports = self._around.ports.choose(self.workload_id, spec.body.named_ports, before=decided.progress.ports)
+        request = replace(self._request(run_id, decided, spec, proof), ports=ports, deadline=deadline)
         reach("agent.start.before")
         try:
             info = await self._runtime.start(request)
@@ -386,6 +412,51 @@ class WorkloadActor:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, error.message)
         reach("agent.start.after")
         return info
+
+    def _request(self, run_id: RunId, decided: WorkloadState, spec: AgentSpec, proof: Mapping[str, str]) -> RunRequest:
+        """What the runtime is asked to run, with the ports of the run before. Raises `RunError` without its secrets."""
+        body, values = spec.body, self._around.vault.values(self.workload_id, spec.body)
+        return RunRequest(
+            run_id=run_id,
+            workload_id=self.workload_id,
+            spec=body,
+            revision=decided.intent.revision_id,
+            generation=decided.intent.generation,
+            limits=spec.request,
+            ports=dict(decided.progress.ports),
+            identity={**self._around.identity(decided, run_id), **proof},
+            secrets={name: values[secret].decode() for name, secret in body.env_from_secrets.items()},
+            files=tuple((file, values[file.secret] if file.secret else file.content.encode()) for file in body.files),
+        )
+
+    async def _prepare(self, run_id: RunId, decided: WorkloadState, after: float) -> None:
+        """Make everything ready for another spec, while the run of the present one goes on."""
+        sha256, runtime = decided.intent.spec_sha256, self._runtime
+        await self._around.clock.sleep(after)
+        try:
+            if decided.spec is not None and isinstance(runtime, SupportsPrepare):
+                await runtime.prepare(self._request(run_id, decided, decided.spec, {}))
+        except (ShoalError, OSError) as error:
+            self.post(_replace_failed(run_id, sha256, error))
+        else:
+            self.post(Prepared(run_id, sha256))
+
+    async def _update(self, run_id: RunId, decided: WorkloadState) -> None:
+        """Change the run in place, to what was decided."""
+        sha256, runtime = decided.intent.spec_sha256, self._runtime
+        try:
+            if decided.spec is None or not isinstance(runtime, SupportsUpdate):
+                raise RunError("this runtime changes no run in place", failure=FailureReason.RUNTIME_ERROR)
+            request = self._request(run_id, decided, decided.spec, await self._prove(decided))
+            reach("agent.update.before")
+            info = await runtime.update(run_id, request)
+            reach("agent.update.after")
+        except (ShoalError, OSError) as error:
+            self.post(_replace_failed(run_id, sha256, error))
+            return
+        self.post(RunUpdated(run_id, sha256, info.pid, info.ports, info.readiness))
+        if info.phase is RunPhase.ENDED:
+            self.post(ended(info))
 
     async def _stop(self, run_id: RunId) -> None:
         info = await self._persist(lambda: self._stop_once(run_id), run_id)
@@ -400,7 +471,9 @@ class WorkloadActor:
 
     async def _forget(self) -> None:
         await self._end_strays()
-        await self._persist(lambda: self._runtime.forget_workload(self.workload_id), None)
+        state = self.state
+        delete_data = state.intent.deleting and state.spec is not None and state.spec.body.deletes_data
+        await self._persist(lambda: self._runtime.forget_workload(self.workload_id, delete_data=delete_data), None)
         if self._around.certificates is not None:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)
@@ -442,38 +515,44 @@ class WorkloadActor:
                 await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
 
     @property
-    def _process(self) -> ProcessSpec | None:
-        return self.state.spec.process if self.state.spec is not None else None
+    def _body(self) -> Body:
+        return self.state.spec.body if self.state.spec is not None else Body()
+
+    @property
+    def _readiness(self) -> Readiness | None:
+        return self._body.readiness or self.state.own_readiness
 
     async def _try(self, probe: Readiness | Liveness, run_id: RunId) -> bool:
-        ports = self.state.progress.ports
+        ports = readiness.probed_ports(self._body, self.state.progress.ports)
         return await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports)
 
     async def _probe(self, run_id: RunId, within: float | None) -> None:
         clock = self._around.clock
-        probe = self._process.readiness if self._process is not None else None
-        if probe is None:
-            self.post(BecameReady(run_id))
-            return
+        probe, boot = self._readiness, self._body.boot
         ends_at = math.inf if within is None else clock.monotonic() + within
         while True:
-            if await self._try(probe, run_id):
+            if probe is not None:
+                ready = await self._try(probe, run_id)
+            else:
+                ready = boot is None or await readiness.has_booted(self._runtime, run_id)
+            if ready:
                 self.post(BecameReady(run_id))
                 return
             left = ends_at - clock.monotonic()
             if left <= 0:
                 self.post(ReadinessTimedOut(run_id))
                 return
-            await clock.sleep(min(probe.interval.total_seconds(), left))
+            interval = probe.interval.total_seconds() if probe is not None else BOOT_INTERVAL
+            await clock.sleep(min(interval, left))
 
     async def _watch_readiness(self, run_id: RunId) -> None:
-        probe = self._process.readiness if self._process is not None else None
+        probe = self._readiness
         if probe is not None:
             await self._until_it_fails(probe, run_id, every=probe.period)
             self.post(BecameUnready(run_id))
 
     async def _watch_liveness(self, run_id: RunId) -> None:
-        probe = self._process.liveness if self._process is not None else None
+        probe = self._body.liveness
         if probe is not None:
             await self._until_it_fails(probe, run_id, every=probe.interval)
             self.post(LivenessFailed(run_id))
@@ -514,6 +593,15 @@ class WorkloadActor:
 def ended(info: RunInfo) -> RunEnded:
     """The event that a run's end is."""
     return RunEnded(info.run_id, info.exit or Exit(unknown=True), info.last_output, info.ended_by)
+
+
+def _replace_failed(run_id: RunId, sha256: bytes, error: Exception) -> ReplaceFailed:
+    """What it means that a run could not be prepared or changed."""
+    if isinstance(error, RunError):
+        return ReplaceFailed(run_id, sha256, error.failure, error.message, transient=error.transient)
+    if isinstance(error, InvalidError | UnsupportedError):
+        return ReplaceFailed(run_id, sha256, FailureReason.INVALID_SPEC, error.message)
+    return ReplaceFailed(run_id, sha256, FailureReason.RUNTIME_ERROR, str(error), transient=True)
 
 
 def _whose(node_id: str) -> str:

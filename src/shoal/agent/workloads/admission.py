@@ -21,7 +21,8 @@ from shoal.agent.facts import Intent, Outcome, RunRules, Stage, WorkloadState
 from shoal.agent.workloads.slots import Claim
 from shoal.core.errors import InvalidError, PreconditionError, StaleGenerationError, problem
 from shoal.core.ids import WorkloadId
-from shoal.model.workloads import AgentSpec, DesiredState, Liveness, Readiness, WorkloadType
+from shoal.model.workloads import AgentSpec, DesiredState, FailureReason, Liveness, Readiness, WorkloadType
+from shoal.runtimes.base import Runtime, SupportsPrepare, SupportsUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,26 +156,34 @@ def _removed(workload_id: WorkloadId, generation: int) -> StaleGenerationError:
 # What a spec means for the other parts of the agent
 
 
-def rules_of(spec: AgentSpec) -> RunRules:
-    """The part of a spec that decides about restarts and readiness."""
-    stop_after = spec.stop_after.total_seconds()
-    if spec.process is None:
-        return RunRules(at_most_one=spec.at_most_one, stop_after=stop_after)
-    readiness = spec.process.readiness
-    return RunRules(
-        restart=spec.process.restart,
-        ready_within=readiness.deadline.total_seconds() if readiness is not None else None,
-        probe=probe_words(readiness) if readiness is not None else "",
-        liveness=probe_words(spec.process.liveness) if spec.process.liveness is not None else "",
+def rules_of(spec: AgentSpec, runtime: Runtime | None = None) -> RunRules:
+    """The part of a spec that decides about restarts and readiness, on this runtime."""
+    body = spec.body
+    rules = RunRules(
+        restart=body.restart_rules,
+        liveness=probe_words(body.liveness) if body.liveness is not None else "",
         at_most_one=spec.at_most_one,
-        stop_after=stop_after,
+        stop_after=spec.stop_after.total_seconds(),
+        prepares=isinstance(runtime, SupportsPrepare),
+        updates=isinstance(runtime, SupportsUpdate),
     )
+    if body.readiness is not None:
+        deadline = body.readiness.deadline.total_seconds()
+        return replace(rules, ready_within=deadline, probe=probe_words(body.readiness))
+    if body.boot is not None:
+        return replace(
+            rules,
+            ready_within=body.boot.deadline.total_seconds(),
+            probe="the guest to boot",
+            late_failure=FailureReason.VM_BOOT_FAILED,
+            stays_watched=False,
+        )
+    return rules
 
 
 def claim_of(spec: AgentSpec) -> Claim:
     """What a workload takes of its node."""
-    ports = spec.process.ports if spec.process is not None else ()
-    return Claim(request=spec.request, ports=frozenset((port.port, "tcp") for port in ports if port.port))
+    return Claim(request=spec.request, ports=spec.body.host_ports)
 
 
 def probe_words(probe: Readiness | Liveness) -> str:

@@ -57,6 +57,6 @@ class DiskWatch:
 def limit_of(state: WorkloadState) -> int | None:
     """The bytes that the work directory of a running workload may use; None when nothing limits it."""
     spec = state.spec
-    if spec is None or spec.process is None or spec.process.working_dir or state.stage not in RUNNING_STAGES:
+    if spec is None or state.stage not in RUNNING_STAGES or (spec.process is not None and spec.process.working_dir):
         return None
     return spec.request.disk_gb * GIB or None

@@ -204,7 +204,7 @@ class Executor:
 
     async def _reopen(self, stored: StoredWorkload, runs: list[RunInfo], actions: list[Action]) -> None:
         intent, progress = stored.intent, stored.progress
-        spec, rules = _read_spec(intent)
+        spec, rules = _read_spec(intent, self._runtimes.get(intent.type))
         current = next((info for info in runs if info.run_id == progress.run_id), None)
         found = _found(current) if current is not None else None
         self._ports.adopt(intent.workload_id, (found.ports if found is not None else progress.ports).values())
@@ -382,14 +382,14 @@ class Executor:
         return {kind.value: await _health_of(runtime) for kind, runtime in self._runtimes.items()}
 
 
-def _read_spec(intent: Intent) -> tuple[AgentSpec | None, RunRules]:
+def _read_spec(intent: Intent, runtime: Runtime | None) -> tuple[AgentSpec | None, RunRules]:
     try:
         message = pb.WorkloadSpec.FromString(intent.spec_bytes)
         spec = agent_spec_from_proto(message, workload_type_to_agent(intent.type))
     except (ShoalError, DecodeError) as error:
         log.error("workload %s: its stored spec cannot be read: %s", intent.workload_id, error)
         return None, RunRules()
-    return spec, rules_of(spec)
+    return spec, rules_of(spec, runtime)
 
 
 def _found(info: RunInfo) -> FoundRun:
@@ -401,6 +401,7 @@ def _found(info: RunInfo) -> FoundRun:
         exit=ended(info).exit if info.phase is RunPhase.ENDED else None,
         last_output=info.last_output,
         ended_by=info.ended_by,
+        readiness=info.readiness,
     )
 
 

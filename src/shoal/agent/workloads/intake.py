@@ -117,11 +117,12 @@ class Intake:
             if actor is None:
                 self._admit_one_more(command)
             # Before the order itself: a start that it causes finds them, also after a crash in between.
-            await self._around.vault.keep(command.workload_id, command.spec.process, command.secrets)
+            await self._around.vault.keep(command.workload_id, command.spec.body, command.secrets)
             if decision.intent is None or not decision.stored:
                 return self._nothing_to_do(actor, decision)
             action = None if decision.skipped else self._new_action(ActionType.APPLY, decision.intent)
-            event = IntentChanged(decision.intent, rules_of(command.spec), command.spec)
+            rules = rules_of(command.spec, self._around.runtimes.get(command.type))
+            event = IntentChanged(decision.intent, rules, command.spec)
             actor = await self._store_and_act(actor, event, action)
             if action is None:
                 return self._nothing_to_do(actor, decision)
@@ -131,8 +132,7 @@ class Intake:
         runtime, kind = self._around.runtimes.get(command.type), command.type.value
         if runtime is None:
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
-        process = command.spec.process
-        if process is not None and process.identity and self._around.certificates is None:
+        if command.spec.body.identity and self._around.certificates is None:
             raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
         if rules_of(command.spec).needs_contact and not isinstance(runtime, SupportsDeadlines):
             raise UnsupportedError(f"a {kind} cannot be stopped by a deadline: it could outlive its agent", type=kind)

@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from shoal.core.errors import ShoalError
 from shoal.core.ids import RunId
-from shoal.model.workloads import HttpProbe, Liveness, Readiness
-from shoal.runtimes.base import Runtime, SupportsProbes
+from shoal.model.workloads import Body, HttpProbe, Liveness, Readiness
+from shoal.runtimes.base import Runtime, SupportsBoot, SupportsProbes
 
 _LOOPBACK = ("127.0.0.1", "::1")
 _LONGEST_STATUS_LINE = 1024
@@ -34,6 +34,24 @@ async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: Run
     except (OSError, TimeoutError, ValueError, ShoalError):  # ValueError: an answer longer than any status line
         return False
     return False
+
+
+async def has_booted(runtime: Runtime, run_id: RunId) -> bool:
+    """Whether a run has booted, as far as its runtime can tell."""
+    try:
+        return not isinstance(runtime, SupportsBoot) or await runtime.has_booted(run_id)
+    except (OSError, ShoalError):
+        return False
+
+
+def probed_ports(body: Body, chosen: Mapping[str, int]) -> dict[str, int]:
+    """The ports of this machine by all names that a probe may use; a container's own port is one of them."""
+    ports = dict(chosen)
+    for mapping in body.port_mappings:
+        number = chosen.get(mapping.name, mapping.host_port)
+        if number:
+            ports.setdefault(str(mapping.container_port), number)
+    return ports
 
 
 def _number(reference: str, ports: Mapping[str, int]) -> int:

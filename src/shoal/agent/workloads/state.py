@@ -12,6 +12,7 @@ the state together again from the intent, the progress and what the runtime says
     STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
     PROBING      it runs and is not ready, yet or any longer            BecameReady, ReadinessTimedOut, RunEnded, …
     READY        it runs and is ready                                   BecameUnready, RunEnded, IntentChanged, …
+    UPDATING     the runtime was told to change the run; no answer yet  RunUpdated, ReplaceFailed
     STOPPING     the runtime was told to stop; no answer yet            RunStopped
     FORGETTING   no run; what is kept for it is being removed           Forgotten
     FORGOTTEN    nothing is left                                        IntentChanged (a new life)
@@ -45,14 +46,19 @@ from shoal.agent.facts import (
     Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
+    Prepared,
+    PrepareRun,
     ProbeReadiness,
     Progress,
     ReadinessTimedOut,
+    ReplaceFailed,
+    Replacement,
     RunEnded,
     RunRules,
     RunStarted,
     RunStopped,
     RunTroubled,
+    RunUpdated,
     Stage,
     StartFailed,
     StartRefused,
@@ -60,6 +66,7 @@ from shoal.agent.facts import (
     Step,
     StopRun,
     TimerFired,
+    UpdateRun,
     Wait,
     WatchLiveness,
     WatchReadiness,
@@ -102,10 +109,11 @@ def reopen(
         return _reopen_without_run(state, moment)
     if progress.ended:
         return _reopen_without_run(state, moment).then(ForgetRun(found.run_id))
-    ready = progress.ready or rules.ready_within is None
+    state = replace(state, own_readiness=found.readiness)
+    ready = progress.ready or state.ready_within is None
     stage = Stage.READY if ready else Stage.PROBING
     progress = replace(progress, started_at=found.started_at, ports=dict(found.ports), ready=ready, held=False)
-    note = "" if ready else f"waiting for {rules.probe}"
+    note = "" if ready else _waiting(state)
     state = replace(state, stage=stage, progress=progress, pid=found.pid, note=note)
     if found.exit is not None:
         return handle(state, RunEnded(found.run_id, found.exit, found.last_output, found.ended_by), moment)
@@ -113,7 +121,7 @@ def reopen(
     if step.state.stage is Stage.PROBING:
         alive = max(0.0, (moment.now - found.started_at).total_seconds())
         # A run that was adopted late is still given one try.
-        step = step.then(ProbeReadiness(found.run_id, within=max(0.0, (rules.ready_within or 0.0) - alive)))
+        step = step.then(ProbeReadiness(found.run_id, within=max(0.0, (state.ready_within or 0.0) - alive)))
     return step
 
 
@@ -153,6 +161,8 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
     if state.stage in _ALIVE or state.stage is Stage.STARTING:
         # Another attempt was requested for a run that has ended; a live one goes on.
         state = replace(state, progress=replace(state.progress, attempt=event.intent.attempt))
+    if event.intent.attempt > before.attempt:
+        state = replace(state, replacement=None)
     if state.stage is Stage.FORGOTTEN:
         if event.intent.deleting:
             return Step(state)
@@ -164,17 +174,31 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
 
 
 def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Step:
-    ready = state.rules.ready_within is None
+    state = replace(state, own_readiness=event.readiness)
+    ready = state.ready_within is None
     progress = replace(
         state.progress, started_at=event.started_at, ports=dict(event.ports), ready=ready, start_failures=0
     )
     step = Step(replace(state, progress=progress, pid=event.pid))
     if ready:
         return _watched(_converge(_move(step, Stage.READY, moment), moment), alive=True)
-    step = _converge(_move(step, Stage.PROBING, moment, note=f"waiting for {state.rules.probe}"), moment)
-    if step.state.stage is Stage.PROBING:
-        step = step.then(ProbeReadiness(event.run_id, within=state.rules.ready_within or 0.0))
-    return step
+    return _probed(_converge(_move(step, Stage.PROBING, moment, note=_waiting(state)), moment))
+
+
+def _probed(step: Step) -> Step:
+    """Probe a run that is not ready yet."""
+    state = step.state
+    if state.stage is not Stage.PROBING:
+        return step
+    return step.then(ProbeReadiness(state.progress.run_id, within=state.ready_within or 0.0))
+
+
+def _waiting(state: WorkloadState) -> str:
+    return f"waiting for {_awaited(state)}"
+
+
+def _awaited(state: WorkloadState) -> str:
+    return state.rules.probe or "the health check of its image"
 
 
 def _on_start_failed(state: WorkloadState, event: StartFailed, moment: Moment) -> Step:
@@ -218,13 +242,13 @@ def _watched(step: Step, *, alive: bool) -> Step:
     state, run_id = step.state, step.state.progress.run_id
     if state.stage is not Stage.READY:
         return step
-    if state.rules.ready_within is not None:
+    if state.ready_within is not None and state.rules.stays_watched:
         step = step.then(WatchReadiness(run_id))
     return step.then(WatchLiveness(run_id)) if alive and state.rules.liveness else step
 
 
 def _on_unready(state: WorkloadState, event: BecameUnready, moment: Moment) -> Step:
-    step = _move(Step(state), Stage.PROBING, moment, note=f"not ready any longer: waiting for {state.rules.probe}")
+    step = _move(Step(state), Stage.PROBING, moment, note=f"not ready any longer: {_waiting(state)}")
     return step.then(ProbeReadiness(event.run_id, within=None))
 
 
@@ -240,13 +264,64 @@ def _on_disk_exceeded(state: WorkloadState, event: DiskExceeded, moment: Moment)
 
 
 def _on_readiness_timeout(state: WorkloadState, event: ReadinessTimedOut, moment: Moment) -> Step:
-    allowed = format_duration(state.rules.ready_within or 0.0)
-    why = f"not ready within {allowed} (waited for {state.rules.probe})"
-    failing = replace(state, failing=why, failing_reason=FailureReason.RUNTIME_ERROR)
+    allowed = format_duration(state.ready_within or 0.0)
+    why = f"not ready within {allowed} (waited for {_awaited(state)})"
+    failing = replace(state, failing=why, failing_reason=state.rules.late_failure)
     return _move(Step(failing), Stage.STOPPING, moment, note=why).then(StopRun(event.run_id))
 
 
+def _on_prepared(state: WorkloadState, event: Prepared, moment: Moment) -> Step:
+    if event.spec_sha256 != state.intent.spec_sha256 or not _is_replaced(state):
+        return Step(state)
+    if state.rules.updates:
+        return _move(Step(state), Stage.UPDATING, moment, note="being updated in place").then(
+            UpdateRun(event.run_id, event.spec_sha256)
+        )
+    return _move(Step(state), Stage.STOPPING, moment, note="stopping, to be replaced").then(StopRun(event.run_id))
+
+
+def _on_updated(state: WorkloadState, event: RunUpdated, moment: Moment) -> Step:
+    state = replace(state, own_readiness=event.readiness, replacement=None)
+    ready = state.ready_within is None
+    progress = replace(state.progress, run_sha256=event.spec_sha256, ports=dict(event.ports), ready=ready)
+    return _back(replace(state, progress=progress, pid=event.pid), moment)
+
+
+def _on_replace_failed(state: WorkloadState, event: ReplaceFailed, moment: Moment) -> Step:
+    before = state.replacement
+    if before is None or event.spec_sha256 != before.spec_sha256:
+        return _back(state, moment) if state.stage is Stage.UPDATING else Step(state)
+    seconds = _delay(state.rules.restart, before.failures + 1, moment.chance)
+    failed = Replacement(
+        event.spec_sha256,
+        failures=before.failures + 1,
+        failure=event.failure,
+        message=event.message,
+        transient=event.transient,
+        next_at=moment.now + timedelta(seconds=seconds),
+    )
+    state = replace(state, replacement=failed)
+    step = _back(state, moment) if state.stage is Stage.UPDATING else Step(state)
+    if step.state.stage not in _ALIVE or not _is_replaced(step.state) or step.state.replacement is not failed:
+        return step
+    return step.then(PrepareRun(event.run_id, event.spec_sha256, after=seconds))
+
+
+def _back(state: WorkloadState, moment: Moment) -> Step:
+    """What follows the attempt to change a run in place: it is watched again, and its end is taken in if it came."""
+    early, state = state.early_end, replace(state, early_end=None)
+    if state.progress.ready:
+        step = _watched(_converge(_move(Step(state), Stage.READY, moment), moment), alive=True)
+    else:
+        step = _probed(_converge(_move(Step(state), Stage.PROBING, moment, note=_waiting(state)), moment))
+    if early is None or step.state.stage not in _ALIVE:
+        return step
+    return handle(step.state, early, moment)
+
+
 def _on_ended(state: WorkloadState, event: RunEnded, moment: Moment) -> Step:
+    if state.stage is Stage.UPDATING:
+        return Step(replace(state, early_end=event))
     step = _record_end(state, event.exit, event.last_output, event.ended_by, moment)
     if not _still_asked_for(step.state):
         # Seldom: it was told to stop, ended by itself, and the agent died before it was told of the end.
@@ -316,7 +391,10 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
     DiskExceeded: (_ALIVE, _on_disk_exceeded),
     BecameUnready: (frozenset({Stage.READY}), _on_unready),
     LivenessFailed: (_ALIVE, _on_liveness_failed),
-    RunEnded: (_ALIVE | {Stage.STARTING}, _on_ended),
+    Prepared: (_ALIVE, _on_prepared),
+    RunUpdated: (frozenset({Stage.UPDATING}), _on_updated),
+    ReplaceFailed: (_ALIVE | {Stage.UPDATING}, _on_replace_failed),
+    RunEnded: (_ALIVE | {Stage.STARTING, Stage.UPDATING}, _on_ended),
     RunStopped: (frozenset({Stage.STOPPING}), _on_stopped),
     TimerFired: (frozenset({Stage.WAITING}), _on_timer),
     OwnershipConfirmed: (frozenset({Stage.HELD}), _on_confirmed),
@@ -331,9 +409,11 @@ def _converge(step: Step, moment: Moment) -> Step:
     """Move towards what the intent says, as far as the present stage allows."""
     state = step.state
     if state.stage in _ALIVE:
+        if _is_replaced(state) and (state.rules.prepares or state.rules.updates):
+            return _prepare(step)
         why = _reason_to_stop(state)
         if not why:
-            return step
+            return step if state.replacement is None else replace(step, state=replace(state, replacement=None))
         return _move(step, Stage.STOPPING, moment, note=why).then(StopRun(state.progress.run_id))
     if state.stage not in (Stage.RESTING, Stage.HELD, Stage.WAITING):
         return step  # an answer is awaited, and its arrival leads here again
@@ -343,6 +423,22 @@ def _converge(step: Step, moment: Moment) -> Step:
     if intent.desired is not DesiredState.RUNNING:
         return _rest(step, moment)
     return _converge_wanted(step, moment)
+
+
+def _prepare(step: Step) -> Step:
+    """Have everything made ready for the new spec while the present run goes on."""
+    state = step.state
+    wanted = state.intent.spec_sha256
+    if state.replacement is not None and state.replacement.spec_sha256 == wanted:
+        return step
+    step = replace(step, state=replace(state, replacement=Replacement(wanted)))
+    return step.then(PrepareRun(state.progress.run_id, wanted))
+
+
+def _is_replaced(state: WorkloadState) -> bool:
+    """Whether the present run is to be followed by one of another spec."""
+    intent, progress = state.intent, state.progress
+    return intent.wanted and progress.born == intent.born and progress.run_sha256 != intent.spec_sha256
 
 
 def _converge_wanted(step: Step, moment: Moment) -> Step:
@@ -424,7 +520,8 @@ def _start(step: Step, moment: Moment) -> Step:
         restarts=before.restarts + again,
         next_start_at=None,
     )
-    step = replace(step, state=replace(step.state, progress=progress, pid=0, failing="", hanging=""))
+    fresh = replace(step.state, progress=progress, pid=0, failing="", hanging="", own_readiness=None, replacement=None)
+    step = replace(step, state=fresh)
     return _move(step, Stage.STARTING, moment, note="starting").then(StartRun(moment.run_id))
 
 
@@ -532,13 +629,12 @@ def _reason_to_stop(state: WorkloadState) -> str:
         return "stopping, to be removed"
     if intent.desired is not DesiredState.RUNNING:
         return "stopping"
-    return "stopping, to be replaced" if progress.run_sha256 != intent.spec_sha256 else ""
+    return "stopping, to be replaced" if _is_replaced(state) else ""
 
 
 def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:
     """Whether the desired run completed by itself, just before it was to be stopped."""
-    same = state.progress.run_sha256 == state.intent.spec_sha256 and state.progress.born == state.intent.born
-    return same and ended_by == "" and _completes(state, exit_)
+    return state.is_current and ended_by == "" and _completes(state, exit_)
 
 
 def _completes(state: WorkloadState, exit_: Exit) -> bool:

@@ -29,9 +29,10 @@ def verdict_of(state: WorkloadState) -> Verdict | None:
     """
     if state.intent.deleting:
         return Verdict() if state.stage is Stage.FORGOTTEN else None
-    current = state.progress.born == state.intent.born and state.progress.run_sha256 == state.intent.spec_sha256
+    if state.replacement is not None and not state.replacement.transient:
+        return Verdict(error=state.replacement.message)
     if state.stage is Stage.READY:
-        return Verdict() if current else None
+        return Verdict() if state.is_current else None
     if state.stage is not Stage.RESTING:
         return None
     if state.progress.outcome is Outcome.FAILED:
@@ -45,10 +46,14 @@ def status_of(state: WorkloadState) -> RunStatus:
     report, message = _report(state)
     failing = report is RunState.FAILED or state.stage is Stage.WAITING
     ended = progress.ended
+    failure = progress.failure if failing else FailureReason.NONE
+    next_at = progress.next_start_at if state.stage is Stage.WAITING else None
+    if state.replacement is not None:
+        failure, next_at = state.replacement.failure, state.replacement.next_at
     return RunStatus(
         workload_id=intent.workload_id,
         state=report,
-        failure=progress.failure if failing else FailureReason.NONE,
+        failure=failure,
         message=message,
         last_transition=state.since,
         generation=intent.generation,
@@ -62,7 +67,7 @@ def status_of(state: WorkloadState) -> RunStatus:
         last_output=progress.last_output if ended and progress.outcome is not Outcome.COMPLETED else "",
         pid=state.pid,
         started_at=progress.started_at,
-        next_restart_at=progress.next_start_at if state.stage is Stage.WAITING else None,
+        next_restart_at=next_at,
         spec_sha256=intent.spec_sha256,
     )
 
@@ -99,6 +104,7 @@ _REPORTED: Mapping[Stage, RunState] = {
     Stage.STARTING: RunState.PENDING,
     Stage.PROBING: RunState.PENDING,
     Stage.READY: RunState.RUNNING,
+    Stage.UPDATING: RunState.PENDING,
     Stage.STOPPING: RunState.PENDING,
     Stage.FORGETTING: RunState.STOPPED,
     Stage.FORGOTTEN: RunState.STOPPED,
@@ -113,6 +119,11 @@ def _report(state: WorkloadState) -> tuple[RunState, str]:
         if progress.outcome is Outcome.FAILED:
             return RunState.FAILED, progress.message
         return RunState.STOPPED, state.note or "stopped"
+    if state.replacement is not None and state.stage in (Stage.READY, Stage.PROBING):
+        if not state.replacement.message:
+            return RunState.PENDING, "preparing the new revision; the previous one goes on running"
+        words = f"{state.replacement.message}; the previous revision goes on running"
+        return RunState.PENDING, f"the new revision cannot be started: {words}"
     if state.stage is Stage.READY:
         return RunState.RUNNING, "running"
     if state.stage is Stage.WAITING and progress.next_start_at is not None:

@@ -78,7 +78,7 @@ class Enrollment:
                 f"workload {workload_id!r} is in no group, so there is nothing that it could be allowed to do",
                 workload_id=workload_id,
             )
-        if record.spec.process is None or not record.spec.process.identity:
+        if not record.spec.body.identity:
             raise PreconditionError(
                 f"workload {workload_id!r} has not asked for a certificate",
                 hint="its spec asks by `identity: true`",

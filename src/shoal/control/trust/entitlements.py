@@ -63,12 +63,20 @@ TABLE: Mapping[type, Mapping[str, Rule]] = {
     WorkloadSpec: _fixed("type resources metadata placement slots at_most_one labels failover")
     | dict.fromkeys(("container", "compose", "vm", "process"), Rule.BY_FIELD),
     ProcessSpec: _fixed(
-        "command env working_dir user restart readiness liveness stop ports clear_env env_from_secrets identity"
+        "command env working_dir user restart readiness liveness stop ports clear_env env_from_secrets identity files"
     )
     | {"args": Rule.ARGUMENTS},
-    ContainerSpec: _fixed("image command env volumes ports restart_policy privileged managed_volumes"),
-    ComposeSpec: _fixed("source_type git_repo git_ref inline_yaml env"),
-    VmSpec: _fixed("vcpus memory_mb disks networks cloud_init os_image managed_volumes"),
+    ContainerSpec: _fixed(
+        "image command env volumes ports restart_policy privileged managed_volumes args init user working_dir stop "
+        "pull_policy ulimits labels cpu_shares restart readiness liveness env_from_secrets files"
+    ),
+    ComposeSpec: _fixed(
+        "source_type git_repo git_ref inline_yaml env stop restart retain_policy env_from_secrets files"
+    ),
+    VmSpec: _fixed(
+        "vcpus memory_mb disks networks cloud_init os_image managed_volumes kernel initrd kernel_args os_image_sha256 "
+        "acceleration boot stop restart retain_policy"
+    ),
 }
 
 
@@ -81,7 +89,7 @@ def identity_problem(spec: WorkloadSpec, at: str, *, grouped: bool, issues: bool
         grouped: whether it is a member of a group.
         issues: whether this control plane can issue certificates at all.
     """
-    if spec.process is None or not spec.process.identity:
+    if not spec.body.identity:
         return None
     if not grouped:
         rule = "is for members of groups: there is nothing that another workload could be allowed to do"

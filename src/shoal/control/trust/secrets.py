@@ -207,8 +207,7 @@ class ClusterSecrets:
 
 def named_by(record: WorkloadRecord) -> frozenset[str]:
     """The secrets that a workload's spec names."""
-    process = record.spec.process
-    return frozenset(process.env_from_secrets.values()) if process is not None else frozenset()
+    return record.spec.body.secret_names
 
 
 def _purpose(name: str) -> str:

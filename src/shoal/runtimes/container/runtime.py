@@ -182,8 +182,9 @@ class ContainerRuntime:
             raise PreconditionError(f"run {run_id!r} has not ended")
         await asyncio.to_thread(self._records.drop, run_id)
 
-    async def forget_workload(self, workload_id: WorkloadId) -> None:
+    async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
+        del delete_data
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
         runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]

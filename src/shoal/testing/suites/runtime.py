@@ -184,7 +184,7 @@ class RuntimeSuite:
         assert await runtime.inspect(RunId("nobody")) is None
         assert await runtime.stop(RunId("nobody")) is None
         await runtime.forget(RunId("nobody"))
-        await runtime.forget_workload(WorkloadId("nobody"))
+        await runtime.forget_workload(WorkloadId("nobody"), delete_data=False)
         assert await runtime.list_runs() == ()
 
     async def test_a_run_has_time_to_end_by_itself(self, runtime: Runtime) -> None:
@@ -231,7 +231,7 @@ class RuntimeSuite:
         with pytest.raises(PreconditionError):
             await runtime.forget(RunId("web-1"))
         with pytest.raises(PreconditionError):
-            await runtime.forget_workload(WorkloadId("web"))
+            await runtime.forget_workload(WorkloadId("web"), delete_data=False)
         info = await runtime.inspect(RunId("web-1"))
         assert info is not None
         assert info.phase is RunPhase.RUNNING
@@ -396,7 +396,7 @@ class RuntimeSuite:
         await wait_ended(runtime, "web-1")
         await runtime.forget(RunId("web-1"))
         assert await read_all(logging) == b"kept\n"
-        await runtime.forget_workload(WorkloadId("web"))
+        await runtime.forget_workload(WorkloadId("web"), delete_data=False)
         with pytest.raises(ShoalError):
             await read_all(logging)
 

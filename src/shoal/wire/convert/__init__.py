@@ -6,10 +6,10 @@ and nothing else is ever raised. Called by the services of the control plane and
 
 from __future__ import annotations
 
+from shoal.wire.convert.agent_kinds import compose_project
 from shoal.wire.convert.agent_specs import (
     agent_spec_from_control,
     agent_spec_from_proto,
-    compose_project,
     control_spec_from_agent,
 )
 from shoal.wire.convert.fields import (

@@ -39,6 +39,18 @@ from shoal.wire.convert.fields import (
     type_problem,
     writing,
 )
+from shoal.wire.convert.options import (
+    compose_options_from_proto,
+    compose_options_to_proto,
+    container_options_from_proto,
+    container_options_to_proto,
+    disk_options_from_proto,
+    disk_options_to_proto,
+    network_options_from_proto,
+    network_options_to_proto,
+    vm_options_from_proto,
+    vm_options_to_proto,
+)
 from shoal.wire.convert.processes import process_from_proto, process_to_proto
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
@@ -69,9 +81,11 @@ def _read_spec(pb: control.WorkloadSpec, at: str, problems: list[Problem]) -> Wo
     return WorkloadSpec(
         type=kind,
         resources=ResourceRequest(pb.resources.cpu_millicores, pb.resources.memory_mb, pb.resources.disk_gb),
-        container=_container_from_proto(pb.container) if member == "container" else None,
-        compose=_compose_from_proto(pb.compose) if member == "compose" else None,
-        vm=_vm_from_proto(pb.vm) if member == "vm" else None,
+        container=_container_from_proto(pb.container, path(at, "container"), problems)
+        if member == "container"
+        else None,
+        compose=_compose_from_proto(pb.compose, path(at, "compose"), problems) if member == "compose" else None,
+        vm=_vm_from_proto(pb.vm, path(at, "vm"), problems) if member == "vm" else None,
         process=process_from_proto(pb.process, path(at, "process"), problems) if member == "process" else None,
         metadata=dict(pb.metadata),
         placement=_placement_from_proto(pb.placement) if pb.HasField("placement") else _ANYWHERE,
@@ -137,16 +151,21 @@ def decode_spec_bytes(data: bytes) -> WorkloadSpec:
 # Containers
 
 
-def _container_from_proto(pb: control.ContainerSpec) -> ContainerSpec:
+def _container_from_proto(pb: control.ContainerSpec, at: str, problems: list[Problem]) -> ContainerSpec:
     return ContainerSpec(
         image=pb.image,
         command=tuple(pb.command),
         env=dict(pb.env),
         volumes=tuple(VolumeMount(each.host_path, each.container_path, each.read_only) for each in pb.volumes),
-        ports=tuple(PortMapping(each.container_port, each.host_port, each.protocol or "tcp") for each in pb.ports),
+        ports=tuple(
+            PortMapping(each.container_port, each.host_port, each.protocol or "tcp", each.name) for each in pb.ports
+        ),
         restart_policy=pb.restart_policy,
         privileged=pb.privileged,
         managed_volumes=tuple(_volume_from_proto(each) for each in pb.managed_volumes),
+        args=tuple(pb.args),
+        labels=dict(pb.labels),
+        **container_options_from_proto(pb.options, at, problems),
     )
 
 
@@ -160,12 +179,17 @@ def _container_to_proto(spec: ContainerSpec) -> control.ContainerSpec:
             for each in spec.volumes
         ],
         ports=[
-            control.Port(host_port=each.host_port, container_port=each.container_port, protocol=each.protocol)
+            control.Port(
+                host_port=each.host_port, container_port=each.container_port, protocol=each.protocol, name=each.name
+            )
             for each in spec.ports
         ],
         restart_policy=spec.restart_policy,
         privileged=spec.privileged,
         managed_volumes=[_volume_to_proto(each) for each in spec.managed_volumes],
+        args=spec.args,
+        labels=spec.labels,
+        options=container_options_to_proto(spec),
     )
 
 
@@ -179,6 +203,7 @@ def _volume_from_proto(pb: control.ManagedVolumeSpec) -> ManagedVolume:
         mount_path=pb.mount_path,
         read_only=pb.read_only,
         retain_policy=pb.retain_policy,
+        pool_name=pb.pool_name,
     )
 
 
@@ -192,6 +217,7 @@ def _volume_to_proto(volume: ManagedVolume) -> control.ManagedVolumeSpec:
         mount_path=volume.mount_path,
         read_only=volume.read_only,
         retain_policy=volume.retain_policy,
+        pool_name=volume.pool_name,
     )
 
 
@@ -199,13 +225,14 @@ def _volume_to_proto(volume: ManagedVolume) -> control.ManagedVolumeSpec:
 # Compose projects and virtual machines
 
 
-def _compose_from_proto(pb: control.ComposeSpec) -> ComposeSpec:
+def _compose_from_proto(pb: control.ComposeSpec, at: str, problems: list[Problem]) -> ComposeSpec:
     return ComposeSpec(
         source_type=pb.source_type or "inline",
         git_repo=pb.git_repo,
         git_ref=pb.git_ref,
         inline_yaml=pb.inline_yaml,
         env=dict(pb.env),
+        **compose_options_from_proto(pb.options, at, problems),
     )
 
 
@@ -216,18 +243,26 @@ def _compose_to_proto(spec: ComposeSpec) -> control.ComposeSpec:
         git_ref=spec.git_ref,
         inline_yaml=spec.inline_yaml,
         env=spec.env,
+        options=compose_options_to_proto(spec),
     )
 
 
-def _vm_from_proto(pb: control.VMSpec) -> VmSpec:
+def _vm_from_proto(pb: control.VMSpec, at: str, problems: list[Problem]) -> VmSpec:
     return VmSpec(
         vcpus=pb.vcpus or VmSpec().vcpus,
         memory_mb=pb.memory_mb or VmSpec().memory_mb,
-        disks=tuple(VmDisk(each.pool_name, each.size_gb, each.mount_point) for each in pb.disks),
-        networks=tuple(VmNetwork(each.bridge, each.dhcp, each.static_ip) for each in pb.networks),
+        disks=tuple(
+            VmDisk(each.pool_name, each.size_gb, each.mount_point, **disk_options_from_proto(each.options))
+            for each in pb.disks
+        ),
+        networks=tuple(
+            VmNetwork(each.bridge, each.dhcp, each.static_ip, **network_options_from_proto(each.options))
+            for each in pb.networks
+        ),
         cloud_init=_cloud_init_from_proto(pb.cloud_init) if pb.HasField("cloud_init") else None,
         os_image=pb.os_image,
         managed_volumes=tuple(_volume_from_proto(each) for each in pb.managed_volumes),
+        **vm_options_from_proto(pb.options, at, problems),
     )
 
 
@@ -241,11 +276,18 @@ def _vm_to_proto(spec: VmSpec) -> control.VMSpec:
         vcpus=spec.vcpus,
         memory_mb=spec.memory_mb,
         disks=[
-            control.DiskConfig(pool_name=each.pool_name, size_gb=each.size_gb, mount_point=each.mount_point)
+            control.DiskConfig(
+                pool_name=each.pool_name,
+                size_gb=each.size_gb,
+                mount_point=each.mount_point,
+                options=disk_options_to_proto(each),
+            )
             for each in spec.disks
         ],
         networks=[
-            control.NetworkConfig(bridge=each.bridge, dhcp=each.dhcp, static_ip=each.static_ip)
+            control.NetworkConfig(
+                bridge=each.bridge, dhcp=each.dhcp, static_ip=each.static_ip, options=network_options_to_proto(each)
+            )
             for each in spec.networks
         ],
         cloud_init=control.CloudInitConfig(
@@ -258,6 +300,7 @@ def _vm_to_proto(spec: VmSpec) -> control.VMSpec:
         else None,
         os_image=spec.os_image,
         managed_volumes=[_volume_to_proto(each) for each in spec.managed_volumes],
+        options=vm_options_to_proto(spec),
     )
 
 

@@ -140,10 +140,10 @@ async def test_a_key_that_was_lost_is_said_and_the_next_order_mends_it(tmp_path)
         vault = agent.executor._vault
         spec = ProcessSpec(("sleep",), env_from_secrets={"PASSWORD": "db"})
         with pytest.raises(RunError, match="sealed with another key") as caught:
-            vault.environment("w", spec)
+            vault.values("w", spec)
         assert caught.value.failure is FailureReason.RUNTIME_ERROR
         with pytest.raises(RunError, match="has not been delivered"):
-            vault.environment("v", spec)
+            vault.values("v", spec)
         await apply(it, agent)
         await asyncio.sleep(120)
         assert it.machine.alive("w")

@@ -149,7 +149,6 @@ def test_what_a_spec_means():
     assert claim_of(spec).ports == {(9000, "tcp")}
     assert claim_of(spec).request == Resources(memory_mb=5)
     assert rules_of(agent_spec()).ready_within is None
-    assert rules_of(replace(spec, process=None)).at_most_one
 
 
 @pytest.mark.parametrize(

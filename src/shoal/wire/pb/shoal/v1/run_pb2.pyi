@@ -80,6 +80,7 @@ class ProcessSpec(_message.Message):
     ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
     IDENTITY_FIELD_NUMBER: _builtins.int
     LIVENESS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
     working_dir: _builtins.str
     """Absolute; the workload's own directory when empty."""
     user: _builtins.str
@@ -116,6 +117,10 @@ class ProcessSpec(_message.Message):
     def liveness(self) -> Global___Liveness:
         """When a run counts as hung and is restarted. Without it, only an exit is noticed."""
 
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___File]:
+        """Files in its working directory."""
+
     def __init__(
         self,
         *,
@@ -132,14 +137,404 @@ class ProcessSpec(_message.Message):
         env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         identity: _builtins.bool = ...,
         liveness: Global___Liveness | None = ...,
+        files: _abc.Iterable[Global___File] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["liveness", b"liveness", "readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "identity", b"identity", "liveness", b"liveness", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "clear_env", b"clear_env", "command", b"command", "env", b"env", "env_from_secrets", b"env_from_secrets", "files", b"files", "identity", b"identity", "liveness", b"liveness", "ports", b"ports", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProcessSpec: _TypeAlias = ProcessSpec  # noqa: Y015
+
+@_typing.final
+class File(_message.Message):
+    """A read-only file that a workload finds when it starts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    SECRET_FIELD_NUMBER: _builtins.int
+    MODE_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """In a container absolute; else below the working directory."""
+    content: _builtins.str
+    secret: _builtins.str
+    """The name of the secret whose value is the content. The file is replaced when the secret changes."""
+    mode: _builtins.int
+    """0 means 0444."""
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        content: _builtins.str = ...,
+        secret: _builtins.str = ...,
+        mode: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "mode", b"mode", "path", b"path", "secret", b"secret"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___File: _TypeAlias = File  # noqa: Y015
+
+@_typing.final
+class ContainerOptions(_message.Message):
+    """What a container has beyond the published contracts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvFromSecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    INIT_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    WORKING_DIR_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    PULL_POLICY_FIELD_NUMBER: _builtins.int
+    ULIMITS_FIELD_NUMBER: _builtins.int
+    CPU_SHARES_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    READINESS_FIELD_NUMBER: _builtins.int
+    LIVENESS_FIELD_NUMBER: _builtins.int
+    ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    init: _builtins.bool
+    """Run a small init as the first process."""
+    user: _builtins.str
+    """The user inside the container; the image's own when empty."""
+    working_dir: _builtins.str
+    pull_policy: _builtins.str
+    """missing | always | never. Empty means missing."""
+    cpu_shares: _builtins.int
+    """A weight for the CPU against other containers; 0 is the engine's default."""
+    @_builtins.property
+    def stop(self) -> Global___StopPolicy: ...
+    @_builtins.property
+    def ulimits(self) -> _containers.RepeatedCompositeFieldContainer[Global___Ulimit]: ...
+    @_builtins.property
+    def restart(self) -> Global___RestartPolicy:
+        """Without it, the published restart_policy counts."""
+
+    @_builtins.property
+    def readiness(self) -> Global___Readiness:
+        """Without it, the HEALTHCHECK of the image, if it has one."""
+
+    @_builtins.property
+    def liveness(self) -> Global___Liveness: ...
+    @_builtins.property
+    def env_from_secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Variables whose values are secrets: the name of the secret by the name of the variable."""
+
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___File]: ...
+    def __init__(
+        self,
+        *,
+        init: _builtins.bool = ...,
+        user: _builtins.str = ...,
+        working_dir: _builtins.str = ...,
+        stop: Global___StopPolicy | None = ...,
+        pull_policy: _builtins.str = ...,
+        ulimits: _abc.Iterable[Global___Ulimit] | None = ...,
+        cpu_shares: _builtins.int = ...,
+        restart: Global___RestartPolicy | None = ...,
+        readiness: Global___Readiness | None = ...,
+        liveness: Global___Liveness | None = ...,
+        env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        files: _abc.Iterable[Global___File] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["liveness", b"liveness", "readiness", b"readiness", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu_shares", b"cpu_shares", "env_from_secrets", b"env_from_secrets", "files", b"files", "init", b"init", "liveness", b"liveness", "pull_policy", b"pull_policy", "readiness", b"readiness", "restart", b"restart", "stop", b"stop", "ulimits", b"ulimits", "user", b"user", "working_dir", b"working_dir"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ContainerOptions: _TypeAlias = ContainerOptions  # noqa: Y015
+
+@_typing.final
+class Ulimit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SOFT_FIELD_NUMBER: _builtins.int
+    HARD_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """As in ulimit, such as nofile."""
+    soft: _builtins.int
+    """-1 is no limit."""
+    hard: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        soft: _builtins.int = ...,
+        hard: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hard", b"hard", "name", b"name", "soft", b"soft"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Ulimit: _TypeAlias = Ulimit  # noqa: Y015
+
+@_typing.final
+class ComposeOptions(_message.Message):
+    """What a compose project has beyond the published contracts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class EnvFromSecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STOP_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    RETAIN_POLICY_FIELD_NUMBER: _builtins.int
+    ENV_FROM_SECRETS_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    retain_policy: _builtins.str
+    """Delete | Retain: the volumes of the project, when the workload is deleted. Empty means Retain."""
+    @_builtins.property
+    def stop(self) -> Global___StopPolicy: ...
+    @_builtins.property
+    def restart(self) -> Global___RestartPolicy: ...
+    @_builtins.property
+    def env_from_secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def files(self) -> _containers.RepeatedCompositeFieldContainer[Global___File]: ...
+    def __init__(
+        self,
+        *,
+        stop: Global___StopPolicy | None = ...,
+        restart: Global___RestartPolicy | None = ...,
+        retain_policy: _builtins.str = ...,
+        env_from_secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        files: _abc.Iterable[Global___File] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["restart", b"restart", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env_from_secrets", b"env_from_secrets", "files", b"files", "restart", b"restart", "retain_policy", b"retain_policy", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ComposeOptions: _TypeAlias = ComposeOptions  # noqa: Y015
+
+@_typing.final
+class VmOptions(_message.Message):
+    """What a virtual machine has beyond the published contracts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KERNEL_FIELD_NUMBER: _builtins.int
+    INITRD_FIELD_NUMBER: _builtins.int
+    KERNEL_ARGS_FIELD_NUMBER: _builtins.int
+    OS_IMAGE_SHA256_FIELD_NUMBER: _builtins.int
+    ACCELERATION_FIELD_NUMBER: _builtins.int
+    BOOT_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    RESTART_FIELD_NUMBER: _builtins.int
+    RETAIN_POLICY_FIELD_NUMBER: _builtins.int
+    kernel: _builtins.str
+    """A kernel that is loaded without a boot loader."""
+    initrd: _builtins.str
+    kernel_args: _builtins.str
+    os_image_sha256: _builtins.str
+    acceleration: _builtins.str
+    """auto | kvm | tcg. Empty means auto."""
+    retain_policy: _builtins.str
+    """Delete | Retain: the disks, when the workload is deleted. Empty means Retain."""
+    @_builtins.property
+    def boot(self) -> Global___VmBoot: ...
+    @_builtins.property
+    def stop(self) -> Global___StopPolicy:
+        """The grace is 60000 by default."""
+
+    @_builtins.property
+    def restart(self) -> Global___RestartPolicy: ...
+    def __init__(
+        self,
+        *,
+        kernel: _builtins.str = ...,
+        initrd: _builtins.str = ...,
+        kernel_args: _builtins.str = ...,
+        os_image_sha256: _builtins.str = ...,
+        acceleration: _builtins.str = ...,
+        boot: Global___VmBoot | None = ...,
+        stop: Global___StopPolicy | None = ...,
+        restart: Global___RestartPolicy | None = ...,
+        retain_policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "restart", b"restart", "stop", b"stop"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceleration", b"acceleration", "boot", b"boot", "initrd", b"initrd", "kernel", b"kernel", "kernel_args", b"kernel_args", "os_image_sha256", b"os_image_sha256", "restart", b"restart", "retain_policy", b"retain_policy", "stop", b"stop"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VmOptions: _TypeAlias = VmOptions  # noqa: Y015
+
+@_typing.final
+class VmBoot(_message.Message):
+    """When a guest has booted. Each sign that is given has to be seen."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSOLE_FIELD_NUMBER: _builtins.int
+    TCP_PORT_FIELD_NUMBER: _builtins.int
+    GUEST_AGENT_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    console: _builtins.str
+    """A regular expression for a line of the console."""
+    tcp_port: _builtins.int
+    """A port of the guest that accepts connections; it has to be forwarded."""
+    guest_agent: _builtins.bool
+    """The guest agent answers."""
+    deadline_ms: _builtins.int
+    """Default 300000."""
+    def __init__(
+        self,
+        *,
+        console: _builtins.str = ...,
+        tcp_port: _builtins.int = ...,
+        guest_agent: _builtins.bool = ...,
+        deadline_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["console", b"console", "deadline_ms", b"deadline_ms", "guest_agent", b"guest_agent", "tcp_port", b"tcp_port"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VmBoot: _TypeAlias = VmBoot  # noqa: Y015
+
+@_typing.final
+class VmDiskOptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    """What the disk begins with: a path of the node or a URL."""
+    sha256: _builtins.str
+    format: _builtins.str
+    """qcow2 | raw | iso. Empty: as it is found."""
+    read_only: _builtins.bool
+    path: _builtins.str
+    """A disk file of the node that is used as it is, and made if it is not there."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+        sha256: _builtins.str = ...,
+        format: _builtins.str = ...,
+        read_only: _builtins.bool = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "image", b"image", "path", b"path", "read_only", b"read_only", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VmDiskOptions: _TypeAlias = VmDiskOptions  # noqa: Y015
+
+@_typing.final
+class VmNetworkOptions(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TAP_FIELD_NUMBER: _builtins.int
+    MAC_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    tap: _builtins.str
+    """A tap device of the node."""
+    mac: _builtins.str
+    @_builtins.property
+    def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortForward]:
+        """Ports of the node that lead into the guest."""
+
+    def __init__(
+        self,
+        *,
+        tap: _builtins.str = ...,
+        mac: _builtins.str = ...,
+        ports: _abc.Iterable[Global___PortForward] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mac", b"mac", "ports", b"ports", "tap", b"tap"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VmNetworkOptions: _TypeAlias = VmNetworkOptions  # noqa: Y015
+
+@_typing.final
+class PortForward(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GUEST_PORT_FIELD_NUMBER: _builtins.int
+    HOST_PORT_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    guest_port: _builtins.int
+    host_port: _builtins.int
+    """0 with a name: the agent chooses a free one."""
+    protocol: _builtins.str
+    """tcp | udp. Empty means tcp."""
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        guest_port: _builtins.int = ...,
+        host_port: _builtins.int = ...,
+        protocol: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["guest_port", b"guest_port", "host_port", b"host_port", "name", b"name", "protocol", b"protocol"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PortForward: _TypeAlias = PortForward  # noqa: Y015
 
 @_typing.final
 class RestartPolicy(_message.Message):
@@ -609,6 +1004,26 @@ class RunDetail(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class ServicesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     GENERATION_FIELD_NUMBER: _builtins.int
     EXIT_FIELD_NUMBER: _builtins.int
     PORTS_FIELD_NUMBER: _builtins.int
@@ -622,6 +1037,7 @@ class RunDetail(_message.Message):
     PID_FIELD_NUMBER: _builtins.int
     DELETING_FIELD_NUMBER: _builtins.int
     NEXT_RESTART_AT_MS_FIELD_NUMBER: _builtins.int
+    SERVICES_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     """The highest generation the agent has accepted for the workload."""
     restarts: _builtins.int
@@ -642,6 +1058,10 @@ class RunDetail(_message.Message):
     def exit(self) -> Global___ExitDetail: ...
     @_builtins.property
     def ports(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def services(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """The state of each service of a compose project."""
+
     def __init__(
         self,
         *,
@@ -658,10 +1078,11 @@ class RunDetail(_message.Message):
         pid: _builtins.int = ...,
         deleting: _builtins.bool = ...,
         next_restart_at_ms: _builtins.int = ...,
+        services: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "deleting", b"deleting", "exit", b"exit", "generation", b"generation", "last_output", b"last_output", "next_restart_at_ms", b"next_restart_at_ms", "pid", b"pid", "ports", b"ports", "ready", b"ready", "restarts", b"restarts", "revision_id", b"revision_id", "spec_sha256", b"spec_sha256", "started_at_ms", b"started_at_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completed", b"completed", "deleting", b"deleting", "exit", b"exit", "generation", b"generation", "last_output", b"last_output", "next_restart_at_ms", b"next_restart_at_ms", "pid", b"pid", "ports", b"ports", "ready", b"ready", "restarts", b"restarts", "revision_id", b"revision_id", "services", b"services", "spec_sha256", b"spec_sha256", "started_at_ms", b"started_at_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

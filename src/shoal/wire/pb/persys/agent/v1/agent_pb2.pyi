@@ -602,6 +602,7 @@ class ContainerSpec(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     MANAGED_VOLUMES_FIELD_NUMBER: _builtins.int
     PRIVILEGED_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     privileged: _builtins.bool
     @_builtins.property
@@ -622,6 +623,8 @@ class ContainerSpec(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def managed_volumes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManagedVolumeSpec]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.ContainerOptions: ...
     def __init__(
         self,
         *,
@@ -636,10 +639,11 @@ class ContainerSpec(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         managed_volumes: _abc.Iterable[Global___ManagedVolumeSpec] | None = ...,
         privileged: _builtins.bool = ...,
+        options: _run_pb2.ContainerOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["resources", b"resources", "restart_policy", b"restart_policy"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options", "resources", b"resources", "restart_policy", b"restart_policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "command", b"command", "env", b"env", "image", b"image", "labels", b"labels", "managed_volumes", b"managed_volumes", "ports", b"ports", "privileged", b"privileged", "resources", b"resources", "restart_policy", b"restart_policy", "volumes", b"volumes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "command", b"command", "env", b"env", "image", b"image", "labels", b"labels", "managed_volumes", b"managed_volumes", "options", b"options", "ports", b"ports", "privileged", b"privileged", "resources", b"resources", "restart_policy", b"restart_policy", "volumes", b"volumes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -677,19 +681,22 @@ class PortMapping(_message.Message):
     HOST_PORT_FIELD_NUMBER: _builtins.int
     CONTAINER_PORT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     host_port: _builtins.int
     container_port: _builtins.int
     protocol: _builtins.str
+    name: _builtins.str
     def __init__(
         self,
         *,
         host_port: _builtins.int = ...,
         container_port: _builtins.int = ...,
         protocol: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_port", b"container_port", "host_port", b"host_port", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_port", b"container_port", "host_port", b"host_port", "name", b"name", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +761,7 @@ class ManagedVolumeSpec(_message.Message):
     MOUNT_PATH_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
     RETAIN_POLICY_FIELD_NUMBER: _builtins.int
+    POOL_NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     driver: _builtins.str
     size_gb: _builtins.int
@@ -762,6 +770,7 @@ class ManagedVolumeSpec(_message.Message):
     mount_path: _builtins.str
     read_only: _builtins.bool
     retain_policy: _builtins.str
+    pool_name: _builtins.str
     def __init__(
         self,
         *,
@@ -773,10 +782,11 @@ class ManagedVolumeSpec(_message.Message):
         mount_path: _builtins.str = ...,
         read_only: _builtins.bool = ...,
         retain_policy: _builtins.str = ...,
+        pool_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "driver", b"driver", "fs_type", b"fs_type", "mount_path", b"mount_path", "name", b"name", "read_only", b"read_only", "retain_policy", b"retain_policy", "size_gb", b"size_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "driver", b"driver", "fs_type", b"fs_type", "mount_path", b"mount_path", "name", b"name", "pool_name", b"pool_name", "read_only", b"read_only", "retain_policy", b"retain_policy", "size_gb", b"size_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -811,6 +821,7 @@ class ComposeSpec(_message.Message):
     ENV_FIELD_NUMBER: _builtins.int
     GIT_REPO_FIELD_NUMBER: _builtins.int
     GIT_REF_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     project_name: _builtins.str
     compose_yaml: _builtins.str
     git_repo: _builtins.str
@@ -818,6 +829,8 @@ class ComposeSpec(_message.Message):
     git_ref: _builtins.str
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.ComposeOptions: ...
     def __init__(
         self,
         *,
@@ -826,10 +839,11 @@ class ComposeSpec(_message.Message):
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         git_repo: _builtins.str = ...,
         git_ref: _builtins.str = ...,
+        options: _run_pb2.ComposeOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compose_yaml", b"compose_yaml", "env", b"env", "git_ref", b"git_ref", "git_repo", b"git_repo", "project_name", b"project_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compose_yaml", b"compose_yaml", "env", b"env", "git_ref", b"git_ref", "git_repo", b"git_repo", "options", b"options", "project_name", b"project_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -869,6 +883,7 @@ class VMSpec(_message.Message):
     CLOUD_INIT_CONFIG_FIELD_NUMBER: _builtins.int
     MANAGED_VOLUMES_FIELD_NUMBER: _builtins.int
     OS_IMAGE_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     vcpus: _builtins.int
     memory_mb: _builtins.int
@@ -884,6 +899,8 @@ class VMSpec(_message.Message):
     def cloud_init_config(self) -> Global___CloudInitConfig: ...
     @_builtins.property
     def managed_volumes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManagedVolumeSpec]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.VmOptions: ...
     def __init__(
         self,
         *,
@@ -897,10 +914,11 @@ class VMSpec(_message.Message):
         cloud_init_config: Global___CloudInitConfig | None = ...,
         managed_volumes: _abc.Iterable[Global___ManagedVolumeSpec] | None = ...,
         os_image: _builtins.str = ...,
+        options: _run_pb2.VmOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cloud_init_config", b"cloud_init_config"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cloud_init_config", b"cloud_init_config", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init", "cloud_init_config", b"cloud_init_config", "disks", b"disks", "managed_volumes", b"managed_volumes", "memory_mb", b"memory_mb", "metadata", b"metadata", "name", b"name", "networks", b"networks", "os_image", b"os_image", "vcpus", b"vcpus"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init", "cloud_init_config", b"cloud_init_config", "disks", b"disks", "managed_volumes", b"managed_volumes", "memory_mb", b"memory_mb", "metadata", b"metadata", "name", b"name", "networks", b"networks", "options", b"options", "os_image", b"os_image", "vcpus", b"vcpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -918,6 +936,8 @@ class DiskConfig(_message.Message):
     BOOT_FIELD_NUMBER: _builtins.int
     POOL_NAME_FIELD_NUMBER: _builtins.int
     MOUNT_POINT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
+    EXACT_SIZE_GB_FIELD_NUMBER: _builtins.int
     path: _builtins.str
     device: _builtins.str
     format: _builtins.str
@@ -926,6 +946,10 @@ class DiskConfig(_message.Message):
     boot: _builtins.bool
     pool_name: _builtins.str
     mount_point: _builtins.str
+    exact_size_gb: _builtins.int
+    """The requested size; size_gb is filled with a default for agents that need one."""
+    @_builtins.property
+    def options(self) -> _run_pb2.VmDiskOptions: ...
     def __init__(
         self,
         *,
@@ -937,10 +961,12 @@ class DiskConfig(_message.Message):
         boot: _builtins.bool = ...,
         pool_name: _builtins.str = ...,
         mount_point: _builtins.str = ...,
+        options: _run_pb2.VmDiskOptions | None = ...,
+        exact_size_gb: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "device", b"device", "format", b"format", "mount_point", b"mount_point", "path", b"path", "pool_name", b"pool_name", "size_gb", b"size_gb", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boot", b"boot", "device", b"device", "exact_size_gb", b"exact_size_gb", "format", b"format", "mount_point", b"mount_point", "options", b"options", "path", b"path", "pool_name", b"pool_name", "size_gb", b"size_gb", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -955,11 +981,14 @@ class NetworkConfig(_message.Message):
     IP_ADDRESS_FIELD_NUMBER: _builtins.int
     BRIDGE_FIELD_NUMBER: _builtins.int
     DHCP_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     network: _builtins.str
     mac_address: _builtins.str
     ip_address: _builtins.str
     bridge: _builtins.str
     dhcp: _builtins.bool
+    @_builtins.property
+    def options(self) -> _run_pb2.VmNetworkOptions: ...
     def __init__(
         self,
         *,
@@ -968,10 +997,11 @@ class NetworkConfig(_message.Message):
         ip_address: _builtins.str = ...,
         bridge: _builtins.str = ...,
         dhcp: _builtins.bool = ...,
+        options: _run_pb2.VmNetworkOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bridge", b"bridge", "dhcp", b"dhcp", "ip_address", b"ip_address", "mac_address", b"mac_address", "network", b"network"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bridge", b"bridge", "dhcp", b"dhcp", "ip_address", b"ip_address", "mac_address", b"mac_address", "network", b"network", "options", b"options"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -696,6 +696,26 @@ class ContainerSpec(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     IMAGE_FIELD_NUMBER: _builtins.int
     COMMAND_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
@@ -704,6 +724,9 @@ class ContainerSpec(_message.Message):
     RESTART_POLICY_FIELD_NUMBER: _builtins.int
     PRIVILEGED_FIELD_NUMBER: _builtins.int
     MANAGED_VOLUMES_FIELD_NUMBER: _builtins.int
+    ARGS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     restart_policy: _builtins.str
     privileged: _builtins.bool
@@ -717,6 +740,14 @@ class ContainerSpec(_message.Message):
     def ports(self) -> _containers.RepeatedCompositeFieldContainer[Global___Port]: ...
     @_builtins.property
     def managed_volumes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManagedVolumeSpec]: ...
+    @_builtins.property
+    def args(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Appended to command."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.ContainerOptions: ...
     def __init__(
         self,
         *,
@@ -728,10 +759,13 @@ class ContainerSpec(_message.Message):
         restart_policy: _builtins.str = ...,
         privileged: _builtins.bool = ...,
         managed_volumes: _abc.Iterable[Global___ManagedVolumeSpec] | None = ...,
+        args: _abc.Iterable[_builtins.str] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        options: _run_pb2.ContainerOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["command", b"command", "env", b"env", "image", b"image", "managed_volumes", b"managed_volumes", "ports", b"ports", "privileged", b"privileged", "restart_policy", b"restart_policy", "volumes", b"volumes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["args", b"args", "command", b"command", "env", b"env", "image", b"image", "labels", b"labels", "managed_volumes", b"managed_volumes", "options", b"options", "ports", b"ports", "privileged", b"privileged", "restart_policy", b"restart_policy", "volumes", b"volumes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,19 +803,23 @@ class Port(_message.Message):
     HOST_PORT_FIELD_NUMBER: _builtins.int
     CONTAINER_PORT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     host_port: _builtins.int
     container_port: _builtins.int
     protocol: _builtins.str
+    name: _builtins.str
+    """A named port is passed as SHOAL_PORT_<NAME> and reported; with a host_port of 0 the agent chooses it."""
     def __init__(
         self,
         *,
         host_port: _builtins.int = ...,
         container_port: _builtins.int = ...,
         protocol: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_port", b"container_port", "host_port", b"host_port", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["container_port", b"container_port", "host_port", b"host_port", "name", b"name", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -816,12 +854,15 @@ class ComposeSpec(_message.Message):
     GIT_REF_FIELD_NUMBER: _builtins.int
     INLINE_YAML_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     source_type: _builtins.str
     git_repo: _builtins.str
     git_ref: _builtins.str
     inline_yaml: _builtins.str
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.ComposeOptions: ...
     def __init__(
         self,
         *,
@@ -830,10 +871,11 @@ class ComposeSpec(_message.Message):
         git_ref: _builtins.str = ...,
         inline_yaml: _builtins.str = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        options: _run_pb2.ComposeOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "git_ref", b"git_ref", "git_repo", b"git_repo", "inline_yaml", b"inline_yaml", "source_type", b"source_type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "git_ref", b"git_ref", "git_repo", b"git_repo", "inline_yaml", b"inline_yaml", "options", b"options", "source_type", b"source_type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -850,6 +892,7 @@ class VMSpec(_message.Message):
     CLOUD_INIT_FIELD_NUMBER: _builtins.int
     OS_IMAGE_FIELD_NUMBER: _builtins.int
     MANAGED_VOLUMES_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     vcpus: _builtins.int
     memory_mb: _builtins.int
     os_image: _builtins.str
@@ -861,6 +904,8 @@ class VMSpec(_message.Message):
     def cloud_init(self) -> Global___CloudInitConfig: ...
     @_builtins.property
     def managed_volumes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ManagedVolumeSpec]: ...
+    @_builtins.property
+    def options(self) -> _run_pb2.VmOptions: ...
     def __init__(
         self,
         *,
@@ -871,10 +916,11 @@ class VMSpec(_message.Message):
         cloud_init: Global___CloudInitConfig | None = ...,
         os_image: _builtins.str = ...,
         managed_volumes: _abc.Iterable[Global___ManagedVolumeSpec] | None = ...,
+        options: _run_pb2.VmOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init", "disks", b"disks", "managed_volumes", b"managed_volumes", "memory_mb", b"memory_mb", "networks", b"networks", "os_image", b"os_image", "vcpus", b"vcpus"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cloud_init", b"cloud_init", "disks", b"disks", "managed_volumes", b"managed_volumes", "memory_mb", b"memory_mb", "networks", b"networks", "options", b"options", "os_image", b"os_image", "vcpus", b"vcpus"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -887,19 +933,23 @@ class DiskConfig(_message.Message):
     POOL_NAME_FIELD_NUMBER: _builtins.int
     SIZE_GB_FIELD_NUMBER: _builtins.int
     MOUNT_POINT_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     pool_name: _builtins.str
     size_gb: _builtins.int
     mount_point: _builtins.str
+    @_builtins.property
+    def options(self) -> _run_pb2.VmDiskOptions: ...
     def __init__(
         self,
         *,
         pool_name: _builtins.str = ...,
         size_gb: _builtins.int = ...,
         mount_point: _builtins.str = ...,
+        options: _run_pb2.VmDiskOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mount_point", b"mount_point", "pool_name", b"pool_name", "size_gb", b"size_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mount_point", b"mount_point", "options", b"options", "pool_name", b"pool_name", "size_gb", b"size_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -912,19 +962,23 @@ class NetworkConfig(_message.Message):
     BRIDGE_FIELD_NUMBER: _builtins.int
     DHCP_FIELD_NUMBER: _builtins.int
     STATIC_IP_FIELD_NUMBER: _builtins.int
+    OPTIONS_FIELD_NUMBER: _builtins.int
     bridge: _builtins.str
     dhcp: _builtins.bool
     static_ip: _builtins.str
+    @_builtins.property
+    def options(self) -> _run_pb2.VmNetworkOptions: ...
     def __init__(
         self,
         *,
         bridge: _builtins.str = ...,
         dhcp: _builtins.bool = ...,
         static_ip: _builtins.str = ...,
+        options: _run_pb2.VmNetworkOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bridge", b"bridge", "dhcp", b"dhcp", "static_ip", b"static_ip"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bridge", b"bridge", "dhcp", b"dhcp", "options", b"options", "static_ip", b"static_ip"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -970,6 +1024,7 @@ class ManagedVolumeSpec(_message.Message):
     MOUNT_PATH_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
     RETAIN_POLICY_FIELD_NUMBER: _builtins.int
+    POOL_NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     driver: _builtins.str
     size_gb: _builtins.int
@@ -978,6 +1033,8 @@ class ManagedVolumeSpec(_message.Message):
     mount_path: _builtins.str
     read_only: _builtins.bool
     retain_policy: _builtins.str
+    pool_name: _builtins.str
+    """The storage pool of the node that the volume lies in."""
     def __init__(
         self,
         *,
@@ -989,10 +1046,11 @@ class ManagedVolumeSpec(_message.Message):
         mount_path: _builtins.str = ...,
         read_only: _builtins.bool = ...,
         retain_policy: _builtins.str = ...,
+        pool_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "driver", b"driver", "fs_type", b"fs_type", "mount_path", b"mount_path", "name", b"name", "read_only", b"read_only", "retain_policy", b"retain_policy", "size_gb", b"size_gb"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access_mode", b"access_mode", "driver", b"driver", "fs_type", b"fs_type", "mount_path", b"mount_path", "name", b"name", "pool_name", b"pool_name", "read_only", b"read_only", "retain_policy", b"retain_policy", "size_gb", b"size_gb"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
