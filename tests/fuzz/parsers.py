@@ -47,7 +47,18 @@ from shoal.testing.messages import messages
 from shoal.wire import authority, certificates, convert, credentials, serving, status
 from shoal.wire.addresses import parse_address
 from shoal.wire.calls import status_from_proto
-from shoal.wire.convert import agent_specs, fields, nodes, processes, statuses, usages, views
+from shoal.wire.convert import (
+    agent_kinds,
+    agent_specs,
+    fields,
+    nodes,
+    options,
+    parts,
+    processes,
+    statuses,
+    usages,
+    views,
+)
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
@@ -303,6 +314,41 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.nodes.read_node_usage": _message(
         _collecting(nodes.read_node_usage), control.NodeUsage, errors=()
     ),
+    "shoal.wire.convert.agent_kinds.compose_from_agent": _message(
+        _collecting(agent_kinds.compose_from_agent), agent.ComposeSpec, errors=()
+    ),
+    "shoal.wire.convert.agent_kinds.container_from_agent": _message(
+        lambda given: agent_kinds.container_from_agent(given, "at", [], foreign=True), agent.ContainerSpec, errors=()
+    ),
+    "shoal.wire.convert.agent_kinds.vm_from_agent": _message(
+        lambda given: agent_kinds.vm_from_agent(given, "at", [], foreign=True), agent.VMSpec, errors=()
+    ),
+    "shoal.wire.convert.options.compose_options_from_proto": _message(
+        _collecting(options.compose_options_from_proto), run.ComposeOptions, errors=()
+    ),
+    "shoal.wire.convert.options.container_options_from_proto": _message(
+        _collecting(options.container_options_from_proto), run.ContainerOptions, errors=()
+    ),
+    "shoal.wire.convert.options.disk_options_from_proto": _message(
+        options.disk_options_from_proto, run.VmDiskOptions, errors=()
+    ),
+    "shoal.wire.convert.options.network_options_from_proto": _message(
+        options.network_options_from_proto, run.VmNetworkOptions, errors=()
+    ),
+    "shoal.wire.convert.options.vm_options_from_proto": _message(
+        _collecting(options.vm_options_from_proto), run.VmOptions, errors=()
+    ),
+    "shoal.wire.convert.parts.file_from_proto": _message(parts.file_from_proto, run.File, errors=()),
+    "shoal.wire.convert.parts.liveness_from_proto": _message(
+        _collecting(parts.liveness_from_proto), run.Liveness, errors=()
+    ),
+    "shoal.wire.convert.parts.readiness_from_proto": _message(
+        _collecting(parts.readiness_from_proto), run.Readiness, errors=()
+    ),
+    "shoal.wire.convert.parts.restart_from_proto": _message(
+        _collecting(parts.restart_from_proto), run.RestartPolicy, errors=()
+    ),
+    "shoal.wire.convert.parts.stop_from_proto": _message(_collecting(parts.stop_from_proto), run.StopPolicy, errors=()),
     "shoal.wire.convert.processes.process_from_proto": _message(
         _collecting(processes.process_from_proto), run.ProcessSpec, errors=()
     ),

@@ -13,6 +13,7 @@ from shoal.model.workloads import (
     AgentSpec,
     CommandProbe,
     DesiredState,
+    FailureReason,
     ProcessSpec,
     Readiness,
     RestartPolicy,
@@ -61,6 +62,10 @@ def rules(
     ready_within: float | None = None,
     at_most_one: bool = False,
     liveness: str = "",
+    prepares: bool = False,
+    updates: bool = False,
+    late_failure: FailureReason = FailureReason.RUNTIME_ERROR,
+    stays_watched: bool = True,
     **restart,
 ) -> RunRules:
     return RunRules(
@@ -69,6 +74,10 @@ def rules(
         probe="port http" if ready_within else "",
         at_most_one=at_most_one,
         liveness=liveness,
+        prepares=prepares,
+        updates=updates,
+        late_failure=late_failure,
+        stays_watched=stays_watched,
     )
 
 

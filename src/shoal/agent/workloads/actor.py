@@ -217,10 +217,11 @@ class WorkloadActor:
                     self._around.changed()
                 if self.state.stage is not last.stage:
                     self._stop_watching()
-                if self.state.stage not in (Stage.READY, Stage.PROBING) and self._liveness is not None:
+                alive = self.state.stage in (Stage.READY, Stage.PROBING)
+                if not alive and self._liveness is not None:
                     self._liveness.cancel()
                     self._liveness = None
-                if self._preparing is not None and self.state.replacement != last.replacement:
+                if self._preparing is not None and not (alive and self.state.replacement == last.replacement):
                     self._preparing.cancel()
                     self._preparing = None
                 await self._store(stale=self.state.progress != last.progress or isinstance(event, Step))

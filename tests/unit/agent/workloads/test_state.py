@@ -22,18 +22,23 @@ from shoal.agent.facts import (
     Outcome,
     OwnershipConfirmed,
     OwnershipDenied,
+    Prepared,
+    PrepareRun,
     ProbeReadiness,
     ReadinessTimedOut,
+    ReplaceFailed,
     RunEnded,
     RunStarted,
     RunStopped,
     RunTroubled,
+    RunUpdated,
     Stage,
     StartFailed,
     StartRefused,
     StartRun,
     StopRun,
     TimerFired,
+    UpdateRun,
     Wait,
     WatchLiveness,
     WatchReadiness,
@@ -41,8 +46,11 @@ from shoal.agent.facts import (
 )
 from shoal.agent.workloads.state import begin_life, handle, reopen
 from shoal.agent.workloads.views import status_of, verdict_of
-from shoal.model.workloads import DesiredState, Exit, FailureReason, RunState
+from shoal.model.workloads import CommandProbe, DesiredState, Exit, FailureReason, Readiness, RunState
 from tests.unit.agent.making import START, at, intent, rules
+
+#: The hash of the spec "two".
+TWO = intent(spec="two").spec_sha256
 
 
 def started(how=None, what=None, **moment):
@@ -282,6 +290,125 @@ def test_another_spec_stops_the_old_run_before_the_new_one_is_started():
     assert verdict_of(step.state) is None
     step = handle(step.state, RunStopped("w.1", Exit(signal=15)), at(2, run="w.2"))
     assert only(step, StartRun) == [StartRun("w.2")]
+
+
+def test_a_run_goes_on_until_its_replacement_is_prepared():
+    how = rules(prepares=True)
+    newer = intent(generation=2, spec="two")
+    step = handle(started(how).state, IntentChanged(newer, how), at(1))
+    assert step.instructions == (PrepareRun("w.1", TWO),)
+    status = status_of(step.state)
+    assert (status.state, status.ready, status.pid) == (RunState.PENDING, True, 7)
+    assert "the previous one goes on running" in status.message
+    assert verdict_of(step.state) is None
+    step = handle(step.state, Prepared("w.1", TWO), at(2))
+    assert step.instructions == (StopRun("w.1"),)
+    step = handle(step.state, RunStopped("w.1", Exit(signal=15)), at(3, run="w.2"))
+    assert only(step, StartRun) == [StartRun("w.2")]
+
+
+def test_what_cannot_be_prepared_is_tried_again_while_the_old_run_goes_on():
+    how = rules(prepares=True)
+    newer = intent(generation=2, spec="two")
+    step = handle(started(how).state, IntentChanged(newer, how), at(1))
+    step = handle(step.state, ReplaceFailed("w.1", TWO, FailureReason.IMAGE_NOT_FOUND, "no such image"), at(2))
+    assert [type(each) for each in step.instructions] == [PrepareRun]
+    assert step.instructions[0].after > 0
+    status = status_of(step.state)
+    assert (status.state, status.failure) == (RunState.PENDING, FailureReason.IMAGE_NOT_FOUND)
+    assert "no such image; the previous revision goes on running" in status.message
+    assert status.next_restart_at is not None
+    assert verdict_of(step.state).error == "no such image"
+    again = handle(step.state, Prepared("w.1", TWO), at(9))
+    assert again.instructions == (StopRun("w.1"),)
+    back = handle(step.state, IntentChanged(intent(generation=3), how), at(3))
+    assert (back.instructions, status_of(back.state).state) == ((), RunState.RUNNING)
+
+
+def test_a_stop_does_not_wait_for_a_replacement():
+    how = rules(prepares=True)
+    step = handle(started(how).state, IntentChanged(intent(generation=2, spec="two"), how), at(1))
+    stopped = intent(generation=3, spec="two", desired=DesiredState.STOPPED)
+    step = handle(step.state, IntentChanged(stopped, how), at(2))
+    assert step.instructions == (StopRun("w.1"),)
+    assert handle(step.state, Prepared("w.1", TWO), at(3)).instructions == ()
+
+
+def updating(**how):
+    changed = rules(prepares=True, updates=True, **how)
+    newer = intent(generation=2, spec="two")
+    step = handle(started(changed).state, IntentChanged(newer, changed), at(1))
+    step = handle(step.state, Prepared("w.1", TWO), at(2))
+    assert step.instructions == (UpdateRun("w.1", TWO),)
+    assert step.state.stage is Stage.UPDATING
+    return step
+
+
+def test_a_run_is_changed_in_place_where_the_runtime_can():
+    step = handle(updating().state, RunUpdated("w.1", TWO, pid=8), at(3))
+    assert step.instructions == ()
+    status = status_of(step.state)
+    assert (status.state, status.pid, step.state.is_current) == (RunState.RUNNING, 8, True)
+    assert verdict_of(step.state).error == ""
+
+
+def test_a_run_that_was_changed_is_probed_again():
+    changed = rules(prepares=True, updates=True, ready_within=5.0)
+    step = handle(started(changed).state, BecameReady("w.1"), at(1))
+    step = handle(step.state, IntentChanged(intent(generation=2, spec="two"), changed), at(2))
+    step = handle(handle(step.state, Prepared("w.1", TWO), at(3)).state, RunUpdated("w.1", TWO), at(4))
+    assert step.instructions == (ProbeReadiness("w.1", within=5.0),)
+
+
+def test_a_change_in_place_that_fails_is_tried_again():
+    failed = ReplaceFailed("w.1", TWO, FailureReason.NETWORK_ERROR, "port taken", transient=True)
+    step = handle(updating().state, failed, at(3))
+    assert step.state.stage is Stage.READY
+    assert [type(each) for each in only(step, PrepareRun)] == [PrepareRun]
+    assert status_of(step.state).failure is FailureReason.NETWORK_ERROR
+    assert verdict_of(step.state) is None
+
+
+def test_an_end_during_a_change_in_place_is_taken_in_after_it():
+    step = ended(updating().state, code=1)
+    assert (step.instructions, step.state.stage) == ((), Stage.UPDATING)
+    step = handle(step.state, RunUpdated("w.1", TWO), at(4, run="w.2"))
+    assert only(step, Wait)
+    assert step.state.stage is Stage.WAITING
+
+
+def test_a_stop_during_a_change_in_place_follows_it():
+    how = rules(prepares=True, updates=True)
+    stopped = intent(generation=3, spec="two", desired=DesiredState.STOPPED)
+    step = handle(updating().state, IntentChanged(stopped, how), at(3))
+    assert step.instructions == ()
+    assert handle(step.state, RunUpdated("w.1", TWO), at(4)).instructions == (StopRun("w.1"),)
+
+
+def test_a_replacement_goes_on_after_a_restart_of_the_agent():
+    how = rules(prepares=True)
+    state = started(how).state
+    found = FoundRun("w.1", START, pid=7)
+    step = reopen(intent(generation=2, spec="two"), how, state.progress, found, at(5))
+    assert only(step, PrepareRun) == [PrepareRun("w.1", TWO)]
+
+
+def test_the_health_check_of_an_image_counts_when_the_spec_has_none():
+    probe = Readiness(command=CommandProbe(("check",)), deadline=timedelta(seconds=9))
+    step = begin_life(intent(), rules(), at())
+    step = handle(step.state, RunStarted("w.1", START, readiness=probe), at())
+    assert step.instructions == (ProbeReadiness("w.1", within=9.0),)
+    step = handle(step.state, BecameReady("w.1"), at(1))
+    assert step.instructions == (WatchReadiness("w.1"),)
+
+
+def test_a_guest_that_does_not_boot_in_time_has_failed_as_such():
+    how = rules(ready_within=5.0, late_failure=FailureReason.VM_BOOT_FAILED, stays_watched=False)
+    step = handle(started(how).state, ReadinessTimedOut("w.1"), at(5))
+    step = handle(step.state, RunStopped("w.1", Exit(signal=9), "Kernel panic"), at(6))
+    status = status_of(step.state)
+    assert (status.failure, status.last_output) == (FailureReason.VM_BOOT_FAILED, "Kernel panic")
+    assert handle(started(how).state, BecameReady("w.1"), at(1)).instructions == ()
 
 
 def test_the_same_spec_with_another_revision_changes_nothing_that_runs():
