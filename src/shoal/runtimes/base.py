@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol, TypeVar, runtime_checkable
 
-from shoal.core.errors import ShoalError
-from shoal.core.ids import RunId, WorkloadId
+from shoal.core.errors import InvalidError, ShoalError, problem
+from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
+from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
@@ -62,6 +63,18 @@ class RunRequest:
     volumes: Mapping[str, str] = field(default_factory=dict)
     #: End it at this moment of the clock's `monotonic()`, unless it is extended; None for one that may outlive contact.
     deadline: float | None = None
+
+
+def checked_spec(request: RunRequest, kind: type[S]) -> S:
+    """The spec of a request with valid ids. Raises `InvalidError`, and `RunError` for another kind."""
+    problems = [
+        problem(name, value, IDENTIFIER_RULE)
+        for name, value in (("run_id", request.run_id), ("workload_id", request.workload_id))
+        if not is_identifier(value)
+    ]
+    if problems:
+        raise InvalidError(problems)
+    return spec_of(request, kind)
 
 
 def spec_of(request: RunRequest, kind: type[S]) -> S:
@@ -267,4 +280,44 @@ class SupportsProbes(Protocol):
 
     async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the command exits with 0 in time, run with the workload's user, directory and environment."""
+        ...
+
+
+class ExecSession(Protocol):
+    """A command that runs. One reader reads its output; its caller closes it in any case."""
+
+    def output(self) -> AsyncIterator[tuple[str, bytes]]:
+        """What it prints, as (`stdout` or `stderr`, bytes), until it closes its output."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Hand it input; waits while it does not read. Input after its end is dropped."""
+        ...
+
+    async def end_input(self) -> None:
+        """No more input follows."""
+        ...
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Its terminal has another size."""
+        ...
+
+    async def wait(self) -> ExecEnd:
+        """How it ended. Called after the end of its output."""
+        ...
+
+    async def close(self) -> None:
+        """Kill what is left of it."""
+        ...
+
+
+@runtime_checkable
+class SupportsExec(Protocol):
+    """Runtimes that can run a command beside a run: with its user, directory, environment and limits."""
+
+    async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
+        """Start a command. Raises `PreconditionError` when the run does not run, and `RunError` when it cannot start.
+
+        Raises `UnsupportedError` where the run has no way to do it, such as a VM without a guest agent.
+        """
         ...

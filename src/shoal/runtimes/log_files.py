@@ -6,7 +6,8 @@ A log file is text, one entry per line, as the container world writes it:
     2026-01-31T12:00:00.311Z stderr P the beginning of a line that has no end y
 
 `F` entries end a line, `P` entries do not, so the exact bytes can be put together again. An entry of the stream `run`
-marks the start of a run; its text is the run's id. Readers that do not know it skip it. Files are numbered and never
+marks the start of a run; its text is the run's id. One of the stream `source` marks where one of several sources of a
+run begins. Readers that do not know them skip them. Files are numbered and never
 renamed, so that a reader cannot take one for another; after a full one comes the next number and the oldest is dropped.
 The directory never holds more than `FILES` files of `FILE_SIZE`. A full disk costs output, counted and noted in the
 log as soon as there is room; it never blocks or ends the workload.
@@ -31,6 +32,7 @@ CHUNK = 32 * 1024
 _BLOCK = 128 * 1024
 _SUFFIX = ".log"
 _RUN = "run"
+_SOURCE = "source"
 
 
 class LogWriter:
@@ -65,8 +67,15 @@ class LogWriter:
 
     def begin_run(self, run_id: RunId) -> None:
         """Mark where the output of a run begins. A full disk costs the mark."""
+        self._mark(_RUN, run_id)
+
+    def begin_source(self, source: str) -> None:
+        """Mark where the output of one of several sources of a run begins, such as a container."""
+        self._mark(_SOURCE, source)
+
+    def _mark(self, kind: str, text: str) -> None:
         with contextlib.suppress(OSError):
-            self._append(f"{iso_millis(self._clock.wall_ms())} {_RUN} F {run_id}\n".encode())
+            self._append(f"{iso_millis(self._clock.wall_ms())} {kind} F {text}\n".encode())
 
     def close(self) -> None:
         """Let go of the file."""
@@ -217,6 +226,23 @@ def printed_by_run(directory: Path, run_id: str) -> int | None:
         entry = parse_entry(line)
         if entry is not None:
             size += len(entry.text) + entry.ends_line
+    return None
+
+
+def printed_by_source(directory: Path, source: str, prefix: bytes) -> dict[str, int] | None:
+    """How many bytes of a source's output the log has, by stream; None when the source's mark is not there.
+
+    Every line of the source begins with `prefix`, which is not counted.
+    """
+    sizes: dict[str, int] = {}
+    mark = [_SOURCE.encode(), b"F", source.encode()]
+    for _, _, line in _backward(directory):
+        if line.split(b" ", 3)[1:] == mark:
+            return sizes
+        entry = parse_entry(line)
+        if entry is not None and entry.text.startswith(prefix):
+            size = len(entry.text) - len(prefix) + entry.ends_line
+            sizes[entry.stream] = sizes.get(entry.stream, 0) + size
     return None
 
 

@@ -26,15 +26,25 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 from shoal.core.clock import Clock, from_epoch_ms
-from shoal.core.errors import DeadlineError, InvalidError, ShoalError, UnavailableError, problem
+from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.core.ids import IDENTIFIER_RULE, NodeId, RunId, WorkloadId, is_identifier
 from shoal.core.private_files import let_others_pass
+from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.workloads import Exit, FailureReason, ProcessSpec, Usage, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, port_variable, spec_of
+from shoal.runtimes.base import (
+    ExecSession,
+    RunError,
+    RunInfo,
+    RunPhase,
+    RunRequest,
+    port_variable,
+    spec_of,
+)
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.clocks import LinuxClock
+from shoal.runtimes.exec_process import start_command
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.client import KeeperLink
@@ -270,6 +280,13 @@ class ProcessRuntime:
             "probe", timeout=timeout + _HEALTH_TIMEOUT, run_id=run_id, command=list(command), seconds=timeout
         )
         return bool(body["passed"])
+
+    async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
+        """Run a command in the surroundings of a run."""
+        record = self._link.runs.get(run_id)
+        if record is None or record.exit is not None:
+            raise PreconditionError(f"run {run_id!r} does not run")
+        return await start_command(record, command)
 
     async def disk_usage(self, workload_id: WorkloadId, *, at_most: int) -> int:
         """The bytes that the work directory of a workload uses."""

@@ -122,6 +122,20 @@ class Meter:
         return await asyncio.to_thread(_sum_up, run, self._table[1])
 
 
+def add_up(readings: Sequence[Usage]) -> Usage:
+    """What several measured parts use together. There is at least one."""
+    return Usage(
+        cpu_percent=sum(each.cpu_percent for each in readings),
+        memory_bytes=sum(each.memory_bytes for each in readings),
+        disk_read_bytes=sum(each.disk_read_bytes for each in readings),
+        disk_write_bytes=sum(each.disk_write_bytes for each in readings),
+        net_rx_bytes=sum(each.net_rx_bytes for each in readings),
+        net_tx_bytes=sum(each.net_tx_bytes for each in readings),
+        collected_at=readings[-1].collected_at,
+        source=readings[-1].source,
+    )
+
+
 def _sum_up(run: MeasurableRun, table: dict[int, procfs.ProcessStat]) -> Measured:
     ours = [
         stat

@@ -1,23 +1,35 @@
 """Which compose command there is on this machine, and how it is called.
 
-`docker compose`, `docker-compose` and `podman-compose` are tried in this order. Called by
-`shoal.runtimes.compose.runtime`.
+`docker compose`, `docker-compose` and `podman-compose` are tried in this order. The project goes to its standard input,
+so values of secrets are in no file, and it talks to the engine that the agent found. A lock file is open in the command
+and in everything that it starts: an agent that was killed while a command ran waits for its end before the next one.
+Called by `shoal.runtimes.compose.runtime`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 
-_PROBE_SECONDS = 10.0
+_PROBE_SECONDS = 20.0
+_LOCK_SECONDS = 60.0
 _MAX_SHOWN = 2000
+_MAX_OUTPUT = 1 << 20
+_CHUNK = 64 * 1024
+#: Of the agent's own environment: where programs and logins are. Nothing else reaches the command.
+_PASSED_ON = ("PATH", "HOME", "DOCKER_CONFIG", "REGISTRY_AUTH_FILE", "XDG_RUNTIME_DIR", "LANG", "TMPDIR")
 
 
 class ComposeError(ShoalError):
@@ -31,17 +43,34 @@ class ComposeCommand:
     arguments: tuple[str, ...]
 
     async def run(
-        self, project: str, files: Sequence[Path], words: Sequence[str], *, env: Mapping[str, str], seconds: float
-    ) -> str:
-        """Run one subcommand of a project and return what it printed. Raises `ComposeError` and `UnavailableError`."""
-        chosen = [word for path in files for word in ("-f", str(path))]
-        output, status = await _call([*self.arguments, "-p", project, *chosen, *words], files[0].parent, env, seconds)
+        self,
+        project: str,
+        content: Mapping[str, Any],
+        words: Sequence[str],
+        *,
+        folder: Path,
+        engine: str,
+        seconds: float,
+        lock: int = -1,
+    ) -> None:
+        """Run one subcommand of a project in its folder. Raises `ComposeError` and `UnavailableError`.
+
+        `engine` is the address of the engine; `lock` a descriptor that the command holds while it runs.
+        """
+        environment = {
+            **{name: os.environ[name] for name in _PASSED_ON if name in os.environ},
+            # The first is read by Docker's commands, the second by Podman's.
+            "DOCKER_HOST": engine,
+            "CONTAINER_HOST": engine,
+        }
+        call = [*self.arguments, "--env-file", os.devnull, "-p", project, "-f", "-", *words]
+        given = json.dumps(content).encode()
+        output, status = await _call(call, folder, environment, seconds, given=given, lock=lock)
         if status != 0:
             raise ComposeError(output[-_MAX_SHOWN:].strip() or f"{self.arguments[0]} ended with status {status}")
-        return output
 
 
-async def find_command(*, podman_arguments: Sequence[str] = ()) -> ComposeCommand | None:
+async def find_command() -> ComposeCommand | None:
     """The first compose command that answers, or None."""
     candidates: list[tuple[str, ...]] = []
     if shutil.which("docker"):
@@ -49,7 +78,7 @@ async def find_command(*, podman_arguments: Sequence[str] = ()) -> ComposeComman
     if shutil.which("docker-compose"):
         candidates.append(("docker-compose",))
     if podman := shutil.which("podman-compose") or _beside_python("podman-compose"):
-        candidates.append((podman, *(f"--podman-args={word}" for word in podman_arguments)))
+        candidates.append((podman, "--in-pod", "false"))
     for candidate in candidates:
         try:
             _, status = await _call([*candidate, "version"], Path("/"), dict(os.environ), _PROBE_SECONDS)
@@ -60,27 +89,50 @@ async def find_command(*, podman_arguments: Sequence[str] = ()) -> ComposeComman
     return None
 
 
+@asynccontextmanager
+async def locked(path: Path, clock: Clock) -> AsyncIterator[int]:
+    """Hold the lock of a project and yield its descriptor. Raises `UnavailableError` while a command goes on."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = clock.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if clock.monotonic() > deadline:
+                    raise UnavailableError("an earlier compose command of this project has not ended") from error
+                await clock.sleep(0.1)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _beside_python(name: str) -> str | None:
     """A command that was installed with this program, where its environment is not on the PATH."""
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else None
 
 
-async def _call(words: Sequence[str], folder: Path, env: Mapping[str, str], seconds: float) -> tuple[str, int]:
+async def _call(
+    words: Sequence[str], folder: Path, env: Mapping[str, str], seconds: float, *, given: bytes = b"", lock: int = -1
+) -> tuple[str, int]:
     try:
         process = await asyncio.create_subprocess_exec(
             *words,
             cwd=folder,
             env=dict(env),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
+            pass_fds=(lock,) if lock >= 0 else (),
         )
     except OSError as error:
         raise UnavailableError(f"{words[0]} cannot be run: {error}") from error
     try:
         async with asyncio.timeout(seconds):
-            output, _ = await process.communicate()
+            output = await _communicate(process, given)
+            await process.wait()
     except TimeoutError as error:
         raise UnavailableError(f"{' '.join(words[:2])} takes longer than {seconds:.0f} s") from error
     finally:
@@ -88,3 +140,25 @@ async def _call(words: Sequence[str], folder: Path, env: Mapping[str, str], seco
             process.kill()
             await process.wait()
     return output.decode(errors="replace"), process.returncode or 0
+
+
+async def _communicate(process: asyncio.subprocess.Process, given: bytes) -> bytes:
+    """Hand over the input and return the end of what the command prints."""
+    output = bytearray()
+    async with asyncio.TaskGroup() as group:
+        if process.stdin is not None:
+            group.create_task(_feed(process.stdin, given))
+        while process.stdout is not None and (piece := await process.stdout.read(_CHUNK)):
+            output += piece
+            del output[:-_MAX_OUTPUT]
+    return bytes(output)
+
+
+async def _feed(stream: asyncio.StreamWriter, given: bytes) -> None:
+    try:
+        stream.write(given)
+        await stream.drain()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # it ended without reading; its output says why
+    finally:
+        stream.close()

@@ -15,8 +15,11 @@ import shutil
 from pathlib import Path
 
 from shoal.core.errors import InvalidError, problem
+from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import ComposeSpec, FailureReason
-from shoal.runtimes.base import RunError
+from shoal.runtimes.base import RunError, RunRequest
+from shoal.runtimes.compose.project import Project, parse_project
+from shoal.runtimes.compose.reading import MAX_BYTES
 
 #: Looked for in a repository, in this order.
 FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
@@ -32,6 +35,40 @@ def inline_text(spec: ComposeSpec) -> str:
         return base64.b64decode(text, validate=True).decode()
     except (binascii.Error, UnicodeDecodeError, ValueError) as error:
         raise InvalidError([problem("compose.inline_yaml", text, "must be YAML, or YAML in base64")]) from error
+
+
+class Sources:
+    """The project directories of an agent: `<workload>/inline`, or `<workload>/<commit>`."""
+
+    def __init__(self, directory: Path, *, allow_privileged: bool) -> None:
+        self._directory = directory
+        self._allow_privileged = allow_privileged
+
+    async def load(self, request: RunRequest, spec: ComposeSpec) -> tuple[Project, Path]:
+        """The checked project of a request, and the directory with its files. Raises `RunError`."""
+        base = self._directory / request.workload_id
+        try:
+            if spec.source_type == "git":
+                path = await fetch(spec, base)
+                folder, text = path.parent, await asyncio.to_thread(_read_text, path)
+            else:
+                folder, text = base / "inline", inline_text(spec)
+                await asyncio.to_thread(make_private_directory, folder)
+            project = parse_project(
+                text,
+                at="compose",
+                variables={**spec.env, **request.secrets},
+                allow_privileged=self._allow_privileged,
+            )
+        except InvalidError as error:
+            raise RunError(f"the project is not valid: {error.message}", failure=FailureReason.INVALID_SPEC) from error
+        return project, folder
+
+
+def _read_text(path: Path) -> str:
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    return text.decode(errors="replace")
 
 
 async def fetch(spec: ComposeSpec, folder: Path) -> Path:
@@ -68,6 +105,10 @@ async def _git(folder: Path, *words: str) -> str:
         # A repository may name no helper and no transport that runs commands.
         "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
         "GIT_CONFIG_NOSYSTEM": "1",
+        # A link could lead out of the project.
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.symlinks",
+        "GIT_CONFIG_VALUE_0": "false",
     }
     try:
         process = await asyncio.create_subprocess_exec(

@@ -10,10 +10,12 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import socket
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+import httpcore
 import httpx
 
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
@@ -25,6 +27,7 @@ _CALL_SECONDS = 30.0
 _MAX_BODY = 16 << 20
 _STREAM_NAMES = {0: "stdin", 1: "stdout", 2: "stderr"}
 _MAX_FRAME = 4 << 20
+_TAKEN_CHUNK = 32 * 1024
 
 
 class EngineError(ShoalError):
@@ -134,9 +137,16 @@ class EngineApi:
         await self._call("PUT", f"/containers/{container}/archive", params={"path": path}, content=archive)
 
     async def logs(
-        self, container: str, *, follow: bool, tail_lines: int = 0, since: float = 0.0, timestamps: bool = False
+        self,
+        container: str,
+        *,
+        follow: bool,
+        tail_lines: int = 0,
+        since: float = 0.0,
+        timestamps: bool = False,
+        tty: bool = False,
     ) -> AsyncIterator[tuple[str, bytes]]:
-        """What a container printed, as (stream, bytes), oldest first."""
+        """What a container printed, as (stream, bytes), oldest first. One with a terminal has a single stream."""
         params = {
             "stdout": "1",
             "stderr": "1",
@@ -147,15 +157,42 @@ class EngineApi:
         if since > 0:
             params["since"] = f"{since:.9f}"
         async with self._stream("GET", f"/containers/{container}/logs", params=params) as pieces:
-            async for frame in split_frames(pieces):
-                yield frame
+            if tty:
+                async for piece in pieces:
+                    yield "stdout", piece
+            else:
+                async for frame in split_frames(pieces):
+                    yield frame
+
+    # --- volumes and networks -----------------------------------------------------------------------------
+
+    async def volumes(self, labels: Mapping[str, str]) -> list[str]:
+        """The names of every volume that carries all of `labels`."""
+        answer = await self._call("GET", "/volumes", params={"filters": json.dumps({"label": _label_filter(labels)})})
+        return [str(each["Name"]) for each in answer.get("Volumes") or []]
+
+    async def remove_volume(self, name: str) -> None:
+        """Remove a volume with its data. One that is gone is no error."""
+        await self._call("DELETE", f"/volumes/{name}", ok=(204, 404))
+
+    async def networks(self, labels: Mapping[str, str]) -> list[str]:
+        """The names of every network that carries all of `labels`."""
+        filters = json.dumps({"label": _label_filter(labels)})
+        return [str(each["Name"]) for each in await self._call("GET", "/networks", params={"filters": filters}) or []]
+
+    async def remove_network(self, name: str) -> None:
+        """Remove a network. One that is gone is no error."""
+        await self._call("DELETE", f"/networks/{name}", ok=(200, 204, 404))
 
     # --- exec ---------------------------------------------------------------------------------------------
 
-    async def create_exec(self, container: str, command: Sequence[str], *, tty: bool, stdin: bool) -> str:
+    async def create_exec(
+        self, container: str, command: Sequence[str], *, tty: bool, stdin: bool, env: Sequence[str] = ()
+    ) -> str:
         """Prepare a command inside a running container and return its id."""
         body = {
             "Cmd": list(command),
+            "Env": list(env),
             "AttachStdin": stdin,
             "AttachStdout": True,
             "AttachStderr": True,
@@ -169,6 +206,32 @@ class EngineApi:
         async with self._stream("POST", f"/exec/{exec_id}/start", body={"Detach": False, "Tty": False}) as pieces:
             async for frame in split_frames(pieces):
                 yield frame
+
+    async def start_exec(self, exec_id: str, *, tty: bool) -> TakenConnection:
+        """Start a prepared command and take over its connection."""
+        headers = {"Connection": "Upgrade", "Upgrade": "tcp"}
+        patient = httpx.Timeout(_CALL_SECONDS, read=None)
+        body = {"Detach": False, "Tty": tty}
+        request = self._http.build_request(
+            "POST", f"/exec/{exec_id}/start", json=body, headers=headers, timeout=patient
+        )
+        with _translated(self.address):
+            response = await self._http.send(request, stream=True)
+            if response.status_code != 101:
+                try:
+                    raise _refusal(response.status_code, await _read(response))
+                finally:
+                    await response.aclose()
+        return TakenConnection(response, self.address)
+
+    async def resize_exec(self, exec_id: str, rows: int, columns: int) -> None:
+        """Give the terminal of a command another size."""
+        await self._call("POST", f"/exec/{exec_id}/resize", params={"h": str(rows), "w": str(columns)})
+
+    async def exec_pid(self, exec_id: str) -> int:
+        """The process of a command that runs, by the engine's numbers; 0 when it does not run."""
+        state = await self._call("GET", f"/exec/{exec_id}/json")
+        return int(state.get("Pid") or 0) if state.get("Running") else 0
 
     async def exec_exit_code(self, exec_id: str) -> int | None:
         """The exit code of a command, None while it runs."""
@@ -243,12 +306,45 @@ class EngineApi:
 
     @contextlib.asynccontextmanager
     async def _opened(self, request: httpx.Request) -> AsyncGenerator[httpx.Response]:
+        if self._http.is_closed:
+            raise UnavailableError(f"the connection to the container engine at {self.address} was closed")
         with _translated(self.address):
             response = await self._http.send(request, stream=True)
             try:
                 yield response
             finally:
                 await response.aclose()
+
+
+class TakenConnection:
+    """A connection that an engine handed over: bytes in both directions."""
+
+    def __init__(self, response: httpx.Response, address: str) -> None:
+        self._response = response
+        self._address = address
+        self._stream: Any = response.extensions["network_stream"]
+
+    async def read(self) -> AsyncIterator[bytes]:
+        """What the other end sends, to its end."""
+        with _translated(self._address):
+            while piece := await self._stream.read(_TAKEN_CHUNK):
+                yield piece
+
+    async def write(self, data: bytes) -> None:
+        """Send bytes; waits while the other end does not read. After its end they are dropped."""
+        with contextlib.suppress(httpcore.WriteError, httpcore.WriteTimeout, OSError):
+            await self._stream.write(data)
+
+    def end_input(self) -> None:
+        """Nothing more will be sent."""
+        connection = self._stream.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_WR)
+
+    async def close(self) -> None:
+        """Close it."""
+        with contextlib.suppress(httpx.TransportError, OSError):
+            await self._response.aclose()
 
 
 async def split_frames(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
@@ -304,9 +400,9 @@ def _label_filter(labels: Mapping[str, str]) -> list[str]:
 def _translated(address: str) -> Iterator[None]:
     try:
         yield
-    except httpx.TimeoutException as error:
+    except (httpx.TimeoutException, httpcore.TimeoutException) as error:
         raise DeadlineError(f"the container engine at {address} did not answer in time") from error
-    except httpx.TransportError as error:
+    except (httpx.TransportError, httpcore.NetworkError, httpcore.ProtocolError) as error:
         raise UnavailableError(
             f"the container engine at {address} cannot be reached: {str(error) or type(error).__name__}"
         ) from error

@@ -145,5 +145,10 @@ def _limits(request: RunRequest, spec: ContainerSpec) -> dict[str, int]:
 
 def _ulimits(spec: ContainerSpec, ceiling: int) -> list[dict[str, Any]]:
     given = {each.name: (each.soft, each.hard) for each in spec.ulimits}
-    defaults = {name: (min(soft, ceiling), min(hard, ceiling)) for name, (soft, hard) in _DEFAULT_ULIMITS.items()}
-    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in {**defaults, **given}.items()]
+    limits = {**default_ulimits(ceiling), **given}
+    return [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in limits.items()]
+
+
+def default_ulimits(ceiling: int) -> dict[str, tuple[int, int]]:
+    """The limits of a container whose spec says nothing, none above `ceiling`."""
+    return {name: (min(soft, ceiling), min(hard, ceiling)) for name, (soft, hard) in _DEFAULT_ULIMITS.items()}

@@ -28,21 +28,25 @@ _MAX_CONFIG = 1 << 20
 
 async def ensure(api: EngineApi, spec: ContainerSpec) -> None:
     """Have the image at hand, by the spec's pull policy. Raises `RunError`."""
-    policy = spec.pull_policy or "missing"
-    if policy != "always" and await api.image(spec.image) is not None:
+    await ensure_image(api, spec.image, spec.pull_policy)
+
+
+async def ensure_image(api: EngineApi, image: str, policy: str) -> None:
+    """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
+    if policy != "always" and await api.image(image) is not None:
         return
     if policy == "never":
         raise RunError(
-            f"the engine has no image {spec.image!r}, and it may not be pulled",
+            f"the engine has no image {image!r}, and it may not be pulled",
             failure=FailureReason.IMAGE_NOT_FOUND,
             hint="load the image on the node, or set pull_policy to missing",
         )
-    login = await asyncio.to_thread(find_login, spec.image, os.environ)
+    login = await asyncio.to_thread(find_login, image, os.environ)
     try:
-        async for step in api.pull(spec.image, auth=login):
-            log.debug("pulling %s: %s", spec.image, step.get("status", ""))
+        async for step in api.pull(image, auth=login):
+            log.debug("pulling %s: %s", image, step.get("status", ""))
     except EngineError as error:
-        raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {spec.image}") from error
+        raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
 
 
 def registry_of(image: str) -> str:

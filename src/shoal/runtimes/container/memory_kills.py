@@ -49,16 +49,21 @@ class MemoryKills:
         self._signals[run_id] = 0
         asyncio.get_running_loop().add_reader(event, self._signalled, run_id)
 
-    def ran_out(self, run_id: RunId) -> bool:
-        """Whether a run that has ended was out of memory. It is not watched any longer."""
+    def has_run_out(self, run_id: RunId) -> bool:
+        """Whether a run that has ended was out of memory."""
         self._signalled(run_id)
-        event, directory = self._watched.pop(run_id, (-1, Path()))
-        signals = self._signals.pop(run_id, 0)
-        if event < 0:
-            return False
-        asyncio.get_running_loop().remove_reader(event)
-        os.close(event)
-        return signals > (0 if directory.exists() else 1)
+        event, directory = self._watched.get(run_id, (-1, Path()))
+        return event >= 0 and self._signals[run_id] > (0 if directory.exists() else 1)
+
+    def ran_out(self, run_id: RunId) -> bool:
+        """Whether a run that has ended was out of memory. It is no longer watched."""
+        found = self.has_run_out(run_id)
+        event, _ = self._watched.pop(run_id, (-1, Path()))
+        self._signals.pop(run_id, 0)
+        if event >= 0:
+            asyncio.get_running_loop().remove_reader(event)
+            os.close(event)
+        return found
 
     def close(self) -> None:
         """Stop watching."""

@@ -24,7 +24,7 @@ from shoal.runtimes.container.api import EngineApi
 log = logging.getLogger(__name__)
 
 #: A run has ended, and its last output is waited for at most this long.
-_DRAIN_SECONDS = 10.0
+DRAIN_SECONDS = 10.0
 
 
 class OutputCopies:
@@ -46,7 +46,7 @@ class OutputCopies:
     async def finish(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy what is left of a run that has ended. Output that the engine does not give in time is lost."""
         self.begin(api, run_id, workload_id, container_id)
-        _, late = await asyncio.wait({self._tasks.pop(run_id)}, timeout=_DRAIN_SECONDS)
+        _, late = await asyncio.wait({self._tasks.pop(run_id)}, timeout=DRAIN_SECONDS)
         for task in late:
             log.warning("run %s: the engine does not end the stream of its output", run_id)
             task.cancel()
@@ -56,7 +56,7 @@ class OutputCopies:
         try:
             skip = await asyncio.to_thread(_begin, directory, run_id, writer)
             async for stream, data in api.logs(container_id, follow=True, timestamps=True):
-                at_ms, text = _split_time(data)
+                at_ms, text = split_time(data)
                 if skip:
                     text, skip = text[skip:], max(0, skip - len(text))
                 if text:
@@ -75,7 +75,7 @@ def _begin(directory: Path, run_id: RunId, writer: log_files.LogWriter) -> int:
     return printed or 0
 
 
-def _split_time(data: bytes) -> tuple[int | None, bytes]:
+def split_time(data: bytes) -> tuple[int | None, bytes]:
     """A line of the engine as its time and its text. Podman tells whole seconds, for which the present is better."""
     stamp, found, text = data.partition(b" ")
     if not found:

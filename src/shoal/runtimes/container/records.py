@@ -1,8 +1,8 @@
-"""What the agent remembers of container runs: one small file per run, until the run is forgotten.
+"""What the agent remembers of runs in an engine: one small file per run, until the run is forgotten.
 
 The engine knows a container only while it exists. An ended run, and one whose container somebody else removed, is known
-from here. Owned by `shoal.runtimes.container.runtime`. Calls block, and raise `UnavailableError` for a disk that does
-not take or give what it should.
+from here. Owned by the container and the compose runtime. Calls block, and raise `UnavailableError` for a disk that
+does not take or give what it should.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from shoal.core.clock import from_epoch_ms
 from shoal.core.durable import replace_file
@@ -36,6 +37,22 @@ class RunEnd:
     ended_at_ms: int = 0
     out_of_memory: bool = False
 
+    @property
+    def exit(self) -> Exit:
+        """As the agent is told."""
+        return Exit(
+            code=self.code,
+            signal=self.signal,
+            unknown=self.unknown,
+            ended_at=from_epoch_ms(self.ended_at_ms),
+            out_of_memory=self.out_of_memory,
+        )
+
+
+def groups_of(pid: int) -> tuple[str, ...]:
+    """The directories of the groups that a process is in, except the topmost."""
+    return tuple(str(place.directory) for place in read_memberships(pid=pid) if pid and place.directory != place.top)
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerRun:
@@ -56,11 +73,7 @@ class ContainerRun:
     @property
     def cgroups(self) -> tuple[str, ...]:
         """The directories of its groups, while it runs."""
-        return tuple(
-            str(place.directory)
-            for place in read_memberships(pid=self.pid)
-            if self.pid and place.directory != place.top
-        )
+        return groups_of(self.pid)
 
     @property
     def info(self) -> RunInfo:
@@ -72,43 +85,51 @@ class ContainerRun:
             phase=RunPhase.RUNNING if end is None else RunPhase.ENDED,
             started_at=from_epoch_ms(self.started_at_ms),
             pid=self.pid,
-            exit=None
-            if end is None
-            else Exit(
-                code=end.code,
-                signal=end.signal,
-                unknown=end.unknown,
-                ended_at=from_epoch_ms(end.ended_at_ms),
-                out_of_memory=end.out_of_memory,
-            ),
+            exit=None if end is None else end.exit,
             ports=self.ports,
             last_output=self.last_output,
             ended_by=self.ended_by if end is not None else "",
         )
 
 
-class RunRecords:
+class StoredRun(Protocol):
+    """What all records of runs have."""
+
+    @property
+    def run_id(self) -> RunId:
+        """Its name."""
+        ...
+
+
+R = TypeVar("R", bound=StoredRun)
+
+
+class RunRecords(Generic[R]):
     """Every run that was not forgotten, in memory and on disk."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, parse: Callable[[bytes], R]) -> None:
+        """`parse` reads a stored run; it raises ValueError for anything else."""
         self._directory = directory
-        self.runs: dict[RunId, ContainerRun] = {}
+        self._parse = parse
+        self.runs: dict[RunId, R] = {}
 
     def load(self) -> None:
         """Read what an earlier agent wrote. A damaged file is left alone: its container, if there is one, says more."""
         make_private_directory(self._directory)
         for path in sorted(self._directory.glob("*.json")):
             try:
-                run = run_from_json(path.read_bytes())
+                run = self._parse(path.read_bytes())
             except (OSError, ValueError) as error:
-                log.warning("the record %s of a container run cannot be read: %s", path.name, error)
+                log.warning("the record %s of a run cannot be read: %s", path.name, error)
             else:
                 self.runs[run.run_id] = run
 
-    def put(self, run: ContainerRun) -> None:
+    def put(self, run: R) -> None:
         """Store a run."""
         try:
-            replace_file(self._directory / f"{run.run_id}.json", json.dumps(dataclasses.asdict(run)).encode())
+            replace_file(
+                self._directory / f"{run.run_id}.json", json.dumps(dataclasses.asdict(cast("Any", run))).encode()
+            )
         except OSError as error:
             raise UnavailableError(f"run {run.run_id} cannot be written down: {error}") from error
         self.runs[run.run_id] = run

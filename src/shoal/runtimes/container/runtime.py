@@ -15,7 +15,6 @@ import logging
 import resource
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,19 @@ from shoal.core.errors import (
 )
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import Signal, TaskScope
+from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, FailureReason, Usage, WorkloadType
 from shoal.runtimes import log_files
-from shoal.runtimes.base import RunError, RunInfo, RunRequest, spec_of
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
 from shoal.runtimes.container import failures, images
 from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.creating import Owner, RunLabels, create_body, read_labels
+from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.output import OutputCopies
-from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords
+from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, run_from_json
+from shoal.runtimes.container.states import end_of, has_started, is_running, millis
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter
 
@@ -53,9 +55,6 @@ _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _HEALTH_SECONDS = 5.0
 _LAST_OUTPUT_BYTES = 4096
-#: Exit codes from here on stand for a signal, by the convention of shells and engines.
-_SIGNAL_BASE = 128
-_HIGHEST_SIGNAL = 64
 
 Connect = Callable[[], Awaitable[EngineApi]]
 
@@ -72,7 +71,7 @@ class ContainerRuntime:
         self._connect = connect
         self._allow_privileged = allow_privileged
         self._workloads = data_dir / "workloads"
-        self._records = RunRecords(data_dir / "containers")
+        self._records = RunRecords(data_dir / "containers", run_from_json)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._api: EngineApi | None = None
@@ -124,7 +123,7 @@ class ContainerRuntime:
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
-        spec = _checked(request)
+        spec = checked_spec(request, ContainerSpec)
         lock = self._starting.setdefault(request.workload_id, asyncio.Lock())
         async with lock:
             known = self._records.runs.get(request.run_id)
@@ -238,6 +237,13 @@ class ContainerRuntime:
         except (TimeoutError, EngineError):
             return False
 
+    async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
+        """Run a command inside the container of a run."""
+        run = self._records.runs.get(run_id)
+        if run is None or run.end is not None:
+            raise PreconditionError(f"run {run_id!r} does not run")
+        return await start_command(self._engine(), run.container_id, command, self._clock)
+
     # --- starting -----------------------------------------------------------------------------------------
 
     async def _make_room(self, api: EngineApi, request: RunRequest) -> None:
@@ -254,7 +260,7 @@ class ContainerRuntime:
                 transient=True,
                 hint=f"remove it, or give it another name: it has the id {str(found.get('Id'))[:12]}",
             )
-        if _has_started(found):
+        if has_started(found):
             await self._adopt(api, found)
         else:
             await api.remove(str(found["Id"]))
@@ -289,7 +295,7 @@ class ContainerRuntime:
         if run is None:
             run = await self._put(_run_of(labels, found))
         if run.end is None:
-            if _is_running(found):
+            if is_running(found):
                 self._memory.watch(run.run_id, run.pid)
                 self._output.begin(api, run.run_id, run.workload_id, run.container_id)
             else:
@@ -343,7 +349,7 @@ class ContainerRuntime:
 
     async def _look_at(self, api: EngineApi, run: ContainerRun) -> None:
         found = await api.container(run.container_id)
-        if found is None or not _is_running(found):
+        if found is None or not is_running(found):
             await self._end(api, run, found)
 
     async def _end(self, api: EngineApi, run: ContainerRun, found: dict[str, Any] | None) -> None:
@@ -364,15 +370,7 @@ class ContainerRuntime:
         out_of_memory = self._memory.ran_out(run.run_id)
         if found is None:
             return RunEnd(unknown=True, ended_at_ms=epoch_ms(self._clock.wall()), out_of_memory=out_of_memory)
-        state = found["State"]
-        status = int(state.get("ExitCode") or 0)
-        by_signal = _SIGNAL_BASE < status <= _SIGNAL_BASE + _HIGHEST_SIGNAL
-        return RunEnd(
-            code=0 if by_signal else status,
-            signal=status - _SIGNAL_BASE if by_signal else 0,
-            ended_at_ms=_millis(state.get("FinishedAt")) or epoch_ms(self._clock.wall()),
-            out_of_memory=out_of_memory or bool(state.get("OOMKilled")),
-        )
+        return end_of(found["State"], epoch_ms(self._clock.wall()), out_of_memory=out_of_memory)
 
     async def _last_output(self, api: EngineApi, run: ContainerRun, *, is_there: bool) -> str:
         if is_there:
@@ -429,44 +427,15 @@ class ContainerRuntime:
         return run
 
 
-def _checked(request: RunRequest) -> ContainerSpec:
-    problems = [
-        problem(name, value, IDENTIFIER_RULE)
-        for name, value in (("run_id", request.run_id), ("workload_id", request.workload_id))
-        if not is_identifier(value)
-    ]
-    if problems:
-        raise InvalidError(problems)
-    return spec_of(request, ContainerSpec)
-
-
 def _run_of(labels: RunLabels, found: dict[str, Any]) -> ContainerRun:
     state = found["State"]
     return ContainerRun(
         run_id=labels.run_id,
         workload_id=labels.workload_id,
         container_id=str(found["Id"]),
-        started_at_ms=_millis(state.get("StartedAt")),
+        started_at_ms=millis(state.get("StartedAt")),
         pid=int(state.get("Pid") or 0),
         stop_signal=labels.stop_signal,
         grace=labels.grace,
         ports=labels.ports,
     )
-
-
-def _is_running(found: dict[str, Any]) -> bool:
-    return bool(found["State"].get("Running") or found["State"].get("Paused") or found["State"].get("Restarting"))
-
-
-def _has_started(found: dict[str, Any]) -> bool:
-    return _millis(found["State"].get("StartedAt")) > 0
-
-
-def _millis(text: object) -> int:
-    """An engine's time as milliseconds; 0 for its zero, which is in the year 1."""
-    if not isinstance(text, str) or text.startswith("0001-"):
-        return 0
-    try:
-        return epoch_ms(datetime.fromisoformat(text))
-    except ValueError:
-        return 0

@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import pwd
 import resource
 import signal
+import termios
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
@@ -66,6 +68,8 @@ class Launch:
     cgroup_entrances: tuple[str, ...] = ()
     #: Die when the parent dies: the watchdog if there is one, else the keeper.
     die_with_parent: bool = False
+    #: Its input is a terminal, which becomes that of its session.
+    terminal: bool = False
 
 
 @dataclass(slots=True)
@@ -240,11 +244,20 @@ def _run_watchdog(
 
 def _run_child(launch: Launch, defaults: ChildDefaults, *, parent: int, gate: int, report: int) -> NoReturn:
     """Never returns: whatever happens, the copy of the keeper that a child is must not go on as one."""
-    stage = "start"
     try:
         if os.read(gate, 1) != b"g":
             os._exit(127)
-        _keep_handles(os.open(os.devnull, os.O_RDWR), launch.stdout, launch.stderr, report)
+        null = os.open(os.devnull, os.O_RDWR)
+    except OSError:
+        os._exit(127)
+    run_program(launch, defaults, stdin=null, parent=parent, report=report)
+
+
+def run_program(launch: Launch, defaults: ChildDefaults, *, stdin: int, parent: int, report: int) -> NoReturn:
+    """Become a program. Never returns: what goes wrong before is written to `report`, which exec closes."""
+    stage = "start"
+    try:
+        _keep_handles(stdin, launch.stdout, launch.stderr, report)
         report = _LAST_HANDLE
         _become(launch, defaults, parent)
         stage = "program"
@@ -281,6 +294,8 @@ def _above(handle: int) -> int:
 
 def _become(launch: Launch, defaults: ChildDefaults, parent: int) -> None:
     os.setsid()
+    if launch.terminal:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     _reset_signals()
     os.umask(0o022)
     with contextlib.suppress(OSError, ValueError):

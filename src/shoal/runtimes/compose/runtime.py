@@ -1,0 +1,500 @@
+"""The compose runtime: one compose project per run.
+
+The compose command only creates and starts; everything else goes through the engine, by the labels that every container
+of a project carries. So an agent finds its projects again, needs no secret to stop one, and never touches what is not
+its own. A run has failed once one of its services has: the others are stopped, and the agent decides what follows.
+Containers and networks go when a run ends. Volumes stay until the workload is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import shutil
+from collections.abc import AsyncIterator, Container
+from pathlib import Path
+from typing import Any
+
+from shoal.core.clock import Clock, epoch_ms
+from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
+from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
+from shoal.core.private_files import make_private_directory
+from shoal.core.tasks import TaskScope
+from shoal.model.execs import ExecCommand
+from shoal.model.logs import LogPiece, LogQuery
+from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, Usage, WorkloadType
+from shoal.runtimes import log_files
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
+from shoal.runtimes.compose.command import ComposeCommand, ComposeError, locked
+from shoal.runtimes.compose.files import write_files
+from shoal.runtimes.compose.members import PROJECT_LABEL, Member, MemberState, judge
+from shoal.runtimes.compose.output import ProjectOutput
+from shoal.runtimes.compose.project import Project, project_name, render
+from shoal.runtimes.compose.records import ComposeRun, run_from_json
+from shoal.runtimes.compose.source import Sources
+from shoal.runtimes.compose.starting import (
+    RUN_LABEL,
+    additions_for,
+    marks_for,
+    member_of,
+    read_run,
+    service_of,
+    state_of,
+)
+from shoal.runtimes.container import failures, images
+from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.connection import Connect, EngineConnection
+from shoal.runtimes.container.creating import WORKLOAD_LABEL, Owner
+from shoal.runtimes.container.exec import start_command
+from shoal.runtimes.container.memory_kills import MemoryKills
+from shoal.runtimes.container.records import RunRecords
+from shoal.runtimes.log_reading import read_logs
+from shoal.runtimes.usage import Meter, add_up
+
+log = logging.getLogger(__name__)
+
+#: Services may wait for each other, and images may be built.
+_UP_SECONDS = 600.0
+_UP = ("up", "-d")
+_KILL_SECONDS = 30.0
+_POLL_SECONDS = 0.05
+_LAST_OUTPUT_BYTES = 4096
+
+
+class ComposeRuntime:
+    """Runs workloads as compose projects. Implements `Runtime`."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        clock: Clock,
+        owner: Owner,
+        connect: Connect,
+        command: ComposeCommand,
+        allow_privileged: bool = False,
+    ) -> None:
+        """`connect` finds the engine; it is called again after the engine was lost."""
+        self._clock = clock
+        self._owner = owner
+        self._command = command
+        self._workloads = data_dir / "workloads"
+        self._projects = data_dir / "projects"
+        self._sources = Sources(self._projects, allow_privileged=allow_privileged)
+        self._records: RunRecords[ComposeRun] = RunRecords(data_dir / "compose", run_from_json)
+        self._memory = MemoryKills()
+        self._meter = Meter(clock)
+        self._scope = TaskScope("compose")
+        self._output = ProjectOutput(self._logs_of, self._scope)
+        self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
+        self._changed = asyncio.Condition()
+        #: Held while a project of the workload is started, changed or ended.
+        self._busy: dict[WorkloadId, asyncio.Lock] = {}
+        #: What was started last, to return to when an update fails. Contains secrets: in memory only.
+        self._started: dict[RunId, dict[str, Any]] = {}
+
+    @property
+    def type(self) -> WorkloadType:
+        """Compose projects."""
+        return WorkloadType.COMPOSE
+
+    # --- life of the runtime ------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
+        await asyncio.to_thread(self._records.load)
+        await asyncio.to_thread(make_private_directory, self._projects)
+        await self._connection.open(self._scope)
+
+    async def close(self) -> None:
+        """Let go of the engine. Projects go on."""
+        await self._scope.close()
+        self._memory.close()
+        await self._connection.close()
+
+    async def health(self) -> str:
+        """`healthy`, or `unhealthy: ` and why."""
+        return await self._connection.health()
+
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    async def prepare(self, request: RunRequest) -> None:
+        """Check a project, fetch its files and pull its images. Raises `RunError`; nothing that runs is touched."""
+        project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec))
+        await self._have_images(self._connection.engine(), request, project, folder)
+
+    async def start(self, request: RunRequest) -> RunInfo:
+        """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
+        spec = checked_spec(request, ComposeSpec)
+        async with self._lock(request.workload_id):
+            known = self._records.runs.get(request.run_id)
+            if known is not None:
+                return known.info
+            api = self._connection.engine()
+            left = await self._find_run(api, request.workload_id)
+            if left is not None and left.run_id == request.run_id:
+                return (await self._adopt(api, left)).info
+            project, folder = await self._sources.load(request, spec)
+            name = self._name(request.workload_id)
+            async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
+                await self._make_room(api, request, name)
+                await self._have_images(api, request, project, folder)
+                await asyncio.to_thread(write_files, folder, request.files)
+                marks = marks_for(request, spec, project, self._owner, {})
+                content = render(project, additions_for(request, self._owner, marks))
+                try:
+                    await self._compose(_UP, content, request.workload_id, folder, lock=lock)
+                except ShoalError:
+                    with contextlib.suppress(ShoalError):
+                        await self._remove_containers(api, request.workload_id)
+                    raise
+            members = await self._members(api, request.workload_id)
+            run = ComposeRun(
+                run_id=request.run_id,
+                workload_id=request.workload_id,
+                project=name,
+                folder=str(folder),
+                started_at_ms=min((each.started_at_ms for each in members), default=epoch_ms(self._clock.wall())),
+                stop_signal=f"SIG{spec.stop.signal or 'TERM'}",
+                grace=spec.stop.grace.total_seconds(),
+                members=members,
+                waves=project.stop_waves,
+                marks=marks,
+                ports=request.ports,
+                services=dict.fromkeys(project.services, "running"),
+                stop_signals=project.stop_signals,
+            )
+            self._started[run.run_id] = content
+            await self._adopt(api, run)
+        return run.info
+
+    async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
+        """Change a run in place: services whose definition changed are replaced, the others go on. Raises `RunError`.
+
+        When the new project cannot be started, the previous one is started again.
+        """
+        spec = checked_spec(request, ComposeSpec)
+        async with self._lock(request.workload_id):
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None:
+                raise PreconditionError(f"run {run_id!r} does not run")
+            project, folder = await self._sources.load(request, spec)
+            api = self._connection.engine()
+            await self._have_images(api, request, project, folder)
+            marks = marks_for(request, spec, project, self._owner, run.marks)
+            content = render(project, additions_for(request, self._owner, marks))
+            async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
+                await asyncio.to_thread(write_files, folder, request.files)
+                try:
+                    await self._compose(_UP, content, request.workload_id, folder, lock=lock)
+                except ShoalError:
+                    if run_id in self._started:
+                        with contextlib.suppress(ShoalError):
+                            await self._compose(_UP, self._started[run_id], run.workload_id, folder, lock=lock)
+                    await self._refresh(api, run)
+                    raise
+                await self._remove_containers(api, request.workload_id, keep=project.services.keys())
+            self._started[run_id] = content
+            changed = dataclasses.replace(
+                run,
+                folder=str(folder),
+                stop_signal=f"SIG{spec.stop.signal or 'TERM'}",
+                grace=spec.stop.grace.total_seconds(),
+                waves=project.stop_waves,
+                marks=marks,
+                ports=request.ports,
+                services=dict.fromkeys(project.services, "running"),
+                stop_signals=project.stop_signals,
+            )
+            changed = await self._refresh(api, changed)
+        return changed.info
+
+    async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+        """Put new contents into the files of a run. A service sees them where it mounts the directory they are in."""
+        run = self._records.runs.get(run_id)
+        if run is not None and run.folder:
+            await asyncio.to_thread(write_files, Path(run.folder), files)
+
+    async def stop(self, run_id: RunId) -> RunInfo | None:
+        """Stop the services, those that need others first, and wait for the end."""
+        run = self._records.runs.get(run_id)
+        if run is None:
+            return None
+        async with self._lock(run.workload_id):
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None:
+                return None if run is None else run.info
+            if not run.ended_by:
+                run = await self._put(dataclasses.replace(run, ended_by="stop"))
+            ended = await self._stop_and_end(self._connection.engine(), run)
+        return ended.info
+
+    async def inspect(self, run_id: RunId) -> RunInfo | None:
+        """What is known of a run."""
+        run = self._records.runs.get(run_id)
+        api = self._connection.current
+        if run is not None and run.end is None and api is not None and not self._lock(run.workload_id).locked():
+            with contextlib.suppress(UnavailableError, DeadlineError):
+                await self._look_at(api, run)
+        run = self._records.runs.get(run_id)
+        return None if run is None else run.info
+
+    async def list_runs(self) -> tuple[RunInfo, ...]:
+        """Every run that was not forgotten."""
+        return tuple(run.info for run in self._records.runs.values())
+
+    async def forget(self, run_id: RunId) -> None:
+        """Let go of an ended run. Raises `PreconditionError` for one that has not ended."""
+        run = self._records.runs.get(run_id)
+        if run is None:
+            return
+        if run.end is None:
+            raise PreconditionError(f"run {run_id!r} has not ended")
+        await asyncio.to_thread(self._records.drop, run_id)
+
+    async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
+        """Let go of everything kept for a workload; of its volumes only with `delete_data`.
+
+        Raises `PreconditionError` while a run of it has not ended.
+        """
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]
+        if any(run.end is None for run in runs):
+            raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
+        async with self._lock(workload_id):
+            is_there = await asyncio.to_thread((self._projects / workload_id).exists)
+            if runs or is_there:
+                await self._remove_project(self._connection.engine(), workload_id, delete_data=delete_data)
+            for run in runs:
+                await asyncio.to_thread(self._records.drop, run.run_id)
+            for path in (self._workloads / workload_id, self._projects / workload_id):
+                await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
+            (self._projects / f"{workload_id}.lock").unlink(missing_ok=True)
+        self._busy.pop(workload_id, None)
+
+    async def watch(self) -> AsyncIterator[RunInfo]:
+        """Each run as it ends, those that ended before first."""
+        told: set[RunId] = set()
+        while True:
+            ended = [run for run in self._records.runs.values() if run.end is not None and run.run_id not in told]
+            told = {run_id for run_id in told if run_id in self._records.runs}
+            for run in ended:
+                told.add(run.run_id)
+                yield run.info
+            if not ended:
+                async with self._changed:
+                    await self._changed.wait()
+
+    async def read_logs(self, workload_id: WorkloadId, query: LogQuery) -> AsyncIterator[LogPiece]:
+        """The output of a workload, oldest first."""
+        if not is_identifier(workload_id):
+            raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        async for piece in read_logs(self._logs_of(workload_id), workload_id, query, self._clock):
+            yield piece
+
+    async def usage(self, run_id: RunId) -> Usage | None:
+        """What the services of a run use together; None when it does not run."""
+        run = self._records.runs.get(run_id)
+        if run is None or run.end is not None:
+            return None
+        readings = [await self._meter.read(member) for member in run.members if member.pid]
+        return add_up(readings) if readings else None
+
+    async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
+        """Run a command inside a container of a named service."""
+        run = self._records.runs.get(run_id)
+        if run is None or run.end is not None:
+            raise PreconditionError(f"run {run_id!r} does not run")
+        names = run.service_names
+        wanted = command.service or (names[0] if len(names) == 1 else "")
+        member = next((each for each in run.members if each.service == wanted), None)
+        if member is None:
+            rule = f"must be one of the services {', '.join(names)}"
+            raise InvalidError([problem("service", command.service, rule)])
+        return await start_command(self._connection.engine(), member.container_id, command, self._clock)
+
+    # --- starting -----------------------------------------------------------------------------------------
+
+    async def _have_images(self, api: EngineApi, request: RunRequest, project: Project, folder: Path) -> None:
+        for image, policy in project.images:
+            await images.ensure_image(api, image, policy)
+        if project.is_built:
+            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, {})
+            content = render(project, additions_for(request, self._owner, marks))
+            await self._compose(("build",), content, request.workload_id, folder)
+
+    async def _make_room(self, api: EngineApi, request: RunRequest, name: str) -> None:
+        """Remove what an earlier start left. Raises `RunError` when the project's name belongs to somebody else."""
+        for each in await api.containers({PROJECT_LABEL: name}):
+            labels = each.get("Labels") or {}
+            if any(labels.get(key) != value for key, value in self._owner.labels.items()):
+                raise RunError(
+                    f"the project name {name} is taken by containers that are not this agent's",
+                    failure=FailureReason.RUNTIME_ERROR,
+                    transient=True,
+                    hint=f"remove them: one has the id {str(each.get('Id'))[:12]}",
+                )
+            run = self._records.runs.get(RunId(labels.get(RUN_LABEL, "")))
+            if run is not None and run.end is None:
+                raise PreconditionError(f"run {run.run_id!r} of workload {request.workload_id!r} has not ended")
+        await self._remove_containers(api, request.workload_id)
+
+    async def _compose(
+        self, words: tuple[str, ...], content: dict[str, Any], workload_id: WorkloadId, folder: Path, *, lock: int = -1
+    ) -> None:
+        engine, name = self._connection.engine().address, self._name(workload_id)
+        try:
+            await self._command.run(name, content, words, folder=folder, engine=engine, seconds=_UP_SECONDS, lock=lock)
+        except ComposeError as error:
+            verdict = failures.judge_start(EngineError(error.message, status=500))
+            raise failures.run_error(error, verdict, what="cannot start the project") from error
+
+    async def _members(self, api: EngineApi, workload_id: WorkloadId) -> tuple[Member, ...]:
+        """The containers of a workload's project, in the order of their services."""
+        found = [await api.container(str(each["Id"])) for each in await self._containers(api, workload_id)]
+        members = [member_of(each) for each in found if each is not None]
+        return tuple(sorted(members, key=lambda each: (each.service, each.number)))
+
+    async def _refresh(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
+        """Store a run with the containers that it has now."""
+        return await self._adopt(api, dataclasses.replace(run, members=await self._members(api, run.workload_id)))
+
+    async def _adopt(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
+        await self._put(run)
+        for member in run.members:
+            if member.pid:
+                self._memory.watch(RunId(member.container_id), member.pid)
+        await self._output.begin(api, run)
+        return run
+
+    # --- following the engine -----------------------------------------------------------------------------
+
+    async def _compare(self, api: EngineApi) -> None:
+        """Compare what is stored with the engine: take in what was missed, and end what has ended."""
+        for run in list(self._records.runs.values()):
+            if run.end is None and not self._lock(run.workload_id).locked():
+                await self._output.begin(api, run)
+                await self._look_at(api, run)
+        known = {run.run_id for run in self._records.runs.values()}
+        labels = [each.get("Labels") or {} for each in await api.containers(self._owner.labels)]
+        missing = {each[WORKLOAD_LABEL] for each in labels if each.get(RUN_LABEL) and each[RUN_LABEL] not in known}
+        for workload_id in map(WorkloadId, sorted(missing)):
+            if self._lock(workload_id).locked():
+                continue  # being started now
+            async with self._lock(workload_id):
+                found = await self._find_run(api, workload_id)
+                if found is not None and found.run_id not in self._records.runs:
+                    await self._adopt(api, found)
+
+    async def _find_run(self, api: EngineApi, workload_id: WorkloadId) -> ComposeRun | None:
+        """The run of a project whose record is missing. One that is not complete is left for a start to remove."""
+        labels = [each.get("Labels") or {} for each in await self._containers(api, workload_id)]
+        return read_run(labels, await self._members(api, workload_id)) if labels else None
+
+    async def _look_at(self, api: EngineApi, run: ComposeRun) -> None:
+        """Store what changed in the services of a run, and end it when it has ended or failed."""
+        async with self._lock(run.workload_id):
+            current = self._records.runs.get(run.run_id)
+            if current is None or current.end is not None:
+                return
+            verdict = judge(await self._states(api, current), current.service_names)
+            if verdict.has_failed or verdict.end is not None:
+                await self._stop_and_end(api, current)
+            elif dict(current.services) != dict(verdict.services):
+                await self._put(dataclasses.replace(current, services=verdict.services))
+
+    async def _states(self, api: EngineApi, run: ComposeRun) -> list[MemberState]:
+        listed = {str(each["Id"]): each for each in await self._containers(api, run.workload_id)}
+        states: list[MemberState] = []
+        for member in run.members:
+            seen = listed.get(member.container_id)
+            if seen is not None and seen.get("State") == "running":
+                states.append(MemberState(member, is_running=True))
+                continue
+            found = None if seen is None else await api.container(member.container_id)
+            ran_out = self._memory.has_run_out(RunId(member.container_id))
+            states.append(state_of(member, found, now_ms=epoch_ms(self._clock.wall()), out_of_memory=ran_out))
+        return states
+
+    async def _stop_and_end(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
+        """Stop what still runs, wave by wave, then store the end of the run and remove its containers."""
+        deadline = self._clock.monotonic() + run.grace
+        for wave in run.waves:
+            running = await self._running(api, run, wave)
+            for member in running:
+                await api.kill(member.container_id, run.stop_signals.get(member.service, run.stop_signal))
+            while running and self._clock.monotonic() < deadline:
+                await self._clock.sleep(min(_POLL_SECONDS, max(0.0, deadline - self._clock.monotonic())))
+                running = await self._running(api, run, wave)
+        last = self._clock.monotonic() + _KILL_SECONDS
+        while left := await self._running(api, run, run.service_names):
+            if self._clock.monotonic() > last:
+                raise DeadlineError(
+                    f"run {run.run_id!r} was killed and its containers have not ended", seconds=_KILL_SECONDS
+                )
+            for member in left:
+                await api.kill(member.container_id, "SIGKILL")
+            await self._clock.sleep(_POLL_SECONDS)
+        verdict = judge(await self._states(api, run), run.service_names)
+        await self._output.finish(api, run)
+        output = await asyncio.to_thread(
+            log_files.last_output, self._logs_of(run.workload_id), run_id=run.run_id, limit=_LAST_OUTPUT_BYTES
+        )
+        ended = dataclasses.replace(
+            run, end=verdict.end, services=verdict.services, last_output=output.decode(errors="replace")
+        )
+        await self._put(ended)
+        for member in run.members:
+            self._memory.ran_out(RunId(member.container_id))
+            self._meter.forget(RunId(member.container_id))
+        self._started.pop(run.run_id, None)
+        with contextlib.suppress(EngineError):
+            await self._remove_project(api, run.workload_id, delete_data=False)
+        return ended
+
+    async def _running(self, api: EngineApi, run: ComposeRun, services: tuple[str, ...]) -> list[Member]:
+        listed = {str(each["Id"]): each.get("State") for each in await self._containers(api, run.workload_id)}
+        return [
+            member
+            for member in run.members
+            if member.service in services and listed.get(member.container_id) in ("running", "paused")
+        ]
+
+    # --- the project in the engine ------------------------------------------------------------------------
+
+    async def _containers(self, api: EngineApi, workload_id: WorkloadId) -> list[dict[str, Any]]:
+        """The containers of a workload's project. Those of a container workload carry no run of a project."""
+        labels = {**self._owner.labels, PROJECT_LABEL: self._name(workload_id)}
+        return await api.containers(labels)
+
+    async def _remove_containers(self, api: EngineApi, workload_id: WorkloadId, *, keep: Container[str] = ()) -> None:
+        for each in await self._containers(api, workload_id):
+            if service_of(each.get("Labels") or {}) not in keep:
+                await api.remove(str(each["Id"]))
+
+    async def _remove_project(self, api: EngineApi, workload_id: WorkloadId, *, delete_data: bool) -> None:
+        await self._remove_containers(api, workload_id)
+        labels = {**self._owner.labels, WORKLOAD_LABEL: workload_id, PROJECT_LABEL: self._name(workload_id)}
+        for network in await api.networks(labels):
+            await api.remove_network(network)
+        if delete_data:
+            for volume in await api.volumes(labels):
+                await api.remove_volume(volume)
+
+    def _name(self, workload_id: WorkloadId) -> str:
+        return project_name(self._owner.name_of(workload_id))
+
+    def _lock(self, workload_id: WorkloadId) -> asyncio.Lock:
+        return self._busy.setdefault(workload_id, asyncio.Lock())
+
+    def _logs_of(self, workload_id: WorkloadId) -> Path:
+        return self._workloads / workload_id / "logs"
+
+    async def _put(self, run: ComposeRun) -> ComposeRun:
+        await asyncio.to_thread(self._records.put, run)
+        async with self._changed:
+            self._changed.notify_all()
+        return run

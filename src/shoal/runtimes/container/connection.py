@@ -1,0 +1,119 @@
+"""The connection to a container engine: found, watched, lost and found again.
+
+An engine may restart at any time. While it is away nothing is concluded about runs. Called by the runtimes whose runs
+live in an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from shoal.core.clock import Clock
+from shoal.core.errors import ShoalError, UnavailableError
+from shoal.core.tasks import Signal, TaskScope
+from shoal.runtimes.container.api import EngineApi
+
+log = logging.getLogger(__name__)
+
+#: How often everything is compared with the engine, whatever its events say.
+_COMPARE_SECONDS = 15.0
+_RECONNECT_SECONDS = 1.0
+_HEALTH_SECONDS = 5.0
+
+Connect = Callable[[], Awaitable[EngineApi]]
+Compare = Callable[[EngineApi], Awaitable[None]]
+
+
+class EngineConnection:
+    """One engine, for one runtime."""
+
+    def __init__(self, connect: Connect, compare: Compare, *, clock: Clock, labels: Mapping[str, str]) -> None:
+        """`compare` brings what is known up to date with the engine; called when a container with `labels` ends."""
+        self._connect = connect
+        self._compare = compare
+        self._clock = clock
+        self._labels = labels
+        self._api: EngineApi | None = None
+        self._problem = "the engine was not asked yet"
+        self._compare_now = Signal()
+
+    @property
+    def current(self) -> EngineApi | None:
+        """The engine, None while it is away."""
+        return self._api
+
+    def engine(self) -> EngineApi:
+        """The engine. Raises `UnavailableError` while it is away."""
+        if self._api is None:
+            raise UnavailableError(f"the container engine is away: {self._problem}")
+        return self._api
+
+    async def open(self, scope: TaskScope) -> None:
+        """Look for the engine, and keep looking. One that is down is no error."""
+        try:
+            await self._reach()
+        except ShoalError as error:
+            log.warning("the container engine cannot be used now: %s", error)
+        scope.start(self._follow(), name="follow")
+
+    async def close(self) -> None:
+        """Let go of the engine."""
+        await self._lose("closed")
+
+    async def health(self) -> str:
+        """`healthy`, or `unhealthy: ` and why."""
+        api = self._api
+        if api is None:
+            return f"unhealthy: {self._problem}"
+        try:
+            async with asyncio.timeout(_HEALTH_SECONDS):
+                await api.version()
+        except TimeoutError:
+            return "unhealthy: the container engine does not answer"
+        except ShoalError as error:
+            return f"unhealthy: {error.message}"
+        return "healthy"
+
+    async def _follow(self) -> None:
+        """Connect, compare, and compare again at every event; start over when the engine is lost."""
+        while True:
+            try:
+                api = await self._reach()
+                await self._compare(api)
+                await self._follow_events(api)
+            except ShoalError as error:
+                await self._lose(error.message)
+            await self._clock.sleep(_RECONNECT_SECONDS)
+
+    async def _follow_events(self, api: EngineApi) -> None:
+        listener = asyncio.get_running_loop().create_task(self._listen(api), name="engine events")
+        try:
+            while not listener.done():
+                await self._compare_now.wait(_COMPARE_SECONDS)
+                await self._compare(api)
+        finally:
+            listener.cancel()
+            await asyncio.wait({listener})
+
+    async def _listen(self, api: EngineApi) -> None:
+        with contextlib.suppress(ShoalError):
+            async for _event in api.events(self._labels):
+                self._compare_now.set()
+        self._compare_now.set()
+
+    async def _reach(self) -> EngineApi:
+        if self._api is None:
+            self._api = await self._connect()
+            self._problem = ""
+        return self._api
+
+    async def _lose(self, why: str) -> None:
+        api, self._api = self._api, None
+        if why != self._problem:
+            log.warning("the container engine is lost: %s", why)
+        self._problem = why
+        if api is not None:
+            await api.close()
