@@ -10,10 +10,11 @@ Called by `shoal.wire.serving` for every answer wherever callers have identities
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from shoal.model.identity import Identity, Role
@@ -254,6 +255,8 @@ FIELDS: Mapping[str, Mapping[str, Audiences]] = {
 #: Packages whose messages are Shoal's; others, such as timestamps and the health service's, hold nothing to hide.
 OWN_PACKAGES = ("persys.", "shoal.")
 
+_WORKLOAD_VIEW = "persys.control.v1.WorkloadView"
+
 _AUDIENCES = {
     Role.OPERATOR: Audience.OPERATOR,
     Role.CONTROL: Audience.CONTROL,
@@ -272,6 +275,8 @@ def disclose(answer: M, identity: Identity) -> M:
 
 def _is_open(message: Message, audience: Audience, identity: Identity) -> bool:
     """Whether the caller may see everything that is set in a message, so that it need not be copied."""
+    if _is_always_open(message.DESCRIPTOR, audience):
+        return True
     fields = _fields(message)
     if fields is None:
         return True
@@ -280,6 +285,21 @@ def _is_open(message: Message, audience: Audience, identity: Identity) -> bool:
         audience in fields.get(field.name, _NOBODY)
         and all(_is_open(each, audience, identity) for each in _messages(field, value))
         for field, value in message.ListFields()
+    )
+
+
+@functools.cache
+def _is_always_open(kind: Descriptor, audience: Audience) -> bool:
+    """Whether an audience may see every field of a kind of message, at every depth: most answers are of such a kind."""
+    if not kind.full_name.startswith(OWN_PACKAGES):
+        return True
+    if audience is Audience.AGENT and kind.full_name == _WORKLOAD_VIEW:
+        return False  # it depends on the owner
+    fields = FIELDS.get(kind.full_name, {})
+    return all(
+        audience in fields.get(field.name, _NOBODY)
+        and (field.message_type is None or _is_map(field) or _is_always_open(field.message_type, audience))
+        for field in kind.fields
     )
 
 
@@ -312,7 +332,7 @@ def _fields(message: Message) -> Mapping[str, Audiences] | None:
 
 def _audience(message: Message, audience: Audience, identity: Identity) -> Audience:
     """An agent owns the workloads that are assigned to its node."""
-    if audience is Audience.AGENT and message.DESCRIPTOR.full_name == "persys.control.v1.WorkloadView":
+    if audience is Audience.AGENT and message.DESCRIPTOR.full_name == _WORKLOAD_VIEW:
         owner: str = message.assigned_node_id  # type: ignore[attr-defined]
         return Audience.OWNER if owner == identity.name else Audience.AGENT
     return audience

@@ -2,7 +2,8 @@
 
 Commands wait in the line of their node, and nodes take turns. So a node that answers slowly or not at all fills its own
 line and delays no other node. While requests wait for a placement, fewer commands are started at once: a placement
-that was decided is durable, and its command can wait.
+that was decided is durable, and its command can wait. While there is a backlog of them, the commands of a node also
+wait for each other, because a node that gets its commands together reports on them with one heartbeat.
 
 Used by `shoal.control.workloads.dispatch` and `shoal.control.workloads.copies`.
 """
@@ -23,6 +24,11 @@ PER_NODE = 16
 #: Commands started and not answered, over all nodes: while requests wait for a placement, and while none does.
 FEW = 8
 MANY = 256
+#: While there is a backlog of placements, the commands of a node wait until there are so many, or for so many seconds.
+TOGETHER = 8
+HOLD_SECONDS = 5.0
+#: Seconds between two looks at the nodes whose commands wait for each other.
+HOLD_LOOK_SECONDS = 0.1
 #: After so many seconds without an answer a command no longer counts against `FEW` or `MANY`, and its node is late.
 LATE_SECONDS = 0.1
 #: So many late nodes are remembered.
@@ -41,6 +47,8 @@ class _Line:
     in_flight: set[WorkloadId] = field(default_factory=set)
     #: Those of both for which another command was submitted meanwhile.
     again: set[WorkloadId] = field(default_factory=set)
+    #: When the oldest of those that wait was submitted, by the loop's clock.
+    since: float = 0.0
 
     @property
     def can_start(self) -> bool:
@@ -55,12 +63,21 @@ class Pump:
     Args:
         scope: owns the tasks.
         is_busy: whether requests wait for a placement.
+        has_backlog: whether very many do.
         on_free: called with a workload when a command about it has ended and another one was submitted meanwhile.
     """
 
-    def __init__(self, scope: TaskScope, *, is_busy: Callable[[], bool], on_free: Callable[[WorkloadId], None]) -> None:
+    def __init__(
+        self,
+        scope: TaskScope,
+        *,
+        is_busy: Callable[[], bool],
+        has_backlog: Callable[[], bool],
+        on_free: Callable[[WorkloadId], None],
+    ) -> None:
         self._scope = scope
         self._is_busy = is_busy
+        self._has_backlog = has_backlog
         self._on_free = on_free
         self._lines: dict[NodeId, _Line] = {}
         #: The nodes with a command that can be started, in turn: those that answer, and those that are late.
@@ -68,6 +85,9 @@ class Pump:
         self._tardy: dict[NodeId, _Line] = {}
         #: Nodes whose last command was not answered in time.
         self._late: set[NodeId] = set()
+        #: The nodes whose commands wait for each other.
+        self._held: dict[NodeId, _Line] = {}
+        self._look: asyncio.TimerHandle | None = None
         self._started = 0
         self._started_tardy = 0
         self._closed = False
@@ -85,6 +105,8 @@ class Pump:
         if workload_id in line.in_flight or workload_id in line.waiting:
             line.again.add(workload_id)
             return False
+        if not line.waiting:
+            line.since = asyncio.get_running_loop().time()
         line.waiting[workload_id] = send, contextvars.copy_context()
         self._queue(line)
         self._start_some()
@@ -96,17 +118,41 @@ class Pump:
         self._lines.clear()
         self._prompt.clear()
         self._tardy.clear()
+        self._held.clear()
+        if self._look is not None:
+            self._look.cancel()
 
     def _queue(self, line: _Line) -> None:
         """Put a line where it belongs, at the end of those that wait for their turn."""
         if not line.can_start:
             return
+        if self._is_held(line):
+            self._hold(line)
+            return
+        self._held.pop(line.node_id, None)
         if line.node_id in self._late:
             self._prompt.pop(line.node_id, None)
             self._tardy.setdefault(line.node_id, line)
         else:
             self._tardy.pop(line.node_id, None)
             self._prompt.setdefault(line.node_id, line)
+
+    def _is_held(self, line: _Line) -> bool:
+        """Whether the commands of a node wait for more of them."""
+        few = len(line.waiting) < TOGETHER and not line.in_flight
+        return few and self._has_backlog() and asyncio.get_running_loop().time() - line.since < HOLD_SECONDS
+
+    def _hold(self, line: _Line) -> None:
+        self._held.setdefault(line.node_id, line)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(HOLD_LOOK_SECONDS, self._look_at_held)
+
+    def _look_at_held(self) -> None:
+        self._look = None
+        held, self._held = self._held, {}
+        for line in held.values():
+            self._queue(line)
+        self._start_some()
 
     def _start_some(self) -> None:
         """Start what may be started. A node in turn gets all of its commands, so that one heartbeat reports on them."""

@@ -94,7 +94,12 @@ class Leadership:
         self.placer = Placer(self.ledger, clock=clock, strategy=settings.strategy)
         self.contacts = Contacts(self.ledger, clock=clock, settings=settings.leases)
         self.queue = WorkQueue()
-        self.pump = Pump(self.scope, is_busy=lambda: self.placer.is_busy, on_free=self.queue.enqueue)
+        self.pump = Pump(
+            self.scope,
+            is_busy=lambda: self.placer.is_busy,
+            has_backlog=lambda: self.placer.has_backlog,
+            on_free=self.queue.enqueue,
+        )
         self.commands = CommandLog(clock=clock, entropy=entropy)
         self.pending = Pending(self.queue, self.commands, clock=clock)
         facts = WorkloadFacts(self.fleet, self.commands, self.pending, self.contacts, clock=clock)

@@ -44,6 +44,8 @@ MAX_BATCH = 1000
 #: come together. A single request is not kept waiting.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
+#: So many that wait at once are a backlog, for as long.
+BACKLOG = 128
 GATHER_SECONDS = 0.2
 
 
@@ -145,6 +147,7 @@ class Placer:
         self._wake = Signal()
         self._serial = asyncio.Lock()
         self._busy_until = 0.0
+        self._backlog_until = 0.0
         self._conflicts = 0  # batches in a row
         #: Waits for the answer in place of a caller who went away.
         self._leaving: asyncio.Future[None] | None = None
@@ -171,6 +174,11 @@ class Placer:
     def is_busy(self) -> bool:
         """Whether many wait for a place, or did a moment ago."""
         return len(self._waiting) >= BUSY_BATCH or self._clock.monotonic() < self._busy_until
+
+    @property
+    def has_backlog(self) -> bool:
+        """Whether very many wait for a place, or did a moment ago."""
+        return len(self._waiting) >= BACKLOG or self._clock.monotonic() < self._backlog_until
 
     @contextlib.asynccontextmanager
     async def exclusive(self, *, within: float | None = None) -> AsyncIterator[None]:
@@ -208,6 +216,8 @@ class Placer:
                     await self._clock.sleep(GATHER_SECONDS)
                 if len(self._waiting) >= BUSY_BATCH:
                     self._busy_until = self._clock.monotonic() + BUSY_SECONDS
+                if len(self._waiting) >= BACKLOG:
+                    self._backlog_until = self._clock.monotonic() + BUSY_SECONDS
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):

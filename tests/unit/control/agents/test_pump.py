@@ -6,7 +6,7 @@ import time
 import pytest
 
 from shoal.control.agents import pump
-from shoal.control.agents.pump import FEW, LATE_SECONDS, MANY, PER_NODE, Pump
+from shoal.control.agents.pump import FEW, HOLD_LOOK_SECONDS, HOLD_SECONDS, LATE_SECONDS, MANY, PER_NODE, TOGETHER, Pump
 from shoal.control.placement.placer import BUSY_BATCH, BUSY_SECONDS
 from shoal.core.tasks import TaskScope
 
@@ -20,7 +20,13 @@ class Commands:
         self.scope = TaskScope("commands")
         self.busy = False
         self.freed = []
-        self.pump = Pump(self.scope, is_busy=lambda: self.busy, on_free=self.freed.append)
+        self.backlog = False
+        self.pump = Pump(
+            self.scope,
+            is_busy=lambda: self.busy,
+            has_backlog=lambda: self.backlog,
+            on_free=self.freed.append,
+        )
         self.started = []
         self.ended = []
         self._answers = {}
@@ -209,3 +215,54 @@ async def test_a_request_that_changed_while_its_command_waited_is_sent_as_it_is_
     release.set()
     await kit.wait(lambda: "w1" in node.runs)
     assert told == ["2"]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# A backlog of placements
+
+
+async def test_with_a_backlog_the_commands_of_a_node_wait_for_each_other(commands):
+    commands.backlog = True
+    for number in range(TOGETHER - 1):
+        commands.submit("n1", f"w{number}")
+    await settle()
+    assert commands.started == []
+    commands.submit("n1", "last")
+    await settle()
+    assert len(commands.started) == TOGETHER
+
+
+async def test_with_a_backlog_no_command_waits_longer_than_a_few_seconds(commands):
+    commands.backlog = True
+    commands.submit("n1", "w")
+    await asyncio.sleep(HOLD_SECONDS - HOLD_LOOK_SECONDS)
+    assert commands.started == []
+    await asyncio.sleep(2 * HOLD_LOOK_SECONDS)
+    assert commands.started == [("n1", "w")]
+
+
+async def test_what_waited_for_others_starts_when_the_backlog_is_gone(commands):
+    commands.backlog = True
+    commands.submit("n1", "w")
+    commands.submit("n2", "w")
+    await settle()
+    commands.backlog = False
+    await asyncio.sleep(2 * HOLD_LOOK_SECONDS)
+    assert commands.started == [("n1", "w"), ("n2", "w")]
+
+
+async def test_a_node_that_has_commands_in_flight_gets_the_next_at_once_with_a_backlog_too(commands):
+    commands.submit("n1", "w")
+    await settle()
+    commands.backlog = True
+    commands.submit("n1", "v")
+    await settle()
+    assert commands.started == [("n1", "w"), ("n1", "v")]
+
+
+async def test_a_pump_that_is_closed_starts_nothing_that_waited_for_others(commands):
+    commands.backlog = True
+    commands.submit("n1", "w")
+    commands.pump.close()
+    await asyncio.sleep(2 * HOLD_SECONDS)
+    assert commands.started == []
