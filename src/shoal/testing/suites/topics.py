@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pyarrow as pa
@@ -59,6 +60,14 @@ class RecordsSuite(TopicsKit):
             topics.create(name, partitions=5)
         assert ensure_topic(topics, name, partitions=7).partitions == 1
         assert ensure_topic(topics, f"{name}-2", partitions=7).partitions == 7
+
+    def test_many_make_the_same_topic_at_once(self, open_topics: Callable[[], Topics], name: str) -> None:
+        opened = [open_topics() for _ in range(4)]
+        with ThreadPoolExecutor(len(opened)) as threads:
+            for number in range(5):
+                topic = f"{name}-{number}"
+                found = list(threads.map(lambda each, topic=topic: ensure_topic(each, topic, partitions=2), opened))
+                assert [each.partitions for each in found] == [2] * len(opened)
 
     @pytest.mark.parametrize("bad", ["", "a b", "../x", "a/b", "é", "x" * 300])
     def test_a_bad_name_is_refused(self, topics: Topics, bad: str) -> None:

@@ -91,8 +91,14 @@ class KafkaTopics:
             replication_factor=self._settings.replication or -1,
             config=_retention_settings(retention),
         )
-        self._administer("create", topic, lambda: self._admin.create_topics([wanted])[topic])
-        self._wait_until(lambda: self._is_usable(topic, partitions), f"topic {topic} to be there")
+        awaited = f"topic {topic} to be there"
+        try:
+            self._administer("create", topic, lambda: self._admin.create_topics([wanted])[topic])
+        except PreconditionError:
+            # Another client made it just now. The brokers may not all know it yet, and the caller is about to use it.
+            self._wait_until(lambda: self._is_usable(topic), awaited)
+            raise
+        self._wait_until(lambda: self._is_usable(topic, partitions), awaited)
         return self.describe(topic)
 
     def names(self) -> tuple[str, ...]:
@@ -342,12 +348,13 @@ class KafkaTopics:
         self._has_answered = True
         return found
 
-    def _is_usable(self, topic: str, partitions: int) -> bool:
+    def _is_usable(self, topic: str, partitions: int | None = None) -> bool:
+        """Whether every partition has a leader, and there are as many as that."""
         try:
             found = self._metadata(topic).partitions
         except (NotFoundError, UnavailableError):
             return False
-        return len(found) == partitions and all(each.leader >= 0 for each in found.values())
+        return partitions in (None, len(found)) and all(each.leader >= 0 for each in found.values())
 
     def _administer(self, doing: str, name: str, ask: Callable[[], Any]) -> Any:
         try:
