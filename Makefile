@@ -8,6 +8,10 @@ SHELL := /bin/bash
 BIN := .venv/bin
 SET_UP := pyproject.toml requirements/constraints.txt scripts/install.sh
 
+# Bytecode is kept, also in a shell that says otherwise: the tests start thousands of Python processes, and each of them
+# would compile everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help install demo test test-long check bench proto docs constraints services clean
@@ -45,10 +49,10 @@ services: .venv/.stamp-dev
 WORKERS := $(shell cores=$$(nproc); echo $$((cores < 3 ? cores + 1 : 4)))
 
 test: .venv/.stamp-dev services
-	$(BIN)/pytest tests --ignore=tests/long -n $(WORKERS) --dist=worksteal $(ARGS)
+	$(BIN)/pytest tests --ignore=tests/long -m "not long" -n $(WORKERS) --dist=worksteal $(ARGS)
 
 test-long: .venv/.stamp-dev services
-	$(BIN)/pytest tests/long --hypothesis-profile=long -n $(WORKERS) --dist=worksteal $(ARGS)
+	$(BIN)/pytest tests -m long --hypothesis-profile=long -n $(WORKERS) --dist=worksteal $(ARGS)
 
 check: .venv/.stamp-dev
 	$(BIN)/ruff format --check .

@@ -25,6 +25,7 @@ ECHO_AND_SCHEDULER = {figure.name for figure in FIGURES if figure.name.startswit
 ONCE = {figure.name for figure in FIGURES if figure.once}
 
 
+@pytest.mark.long
 async def test_every_figure_of_the_fleets_gets_a_value() -> None:
     found = {**await measure_hollow(SMALL, at_defaults=False), **await measure_agents(SMALL)}
     assert found.keys() == {figure.name for figure in FIGURES} - ECHO_AND_SCHEDULER - ONCE

@@ -37,6 +37,7 @@ def all_sound(found: dict[str, float]) -> bool:
     return all(value >= 0 and math.isfinite(value) for value in found.values())
 
 
+@pytest.mark.long
 def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measures, "_memory_peers", lambda *_: {})
     notes: list[str] = []
@@ -50,7 +51,7 @@ def test_every_figure_without_kafka_and_peers_gets_a_value(monkeypatch: pytest.M
     assert notes == ["Nexmark ran over 5,000 events."]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_through_kafka_are_timed_by_their_output(kafka_broker, tmp_path) -> None:
     try:
         LOOP.prepare()

@@ -37,6 +37,7 @@ async def test_every_figure_of_a_fleet_gets_a_value() -> None:
     assert found["heartbeat_p50"] <= found["heartbeat_p99"]
 
 
+@pytest.mark.long
 async def test_what_breaks_first_is_told() -> None:
     notes: list[str] = []
     found = await measure_more_nodes(SMALL, notes.append)
@@ -46,6 +47,7 @@ async def test_what_breaks_first_is_told() -> None:
     assert told.startswith(("6 nodes with 20 workloads each are held", "With 6 nodes with 20 workloads each"))
 
 
+@pytest.mark.long
 async def test_the_next_leader_takes_a_write() -> None:
     programs = find_programs()
     if programs is None:

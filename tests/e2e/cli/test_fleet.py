@@ -411,7 +411,14 @@ def test_up_gives_up_on_what_dies_again_and_again(start_up, tmp_path):
     assert processes_of(tmp_path / ".shoal") == []
 
 
-@pytest.mark.parametrize("words", ["", "control: Starting", "control: Ready", "node-1: Pending"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("control: Starting", "control: Ready")),
+        "node-1: Pending",
+    ],
+)
 def test_ctrl_c_while_up_starts_leaves_nothing_behind(start_up, tmp_path, words):
     up = start_up("--agents", "2")
     up.wait_for_words(words)

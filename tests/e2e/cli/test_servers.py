@@ -146,7 +146,7 @@ def test_insecure_is_warned_about_and_stays_on_this_machine(start, tmp_path):
 
 
 @pytest.mark.parametrize("role", ["control", "agent"])
-@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+@pytest.mark.parametrize("host", ["0.0.0.0", pytest.param("::", marks=pytest.mark.long)])
 def test_the_warning_says_that_every_interface_is_open(start, tmp_path, role, host):
     """What the ready file says is how this machine dials it; what people read is who else can."""
     flags = ["--insecure", "--data-dir", str(tmp_path / "a"), "--grpc-host", host, "--grpc-port", "0"]

@@ -250,12 +250,12 @@ class TestControlPlane:
 
     async def test_acknowledged_wishes_survive_kill_after_kill(self, fleet, control):
         acknowledged = []
-        for index in range(6):
+        for index in range(3):
             outcome = await insist(lambda index=index: control.apply(process(f"w{index}", revision="v1")))
             acknowledged.append(outcome)
             await fleet.kill_control()
             await fleet.start_control()
-        for index in range(6):
+        for index in range(3):
             await until_status(control, f"w{index}", "Running", revision="v1")
             assert len(processes_of(fleet, f"w{index}")) == 1
 

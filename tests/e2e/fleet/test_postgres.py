@@ -10,7 +10,8 @@ from tests.e2e.fleet.drill import life, nurse, process, until_status
 pytestmark = pytest.mark.e2e
 
 
-async def test_a_whole_life_on_postgresql_through_kills_at_the_commit(tmp_path, postgres_url):
+@pytest.mark.parametrize("point", [pytest.param("store.commit.before", marks=pytest.mark.long), "store.commit.after"])
+async def test_a_whole_life_on_postgresql_through_a_kill_at_the_commit(tmp_path, postgres_url, point):
     fleet = LocalFleet(
         tmp_path,
         agents=1,
@@ -25,12 +26,11 @@ async def test_a_whole_life_on_postgresql_through_kills_at_the_commit(tmp_path, 
         async with fleet.client() as control:
             await control.apply(process("kept", revision="v1"))
             await until_status(control, "kept", "Running")
-            for point in ("store.commit.before", "store.commit.after"):
-                await fleet.kill_control()
-                await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=kill@3"})
-                async with nurse(fleet) as deaths:
-                    await life(fleet, control, f"life-{point.replace('.', '-')}")
-                    assert deaths, f"{point} was not reached"
+            await fleet.kill_control()
+            await fleet.start_control(env={"SHOAL_FAULTS": f"{point}=kill@3"})
+            async with nurse(fleet) as deaths:
+                await life(fleet, control, "life")
+                assert deaths, f"{point} was not reached"
             view = await until_status(control, "kept", "Running")
             assert (view.generation, view.revision_id) == (1, "v1")
         assert not (tmp_path / "control" / "data" / "control.db").exists()

@@ -49,7 +49,10 @@ async def test_one_address_is_enough_to_find_the_leader(planes):
         await until_gone(control, "web")
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.long), pytest.param(signal.SIGSTOP, id="stopped")],
+)
 async def test_a_leader_that_goes_is_followed_by_agent_and_client(planes, how):
     await start_agent(planes, planes.control_address)
     async with planes.client() as control:

@@ -124,6 +124,7 @@ def is_stopped(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
+@pytest.mark.long
 async def test_a_restarted_plane_of_the_same_name_need_not_wait_for_its_own_lease(planes):
     leader = await planes.leader()
     other = "two" if leader == "one" else "one"
@@ -149,6 +150,7 @@ async def test_the_next_leader_opens_what_the_last_one_sealed(tmp_path, postgres
         await planes.close()
 
 
+@pytest.mark.long
 async def test_no_secret_is_set_that_another_leader_could_not_open(tmp_path, postgres_url):
     planes = Planes(tmp_path, postgres_url)
     try:

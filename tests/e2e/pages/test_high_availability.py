@@ -141,6 +141,7 @@ def status_of(url: str) -> int:
         return int(answer.status)
 
 
+@pytest.mark.long
 async def test_every_block_of_the_page(stage: Stage, postgres_url: str) -> None:
     page = Reader("high-availability.md", not_run=NOT_RUN)
     cast = Cast(stage, postgres_url)

@@ -119,6 +119,7 @@ async def command_directly(channel, document):
 # Operators
 
 
+@pytest.mark.long
 async def test_an_agents_certificate_is_no_operators_at_the_leader_and_at_the_follower(planes, control):
     await control.apply(process("web"))
     await until_status(control, "web", "Running")
@@ -137,6 +138,7 @@ async def test_an_agents_certificate_is_no_operators_at_the_leader_and_at_the_fo
     await until_status(control, "web", "Running")
 
 
+@pytest.mark.long
 async def test_a_cordoned_node_gets_no_new_work_until_it_is_uncordoned(planes, control):
     await planes.run_on(control, JOINED, process("stays", failover={"policy": "keep"}))
     (pid,) = processes_of(planes, "stays")
@@ -179,6 +181,7 @@ async def test_a_drain_starts_the_replacement_first_and_the_agent_refuses_new_wo
     assert (await control.get_node(DIALLED)).status == "Drained"
 
 
+@pytest.mark.long
 async def test_a_drain_starts_the_replacement_after_where_that_was_asked_for(planes, control, tmp_path):
     await planes.run_on(
         control,
@@ -194,6 +197,7 @@ async def test_a_drain_starts_the_replacement_after_where_that_was_asked_for(pla
     assert (await control.get_node(SILENT)).status == "Drained"
 
 
+@pytest.mark.long
 async def test_past_the_deadline_of_a_drain_what_has_no_other_place_goes_too(planes, control):
     await control.apply(process("pinned", **on_node(OTHER)))
     await until_status(control, "pinned", "Running")
@@ -230,6 +234,7 @@ async def test_the_work_of_a_node_that_the_operator_knows_to_be_dead_moves(plane
         assert (await control.get_workload(name)).assigned_node_id != JOINED
 
 
+@pytest.mark.long
 async def test_an_orphan_is_shown_and_left_alone_and_adopted_on_request(planes, control):
     document = process("stray")
     async with planes.channel_to_agent(control, OTHER) as channel:
@@ -258,6 +263,7 @@ async def test_an_orphan_is_shown_and_left_alone_and_adopted_on_request(planes, 
 # Faults
 
 
+@pytest.mark.long
 async def test_what_becomes_of_work_whose_agent_is_killed_is_as_its_policy_says(planes, control, tmp_path):
     after = await cursor_of(control)
     names = ("replaced", "kept", "stops", "solo")
@@ -370,6 +376,7 @@ async def test_nothing_moves_when_most_agents_vanish_at_once(planes, control):
     assert not any(event.kind == "NodeDeclaredLost" for event in await events_of(control, after))
 
 
+@pytest.mark.long
 async def test_the_next_leader_finishes_a_drain_and_keeps_what_was_acknowledged(planes, control, tmp_path):
     gate = tmp_path / "gate"
     await planes.run_on(control, OTHER, waiting_for(gate, "web", first=OTHER), process("more"))

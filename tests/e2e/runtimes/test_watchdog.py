@@ -67,11 +67,11 @@ async def passed(moment: float) -> None:
 @pytest.mark.parametrize(
     "who",
     [
-        ("agent",),
-        ("keeper",),
+        pytest.param(("agent",), marks=pytest.mark.long),
+        pytest.param(("keeper",), marks=pytest.mark.long),
         ("watchdog",),
         ("agent", "keeper"),
-        ("agent", "watchdog"),
+        pytest.param(("agent", "watchdog"), marks=pytest.mark.long),
         ("agent", "keeper", "watchdog"),
     ],
     ids="+".join,
@@ -79,7 +79,7 @@ async def passed(moment: float) -> None:
 async def test_a_run_ends_at_its_deadline_whoever_is_stopped(
     start_agent: StartAgent, data_dir: Path, stop_process, who: tuple[str, ...]
 ) -> None:
-    agent = start_agent({"run_id": "one-1", "script": DEAF, "deadline": 2.0})
+    agent = start_agent({"run_id": "one-1", "script": f"echo up; {DEAF}", "ends_once_up": 3.0})
     (record,) = read_run_records(data_dir)
     pids = {"agent": agent.pid, "keeper": keeper_of(data_dir), "watchdog": parent_of(record.pid)}
     for each in who:
@@ -105,7 +105,7 @@ async def test_an_agent_extends_deadlines_while_the_keeper_is_stopped(
     open_runtime: OpenRuntime, data_dir: Path, stop_process
 ) -> None:
     runtime = await open_runtime()
-    first = once("exec sleep 1000", seconds=2.0)
+    first = once("exec sleep 1000", seconds=4.0)
     info = await runtime.start(first)
     keeper = keeper_of(data_dir)
     stop_process(keeper)
@@ -137,7 +137,7 @@ async def test_a_deadline_that_has_passed_is_not_taken_back(
     open_runtime: OpenRuntime, data_dir: Path, stop_process
 ) -> None:
     runtime = await open_runtime()
-    request = once("exec sleep 1000", seconds=1.0)
+    request = once("exec sleep 1000", seconds=3.0)
     info = await runtime.start(request)
     stop_process(keeper_of(data_dir))
     stop_process(parent_of(info.pid))
@@ -203,7 +203,7 @@ async def test_a_watchdog_is_small(open_runtime: OpenRuntime) -> None:
 async def test_an_agent_that_cannot_open_the_table_extends_through_the_keeper(open_runtime: OpenRuntime) -> None:
     runtime = await open_runtime()
     runtime._link._close_table()  # as with a keeper of an earlier version, which has none
-    first = once("exec sleep 1000", seconds=2.0)
+    first = once("exec sleep 1000", seconds=4.0)
     info = await runtime.start(first)
     await runtime.extend_deadlines(("one-1",), in_seconds(600))
     await passed(first.deadline + 1.0)
@@ -225,4 +225,5 @@ async def test_a_keeper_that_is_late_is_noticed(open_runtime: OpenRuntime, data_
     assert runtime.lateness() >= LATE_SECONDS
     async with asyncio.timeout(60):
         while runtime.conditions():
+            await asyncio.sleep(0.1)
             await runtime.health()

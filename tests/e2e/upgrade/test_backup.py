@@ -20,7 +20,7 @@ PAGE = "backup-and-restore.md"
 SECRET_KEY = base64.b64encode(b"k" * 32).decode()
 
 
-@pytest.fixture(params=["SQLite", "PostgreSQL"])
+@pytest.fixture(params=["SQLite", pytest.param("PostgreSQL", marks=pytest.mark.long)])
 def kind(request):
     return request.param
 

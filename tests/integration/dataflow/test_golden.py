@@ -197,7 +197,9 @@ def test_one_life(live: Life, tmp_path: Path, width: int, state: str) -> None:
     assert in_topic(tmp_path) == golden()
 
 
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=() if at % 2 else pytest.mark.long) for at, each in enumerate(POINTS)]
+)
 def test_killed_twice_and_started_again_at_another_width(live: Life, tmp_path: Path, point: str) -> None:
     turns = (1, 1) if point in RARE else (3, 2)  # the later, the more there is to lose and to double
     ends = [live(width=width, fault=f"{point}=kill@{turn}") for width, turn in zip((2, 3), turns, strict=True)]

@@ -24,6 +24,8 @@ __all__ = ["kafka_broker"]
 
 ROOT = Path(__file__).parents[3]
 POINTS = [name for name in faults.POINTS if name.startswith("dataflow.")]
+#: The points that `make test` has: on both sides of what makes a checkpoint count.
+FEW = {"dataflow.prepare.after", "dataflow.commit.before", "dataflow.commit.after"}
 DEADLY = -signal.SIGKILL
 
 
@@ -35,7 +37,13 @@ def run(broker: str, checkpoints: Path, width: int, *, fault: str = "", suffix: 
     ).returncode
 
 
-@pytest.mark.parametrize("point", POINTS)
+def test_the_few_points_exist():
+    assert set(POINTS) >= FEW
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=() if each in FEW else pytest.mark.long) for each in POINTS]
+)
 def test_killed_on_kafka_and_started_again_until_it_is_done(tmp_path, kafka_broker: KafkaBroker, point):
     # One broker serves all workers, and each of them counts its folders from 0.
     broker, suffix = kafka_broker.address, f"-{SystemEntropy().token(8)}"

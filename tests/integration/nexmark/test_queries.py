@@ -31,13 +31,16 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize(("batch_rows", "parallelism", "disorder_ms"), [(7, 3, 4000), (100, 2, 0), (1000, 1, 1500)])
+@pytest.mark.parametrize(
+    ("batch_rows", "parallelism", "disorder_ms"),
+    [(7, 3, 4000), pytest.param(100, 2, 0, marks=pytest.mark.long), (1000, 1, 1500)],
+)
 def test_small_batches(folders, tmp_path, query, *, batch_rows, parallelism, disorder_ms):
     check(folders(3000, disorder_ms), tmp_path, query, batch_rows=batch_rows, parallelism=parallelism)
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_large_batches(folders, tmp_path, query, parallelism):
     check(folders(60_000, 4000, seed=2), tmp_path, query, batch_rows=50_000, parallelism=parallelism)
 
@@ -50,7 +53,7 @@ def test_single_rows(folders, tmp_path, query, parallelism, disorder_ms):
 
 
 @pytest.mark.parametrize("query", ["q5", "q7"])
-@pytest.mark.parametrize("parallelism", [1, 2, 3])
+@pytest.mark.parametrize("parallelism", [1, *(pytest.param(each, marks=pytest.mark.long) for each in (2, 3))])
 @pytest.mark.parametrize("lateness_ms", [0, 4000])
 def test_more_disorder_than_the_bound(folders, tmp_path, query, parallelism, lateness_ms):
     # Sparse rows and much disorder: of a sliding window's five some have ended, and some have not.
@@ -63,7 +66,7 @@ def test_more_disorder_than_the_bound(folders, tmp_path, query, parallelism, lat
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_rows_far_beyond_the_bound(folders, tmp_path, query, parallelism):
     folder = folders(8_000, 4000, "--late-rows", "300")
     # 50 rows are under half a minute of any query's input; the late ones are a minute late.

@@ -154,6 +154,7 @@ def test_tombstones_alone(topics: KafkaTopics, name: str, keys: list[bytes] | No
     assert KIT.values(KIT.read(topics, {where: 0}, 2)) == [None, None]
 
 
+@pytest.mark.long
 def test_a_transaction_that_took_too_long_is_fenced(kafka_broker: KafkaBroker, name: str) -> None:
     with KafkaTopics(KafkaSettings(kafka_broker.address, transaction_timeout=5.0)) as topics:
         where = topics.create(name).topic_partitions()[0]
@@ -244,7 +245,7 @@ with KafkaTopics(KafkaSettings(address)) as topics:
 """
 
 
-@pytest.mark.parametrize("others_stay", [True, False])
+@pytest.mark.parametrize("others_stay", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_member_that_was_stopped_is_refused_when_it_wakes(
     kafka_broker: KafkaBroker, topics: KafkaTopics, name: str, others_stay: bool
 ) -> None:

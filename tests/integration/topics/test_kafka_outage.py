@@ -179,6 +179,7 @@ def _works(call: Callable[[], object]) -> bool:
     return True
 
 
+@pytest.mark.long
 def test_offsets_can_be_asked_of_a_cluster_that_had_no_groups_yet(broker: PrivateBroker) -> None:
     """In a process of its own: what the client library has for administrators brought it down."""
     program = (
@@ -203,6 +204,7 @@ def test_an_address_at_which_nobody_answers_is_named():
                     ask()
 
 
+@pytest.mark.long
 def test_the_end_of_a_partition_is_not_confirmed_while_its_leader_is_away(broker: PrivateBroker) -> None:
     """Nothing comes then either, and yet there may be something: who waits for it goes on waiting."""
     settings = KafkaSettings(broker.address, patience=PATIENCE)

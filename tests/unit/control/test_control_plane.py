@@ -21,16 +21,12 @@ from shoal.testing.hollow import HollowRun
 from shoal.testing.stores import Fault
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
-from tests.unit.control.operating import wait_event
+from tests.unit.control.conftest import each_kit as kit
+from tests.unit.control.operating import ready, wait_event
+
+__all__ = ["kit"]
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
-
-
-async def ready(kit, *names, **settings):
-    nodes = [kit.node(name, **settings) for name in names]
-    for name in names:
-        await kit.wait_node(name, "Ready")
-    return nodes
 
 
 class TestApply:

@@ -16,7 +16,6 @@ from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.language.logical import Join, JoinMode, Node, walk
 from shoal.dataflow.operators.base import Operator
 from tests.unit.dataflow.execution.checkpoint_matrix import (
-    NORMAL,
     OPERATORS,
     SINKS,
     TINY,
@@ -28,7 +27,7 @@ from tests.unit.dataflow.execution.checkpoint_matrix import (
     streams,
 )
 
-#: Paces of one input, and of two. All combinations are in the long tests.
+#: Paces of one input, and of two. All combinations, and the default interval, are in the long tests.
 SINGLES = [(Pace.SLOW,), (Pace.ENDLESS,), (Pace.IDLE,), (Pace.ENDED,)]
 PAIRS = [
     (Pace.SLOW, Pace.SLOW),
@@ -41,15 +40,16 @@ PAIRS = [
 ]
 TRIPLES = [(*pair, pair[0]) for pair in PAIRS]
 PACES = {1: SINGLES, 2: PAIRS, 3: TRIPLES}
+SOME = (Pace.SLOW, Pace.ENDED)
 
 
 def combinations() -> list:
-    return [
-        params(case, paces, interval)
-        for case in OPERATORS
-        for paces in PACES[case.inputs]
-        for interval in ([TINY, NORMAL] if paces == PAIRS[0] else [TINY])
-    ]
+    """Each step over slow inputs, and over inputs of one more pace, each in its turn."""
+    found = []
+    for number, case in enumerate(OPERATORS):
+        slow, *others = PACES[case.inputs]
+        found += [params(case, slow, TINY), params(case, others[number % len(others)], TINY)]
+    return found
 
 
 @pytest.mark.parametrize(("case", "paces", "interval"), combinations())
@@ -65,7 +65,7 @@ def test_every_step_goes_on_from_its_checkpoint(tmp_path, case: Case):
     assert (first.restored, second.restored) == (None, first.checkpoints.last_number)
 
 
-@pytest.mark.parametrize("pace", Pace)
+@pytest.mark.parametrize("pace", [pytest.param(each, marks=() if each in SOME else pytest.mark.long) for each in Pace])
 @pytest.mark.parametrize(("kind", "build"), SINKS)
 def test_no_sink_stalls_under_checkpoints(tmp_path, kind, build, pace: Pace):
     (stream,) = streams([pace])
