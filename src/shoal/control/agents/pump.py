@@ -2,8 +2,8 @@
 
 Commands wait in the line of their node, and nodes take turns. So a node that answers slowly or not at all fills its own
 line and delays no other node. While requests wait for a placement, fewer commands are started at once: a placement
-that was decided is durable, and its command can wait. While there is a backlog of them, the commands of a node also
-wait for each other, because a node that gets its commands together reports on them with one heartbeat.
+that was decided is durable, and its command can wait. While there is a backlog of them, the first commands of new
+workloads also wait for each other, because a node that gets them together reports on them with one heartbeat.
 
 Used by `shoal.control.workloads.dispatch` and `shoal.control.workloads.copies`.
 """
@@ -24,9 +24,9 @@ PER_NODE = 16
 #: Commands started and not answered, over all nodes: while requests wait for a placement, and while none does.
 FEW = 8
 MANY = 256
-#: While there is a backlog of placements, the commands of a node wait until there are so many, or for so many seconds.
+#: With a backlog of placements, the commands of a node that can wait do so until there are so many, or so many seconds.
 TOGETHER = 8
-HOLD_SECONDS = 5.0
+HOLD_SECONDS = 10.0
 #: Seconds between two looks at the nodes whose commands wait for each other.
 HOLD_LOOK_SECONDS = 0.1
 #: After so many seconds without an answer a command no longer counts against `FEW` or `MANY`, and its node is late.
@@ -47,7 +47,8 @@ class _Line:
     in_flight: set[WorkloadId] = field(default_factory=set)
     #: Those of both for which another command was submitted meanwhile.
     again: set[WorkloadId] = field(default_factory=set)
-    #: When the oldest of those that wait was submitted, by the loop's clock.
+    #: Whether one of those that wait is not to wait for others, and when the oldest was submitted by the loop's clock.
+    urgent: bool = False
     since: float = 0.0
 
     @property
@@ -63,7 +64,7 @@ class Pump:
     Args:
         scope: owns the tasks.
         is_busy: whether requests wait for a placement.
-        has_backlog: whether very many do.
+        has_backlog: whether very many are being placed.
         on_free: called with a workload when a command about it has ended and another one was submitted meanwhile.
     """
 
@@ -92,8 +93,10 @@ class Pump:
         self._started_tardy = 0
         self._closed = False
 
-    def submit(self, node_id: NodeId, workload_id: WorkloadId, send: Send) -> bool:
+    def submit(self, node_id: NodeId, workload_id: WorkloadId, send: Send, *, can_wait: bool = False) -> bool:
         """Start a command in its turn. False if one about this workload is waiting or in flight at this node.
+
+        `can_wait`: with a backlog of placements it may wait for other commands of its node.
 
         The caller decides again when that one has ended: see `on_free`. A command handles its own errors.
         """
@@ -106,7 +109,8 @@ class Pump:
             line.again.add(workload_id)
             return False
         if not line.waiting:
-            line.since = asyncio.get_running_loop().time()
+            line.since, line.urgent = asyncio.get_running_loop().time(), False
+        line.urgent = line.urgent or not can_wait
         line.waiting[workload_id] = send, contextvars.copy_context()
         self._queue(line)
         self._start_some()
@@ -140,7 +144,12 @@ class Pump:
     def _is_held(self, line: _Line) -> bool:
         """Whether the commands of a node wait for more of them."""
         few = len(line.waiting) < TOGETHER and not line.in_flight
-        return few and self._has_backlog() and asyncio.get_running_loop().time() - line.since < HOLD_SECONDS
+        return (
+            few
+            and not line.urgent
+            and self._has_backlog()
+            and asyncio.get_running_loop().time() - line.since < HOLD_SECONDS
+        )
 
     def _hold(self, line: _Line) -> None:
         self._held.setdefault(line.node_id, line)
@@ -155,11 +164,11 @@ class Pump:
         self._start_some()
 
     def _start_some(self) -> None:
-        """Start what may be started. A node in turn gets all of its commands, so that one heartbeat reports on them."""
-        most = FEW if self._is_busy() else MANY
+        """Start what may be started. With a backlog a node in turn gets all of its commands, else as many as fit."""
+        most, backlog = FEW if self._is_busy() else MANY, self._has_backlog()
         while (line := self._next(most)) is not None:
             tardy = line.node_id in self._late
-            while line.can_start and self._has_room(most, tardy=tardy):
+            while line.can_start and ((backlog and not tardy) or self._has_room(most, tardy=tardy)):
                 workload_id = next(iter(line.waiting))
                 send, context = line.waiting.pop(workload_id)
                 line.in_flight.add(workload_id)

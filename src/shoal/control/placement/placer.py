@@ -44,8 +44,8 @@ MAX_BATCH = 1000
 #: come together. A single request is not kept waiting.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
-#: So many that wait at once are a backlog, for as long.
-BACKLOG = 128
+#: So many in a second are a backlog, for as long.
+BACKLOG = 256
 GATHER_SECONDS = 0.2
 
 
@@ -148,6 +148,8 @@ class Placer:
         self._serial = asyncio.Lock()
         self._busy_until = 0.0
         self._backlog_until = 0.0
+        #: When counting began, at most a second ago, and how many were taken since then.
+        self._counted_from, self._counted = 0.0, 0
         self._conflicts = 0  # batches in a row
         #: Waits for the answer in place of a caller who went away.
         self._leaving: asyncio.Future[None] | None = None
@@ -177,8 +179,16 @@ class Placer:
 
     @property
     def has_backlog(self) -> bool:
-        """Whether very many wait for a place, or did a moment ago."""
-        return len(self._waiting) >= BACKLOG or self._clock.monotonic() < self._backlog_until
+        """Whether very many are being placed, or were a moment ago."""
+        return self._clock.monotonic() < self._backlog_until
+
+    def _count(self, taken: int) -> None:
+        now = self._clock.monotonic()
+        if now - self._counted_from >= 1.0:
+            self._counted_from, self._counted = now, 0
+        self._counted += taken
+        if self._counted >= BACKLOG:
+            self._backlog_until = now + BUSY_SECONDS
 
     @contextlib.asynccontextmanager
     async def exclusive(self, *, within: float | None = None) -> AsyncIterator[None]:
@@ -216,9 +226,8 @@ class Placer:
                     await self._clock.sleep(GATHER_SECONDS)
                 if len(self._waiting) >= BUSY_BATCH:
                     self._busy_until = self._clock.monotonic() + BUSY_SECONDS
-                if len(self._waiting) >= BACKLOG:
-                    self._backlog_until = self._clock.monotonic() + BUSY_SECONDS
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                self._count(len(batch))
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):
                         await self._place_batch(batch)

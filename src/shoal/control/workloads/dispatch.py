@@ -175,7 +175,9 @@ class Dispatch:
     def _send(self, record: WorkloadRecord, send: Callable[[WorkloadRecord], Awaitable[bool]]) -> None:
         """Have a command sent to the owner. If one is in flight there, its end brings the next look."""
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
-        self._pump.submit(record.node_id, record.workload_id, partial(self._sent, record, send))
+        workload_id = record.workload_id
+        is_new = workload_id not in self._fleet.observations and self._commands.get(workload_id) is None
+        self._pump.submit(record.node_id, workload_id, partial(self._sent, record, send), can_wait=is_new)
 
     async def _sent(self, record: WorkloadRecord, send: Callable[[WorkloadRecord], Awaitable[bool]]) -> None:
         await self._attempt(record.workload_id, send(record))

@@ -31,14 +31,14 @@ class Commands:
         self.ended = []
         self._answers = {}
 
-    def submit(self, node, workload):
+    def submit(self, node, workload, *, can_wait=True):
         async def send():
             self.started.append((node, workload))
             answer = self._answers[node, workload] = asyncio.Event()
             await answer.wait()
             self.ended.append((node, workload))
 
-        return self.pump.submit(node, workload, send)
+        return self.pump.submit(node, workload, send, can_wait=can_wait)
 
     async def answer(self, node, workload):
         self._answers[node, workload].set()
@@ -232,6 +232,20 @@ async def test_with_a_backlog_the_commands_of_a_node_wait_for_each_other(command
     assert len(commands.started) == TOGETHER
 
 
+async def test_with_a_backlog_a_node_in_turn_gets_all_of_its_commands(commands, monkeypatch):
+    monkeypatch.setattr(pump, "MANY", 1)
+    commands.submit("n1", "first")
+    await settle()
+    commands.backlog = True
+    for number in range(TOGETHER):
+        commands.submit("n2", f"w{number}")
+    commands.submit("n3", "w")
+    await settle()
+    assert commands.started == [("n1", "first")]
+    await commands.answer("n1", "first")
+    assert commands.started[1:] == [("n2", f"w{number}") for number in range(TOGETHER)]
+
+
 async def test_with_a_backlog_no_command_waits_longer_than_a_few_seconds(commands):
     commands.backlog = True
     commands.submit("n1", "w")
@@ -239,6 +253,15 @@ async def test_with_a_backlog_no_command_waits_longer_than_a_few_seconds(command
     assert commands.started == []
     await asyncio.sleep(2 * HOLD_LOOK_SECONDS)
     assert commands.started == [("n1", "w")]
+
+
+async def test_a_command_that_cannot_wait_takes_the_others_of_its_node_along(commands):
+    commands.backlog = True
+    commands.submit("n1", "new")
+    commands.submit("n2", "new")
+    commands.submit("n1", "update", can_wait=False)
+    await settle()
+    assert commands.started == [("n1", "new"), ("n1", "update")]
 
 
 async def test_what_waited_for_others_starts_when_the_backlog_is_gone(commands):
