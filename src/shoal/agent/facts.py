@@ -191,6 +191,8 @@ class WorkloadState:
     hanging: str = ""
     #: When the present run is ready by its own account; counts if the spec says nothing.
     own_readiness: Readiness | None = None
+    #: The states of its services, as of the last look.
+    services: Mapping[str, str] = field(default_factory=dict)
     #: Set while the present run is to be replaced, or changed in place.
     replacement: Replacement | None = None
     #: The end of the present run, if it came while it was being changed.
@@ -233,6 +235,7 @@ class FoundRun:
     last_output: str = ""
     ended_by: str = ""
     readiness: Readiness | None = None
+    services: Mapping[str, str] = field(default_factory=dict)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -257,6 +260,7 @@ class RunStarted:
     pid: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
     readiness: Readiness | None = None
+    services: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +280,15 @@ class RunUpdated:
     pid: int = 0
     ports: Mapping[str, int] = field(default_factory=dict)
     readiness: Readiness | None = None
+    services: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServicesSeen:
+    """The states of the services of a run were looked at again."""
+
+    run_id: RunId
+    services: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,6 +422,7 @@ Event = (
     | RunStarted
     | Prepared
     | RunUpdated
+    | ServicesSeen
     | ReplaceFailed
     | StartFailed
     | StartRefused

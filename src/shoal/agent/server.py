@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor as Threads
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from shoal.agent.contact.control_client import ControlClient
 from shoal.agent.contact.registration import Registration, RegistrationState
@@ -38,7 +39,7 @@ from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope, first_of
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.identity import Identity, Role
-from shoal.model.nodes import ConditionType, Feature, HeartbeatMark, NodeSpec
+from shoal.model.nodes import ROOT_POOL, ConditionType, Feature, HeartbeatMark, NodeSpec, StoragePool
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
@@ -47,6 +48,10 @@ from shoal.wire.addresses import parse_address
 from shoal.wire.http import HttpServer, serve_http
 from shoal.wire.methods import AgentService, methods_of
 from shoal.wire.transport import Server, Service, Transport
+
+if TYPE_CHECKING:
+    # Loaded by agents that are given no runtimes.
+    from shoal.runtimes.finding import FoundRuntimes
 
 __all__ = ["CONFIG_ENV", "ENV_NAMES", "Agent", "AgentSettings", "run_agent"]
 
@@ -95,7 +100,8 @@ class Agent:
         self.entropy: Entropy = entropy or SystemEntropy()
         self.metrics = metrics or AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
         self._transport = transport
-        self._make_runtimes = runtimes or self._process_runtime
+        self._make_runtimes = runtimes or self._find_runtimes
+        self._found: FoundRuntimes | None = None
         self._ports = ports
         self._database = AgentDatabase(settings.directory, threads=database_threads)
         self._scope = TaskScope("agent")
@@ -252,7 +258,7 @@ class Agent:
         )
         self._registration = Registration(
             client=self._client,
-            spec=self._node_spec(node),
+            spec=lambda: self._node_spec(node, watch.offered_types),
             reports=watch,
             contact=self._contact,
             changed=self._changed,
@@ -302,6 +308,8 @@ class Agent:
             await self._client.close()
         if self._executor is not None:
             await self._executor.close()
+        if self._found is not None:
+            await self._found.close()
         await self._database.close()
 
     # -----------------------------------------------------------------------------------------------------
@@ -331,13 +339,14 @@ class Agent:
             data_dir=settings.directory,
         )
 
-    def _node_spec(self, node: NodeSelf) -> NodeSpec:
+    def _node_spec(self, node: NodeSelf, types: tuple[str, ...]) -> NodeSpec:
         spec = NodeSpec(
             node_id=node.node_id,
             endpoint=self.settings.endpoint(self.address, local_host=self._local_host) if self.address else "",
             capacity=node.capacity,
-            workload_types=tuple(kind.value for kind in self.executor.types),
+            workload_types=types,
             storage_drivers=("local",),
+            storage_pools=self._storage_pools(node.capacity),
             labels={"os": platform.system().lower(), "arch": platform.machine().lower(), **self.settings.all_labels},
             agent_version=self.version,
             host_id=node.host_id,
@@ -346,6 +355,10 @@ class Agent:
         )
         check(spec)
         return spec
+
+    def _storage_pools(self, capacity: Resources) -> tuple[StoragePool, ...]:
+        declared = [StoragePool(pool.name, total_gb=pool.total_gb) for pool in self.settings.pools.values()]
+        return (StoragePool(ROOT_POOL, total_gb=capacity.disk_gb), *declared) if declared else ()
 
     def _local_host(self) -> str:
         """This machine's address as the control plane sees it. Sends nothing: the kernel only looks up the route."""
@@ -367,17 +380,20 @@ class Agent:
     async def _remember_term(self, term: int) -> None:
         await self._database.write(partial(intents.put_meta, key="term", value=str(term)))
 
-    def _process_runtime(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
-        from shoal.runtimes.process import ProcessRuntime
+    def _find_runtimes(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
+        from shoal.runtimes.finding import FoundRuntimes, RuntimeSettings
 
-        runtime = ProcessRuntime(
-            settings.directory,
-            clock=self.clock,
+        known = RuntimeSettings(
+            data_dir=settings.directory,
             node_id=node_id,
+            cluster_id=settings.cluster_id,
             pass_env=settings.pass_env,
             default_user=settings.default_user,
+            allow_privileged=settings.allow_privileged,
+            pools={pool.name: pool.path for pool in settings.pools.values()},
         )
-        return {WorkloadType.PROCESS: runtime}
+        self._found = FoundRuntimes(known, clock=self.clock, wanted=settings.wanted_runtimes)
+        return self._found.find()
 
     # -----------------------------------------------------------------------------------------------------
     # Health

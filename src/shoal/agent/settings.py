@@ -15,12 +15,12 @@ from typing import Annotated
 
 from shoal.agent.node.probes import MEMORY_RULE, parse_memory
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
+from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE, is_identifier
 from shoal.core.shape import Check, MaxLength, OneOf, Pattern, Range
-from shoal.model.nodes import LABEL_KEY, LABEL_VALUE
+from shoal.model.nodes import LABEL_KEY, LABEL_VALUE, ROOT_POOL
 from shoal.model.resources import MAX_DISK_GB, MAX_SLOTS
 from shoal.model.trust import parse_token
-from shoal.model.workloads import USER_PATTERN, USER_RULE, EnvName
+from shoal.model.workloads import USER_PATTERN, USER_RULE, EnvName, WorkloadType
 from shoal.wire.access import LOOPBACK, Access
 from shoal.wire.addresses import Address, parse_address
 
@@ -60,11 +60,45 @@ ENV_NAMES: Mapping[str, tuple[str, ...]] = {
     "slots": ("SHOAL_AGENT_SLOTS",),
     "pass_env": ("SHOAL_AGENT_PASS_ENV",),
     "default_user": ("SHOAL_AGENT_DEFAULT_USER",),
+    "runtimes": ("SHOAL_AGENT_RUNTIMES",),
+    "allow_privileged": ("SHOAL_AGENT_ALLOW_PRIVILEGED",),
+    "storage_pools": ("SHOAL_AGENT_STORAGE_POOLS",),
     "cpu": ("SHOAL_AGENT_CPU",),
     "memory": ("SHOAL_AGENT_MEMORY",),
     "version": ("PERSYS_VERSION",),
     "log_level": ("PERSYS_LOG_LEVEL",),
 }
+
+
+POOL_RULE = "must be name=path:GB, as fast=/srv/fast:200"
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A directory of this machine for disks and volumes, and how much of it may be reserved."""
+
+    name: str
+    path: Path
+    total_gb: int
+
+
+def parse_pool(text: str) -> Pool:
+    """A storage pool as name=path:GB. Raises `ValueError`."""
+    name, _, rest = text.partition("=")
+    path, _, size = rest.rpartition(":")
+    if not is_identifier(name) or not path.startswith("/") or not (size.isascii() and size.isdigit()):
+        raise ValueError(POOL_RULE)
+    if not 0 < int(size[:20]) <= MAX_DISK_GB:
+        raise ValueError(f"the size of a pool must be between 1 and {MAX_DISK_GB:,} GB")
+    return Pool(name, Path(path), int(size))
+
+
+def _is_pool(text: str) -> str | None:
+    try:
+        parse_pool(text)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _is_memory(text: str) -> str | None:
@@ -131,6 +165,16 @@ class AgentSettings:
     pass_env: Annotated[tuple[EnvName, ...], MaxLength(64)] = ()
     #: Who runs workloads that name no user. Empty: the user of the agent.
     default_user: Annotated[str, Pattern(USER_PATTERN, USER_RULE, allow_empty=True)] = ""
+    #: The kinds of workload to run here. Empty: all that this machine can run.
+    runtimes: Annotated[
+        tuple[Annotated[str, OneOf(tuple(kind.value for kind in WorkloadType))], ...], MaxLength(4)
+    ] = ()
+    #: Run containers that ask for all rights on this machine.
+    allow_privileged: bool = False
+    #: Directories for disks and volumes, as name=path:GB.
+    storage_pools: Annotated[
+        tuple[Annotated[str, MaxLength(4096), Check(_is_pool, POOL_RULE)], ...], MaxLength(64)
+    ] = ()
     #: What is registered and shown as the agent's version. Empty: the package's.
     version: Annotated[str, MaxLength(128)] = ""
     #: debug, info, warning or error; empty: as for every command.
@@ -149,6 +193,11 @@ class AgentSettings:
         yield from self._access_problems(prefix)
         for name, host in (("grpc_host", self.grpc_host or LOOPBACK), ("http_host", self.http_host)):
             yield from _address_problems(f"{_bracketed(host)}:0", f"{prefix}{name}", listening=True)
+        names = [text.partition("=")[0] for text in self.storage_pools]
+        if len(set(names)) < len(names):
+            yield problem(f"{prefix}storage_pools", ", ".join(names), "must not have two pools of one name")
+        if ROOT_POOL in names:
+            yield problem(f"{prefix}storage_pools", ROOT_POOL, "is the name of the node's own disk; choose another")
         if self.advertise:
             yield from _address_problems(_with_port(self.advertise, AGENT_PORT), f"{prefix}advertise")
 
@@ -219,6 +268,16 @@ class AgentSettings:
     def http_address(self) -> str | None:
         """Where to serve HTTP; None: nowhere."""
         return f"{_bracketed(self.http_host)}:{self.http_port}" if self.http_port is not None else None
+
+    @property
+    def wanted_runtimes(self) -> tuple[WorkloadType, ...]:
+        """The kinds of workload that were asked for; none: all that there are."""
+        return tuple(WorkloadType(word) for word in self.runtimes)
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        """The storage pools by name."""
+        return {pool.name: pool for pool in map(parse_pool, self.storage_pools)}
 
     @property
     def memory_mb(self) -> int | None:

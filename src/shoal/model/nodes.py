@@ -86,6 +86,10 @@ class HeartbeatMark:
         return first is not None and self.session == first.session and self.sequence < first.sequence
 
 
+#: The pool that stands for the node's own disk.
+ROOT_POOL = "root"
+
+
 @dataclass(frozen=True, slots=True)
 class StoragePool:
     """A place for disks."""
@@ -137,6 +141,7 @@ class ConditionType(enum.StrEnum):
     DISK_PRESSURE = "DiskPressure"  # its disk is nearly full: no new work goes there
     KEEPER_LATE = "KeeperLate"  # the process that owns its workloads does not answer in time
     ORPHANED_PROCESSES = "OrphanedProcesses"  # processes of workloads run there that no record explains
+    RUNTIME_UNAVAILABLE = "RuntimeUnavailable"  # one of its runtimes is down: its kind of workload is not offered
     RUNS_AS_ROOT = "RunsAsRoot"  # workloads that name no user run as root
 
 

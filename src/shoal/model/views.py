@@ -66,6 +66,15 @@ class WorkloadView:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolView:
+    """A storage pool of a node, and what is not reserved of it."""
+
+    name: str
+    total_gb: int = 0
+    available_gb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     """A node: what it has, what is free, and whether it is heard of."""
 
@@ -81,6 +90,7 @@ class NodeView:
     available: Resources = Resources()
     supported_workload_types: tuple[str, ...] = ()
     storage_drivers: tuple[str, ...] = ()
+    storage_pools: tuple[PoolView, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     host_id: str = ""
     #: The last letters of the session, enough to tell two apart and no more.

@@ -17,7 +17,7 @@ from shoal.core.errors import InternalError, Problem, problem
 from shoal.core.ids import GroupId, NodeId, WorkloadId
 from shoal.core.shape import MaxLength, OneOf, Range
 from shoal.model.nodes import CONSTRAINT_KEY, LABEL_KEY, LABEL_VALUE
-from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, Resources
+from shoal.model.resources import MAX_CPU_MILLICORES, MAX_DISK_GB, MAX_MEMORY_MB, MAX_SLOTS, PoolShare, Resources
 from shoal.model.spec_parts import (
     MAX_DURATION,
     USER_PATTERN,
@@ -262,6 +262,7 @@ class WorkloadSpec:
             asked.memory_mb or (vm.memory_mb if vm is not None else 0),
             asked.disk_gb,
             self.slots,
+            tuple(PoolShare(name, gb) for name, gb in sorted(self.body.pool_gb.items())),
         )
 
     @property
@@ -465,6 +466,8 @@ class RunStatus:
     next_restart_at: datetime | None = None
     spec_sha256: bytes = b""
     usage: Usage | None = None
+    #: The state of each service of a compose project.
+    services: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

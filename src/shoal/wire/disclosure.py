@@ -73,7 +73,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         "total_cpu_cores available_cpu_cores total_memory_mb available_memory_mb supported_workload_types "
         "labels total_slots available_slots host_id session agent_version features clock_skew_ms "
         "total_disk_gb available_disk_gb usage workload_count lease_expires_at orphans cluster_id "
-        "storage_drivers wish wish_updated_at drain_deadline leaving failover conditions",
+        "storage_drivers wish wish_updated_at drain_deadline leaving failover conditions storage_pools",
     },
     "shoal.v1.NodeCondition": {_OPERATOR: "type message since_ms"},
     "persys.control.v1.NodeUsage": {
@@ -171,7 +171,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         _NOBODY: "cpu_total_millicores memory_total_mb storage_pools supported_workload_types "
         "supported_storage_drivers",
     },
-    "persys.control.v1.StoragePool": {_NOBODY: "name type total_gb"},
+    "persys.control.v1.StoragePool": {_OPERATOR: "name type total_gb available_gb"},
     "persys.control.v1.HeartbeatRequest": {
         _NOBODY: "node_id usage workload_statuses timestamp workload_usage session sequence conditions",
     },

@@ -24,7 +24,7 @@ CONTROL = {
     "NodeCapabilities": """
         1 cpu_total_millicores int64, 2 memory_total_mb int64, 3 storage_pools StoragePool*,
         4 supported_workload_types string*, 5 supported_storage_drivers string*""",
-    "StoragePool": "1 name string, 2 type string, 3 total_gb int64",
+    "StoragePool": "1 name string, 2 type string, 3 total_gb int64, 100 available_gb int64",
     "RegisterNodeResponse": """
         1 accepted bool, 2 reason string, 3 heartbeat_interval_seconds int32, 4 lease_expires_at Timestamp,
         100 session string, 101 heartbeat_interval_ms int64, 102 lease_ms int64""",
@@ -101,7 +101,7 @@ CONTROL = {
         108 available_disk_gb int64, 109 usage NodeUsage, 110 workload_count int32, 111 lease_expires_at Timestamp,
         112 orphans string*, 113 cluster_id string, 114 storage_drivers string*,
         115 wish string, 116 wish_updated_at Timestamp, 117 drain_deadline Timestamp, 118 leaving int32,
-        119 failover string, 120 conditions NodeCondition*""",
+        119 failover string, 120 conditions NodeCondition*, 121 storage_pools StoragePool*""",
     "WorkloadView": """
         1 workload_id string, 2 type string, 3 desired_state string, 4 status string, 5 assigned_node_id string,
         6 revision_id string, 7 retry_attempts int32, 8 retry_max_attempts int32, 9 retry_next_at Timestamp,

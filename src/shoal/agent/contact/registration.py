@@ -136,7 +136,7 @@ class Registration:
         self,
         *,
         client: ControlClient,
-        spec: NodeSpec,
+        spec: Callable[[], NodeSpec],
         reports: Reports,
         contact: Contact,
         changed: Signal,
@@ -152,7 +152,9 @@ class Registration:
         self.reason = "not reached yet"
         self.rhythm = Rhythm()
         self._client = client
-        self._spec = spec
+        self._spec_now = spec
+        #: What was registered last.
+        self._spec = spec()
         self._reports = reports
         self._contact = contact
         self._changed = changed
@@ -263,6 +265,9 @@ class Registration:
             if self._unconfirmed and self._client.has_others:
                 self._unconfirmed = False
                 await self._client.use_next()
+            if self._spec_now() != self._spec:
+                log.info("what this node can run has changed: it registers again")
+                await self._register()
             sent_at = self._clock.monotonic()
             await self._try_heartbeat(sent_at)
 
@@ -335,6 +340,7 @@ class Registration:
             log.info("the control plane was not told that workloads were stopped: %s", error)
 
     async def _register(self) -> None:
+        self._spec = self._spec_now()
         request = convert.node_spec_to_proto(
             self._spec,
             timestamp=self._clock.wall(),

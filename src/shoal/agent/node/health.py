@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 LOOK_EVERY = 5.0
 HEALTHY = "healthy"
+#: After so many bad looks in a row a runtime is not offered.
+BAD_LOOKS = 2
 
 
 class NodeWatch:
@@ -64,6 +66,8 @@ class NodeWatch:
         self._readings: dict[str, Reading] = {name: Reading() for name in probes}
         self._usages: dict[WorkloadId, Usage] = {}
         self._runtimes: dict[str, str] = {kind.value: "unhealthy: not looked at yet" for kind in executor.types}
+        #: Looks in a row at which each runtime was not healthy.
+        self._bad_looks: dict[str, int] = {}
 
     async def run(self) -> None:
         """Look again and again; the first look is the caller's."""
@@ -73,7 +77,8 @@ class NodeWatch:
 
     async def look(self) -> None:
         """Ask every runtime how it is, and measure."""
-        self._runtimes = await self._executor.health()
+        self._note_runtimes(await self._executor.health())
+        await self._executor.look_at_services()
         self._readings = {name: probe.read() for name, probe in self._probes.items()}
         if self._database.trouble:
             # Nobody may write for a long time: see by oneself whether the disk takes writes again.
@@ -88,9 +93,30 @@ class NodeWatch:
             {
                 **self._standing,
                 **self._executor.conditions(),
+                **self._find_missing_runtimes(),
                 **({ConditionType.DISK_PRESSURE: pressure} if pressure else {}),
             }
         )
+
+    def _note_runtimes(self, found: dict[str, str]) -> None:
+        """Keep how each runtime is. One that is down at two looks in a row is not offered until it is well again."""
+        before, first = self.offered_types, not self._bad_looks
+        self._runtimes = found
+        self._bad_looks = {
+            kind: 0 if words == HEALTHY else BAD_LOOKS if first else self._bad_looks.get(kind, 0) + 1
+            for kind, words in found.items()
+        }
+        if self.offered_types != before:
+            self._changed()
+
+    @property
+    def offered_types(self) -> tuple[str, ...]:
+        """The kinds of workload that can run here now."""
+        return tuple(kind.value for kind in self._executor.types if self._bad_looks.get(kind.value, 0) < BAD_LOOKS)
+
+    def _find_missing_runtimes(self) -> dict[ConditionType, str]:
+        missing = [f"{kind} is {words}" for kind, words in self._runtimes.items() if words != HEALTHY]
+        return {ConditionType.RUNTIME_UNAVAILABLE: "; ".join(missing)} if missing else {}
 
     def _find_disk_pressure(self) -> str:
         if self._database.full:

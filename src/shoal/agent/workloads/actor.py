@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shoal.agent.facts import (
+    RUNNING_STAGES,
     BecameReady,
     BecameUnready,
     ConfirmOwnership,
@@ -66,6 +67,7 @@ from shoal.agent.store.action_log import Action, ActionStatus, ActionType
 from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.vault import Vault
 from shoal.agent.workloads import readiness
+from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.ports import PortBook
@@ -85,6 +87,7 @@ from shoal.model.workloads import (
     FailureReason,
     Liveness,
     Readiness,
+    RunState,
     RunStatus,
     WorkloadType,
 )
@@ -163,6 +166,9 @@ class WorkloadActor:
     def status(self) -> RunStatus:
         """What is reported of it."""
         status = status_of(self.state)
+        if isinstance(self._runtime, AbsentRuntime) and self.state.stage in RUNNING_STAGES:
+            message = f"{self._runtime.reason}: whether it runs is not known"
+            status = replace(status, state=RunState.UNKNOWN, ready=False, message=message)
         words = "; ".join(each for each in (status.message, self._trouble, self._warning) if each)
         return replace(status, message=words) if words != status.message else status
 
@@ -377,7 +383,7 @@ class WorkloadActor:
         except RunError as error:
             event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
         if isinstance(event, RunInfo):
-            self.post(RunStarted(run_id, event.started_at, event.pid, event.ports, event.readiness))
+            self.post(RunStarted(run_id, event.started_at, event.pid, event.ports, event.readiness, event.services))
             if event.phase is RunPhase.ENDED:
                 self.post(ended(event))
         else:
@@ -455,7 +461,7 @@ class WorkloadActor:
         except (ShoalError, OSError) as error:
             self.post(_replace_failed(run_id, sha256, error))
             return
-        self.post(RunUpdated(run_id, sha256, info.pid, info.ports, info.readiness))
+        self.post(RunUpdated(run_id, sha256, info.pid, info.ports, info.readiness, info.services))
         if info.phase is RunPhase.ENDED:
             self.post(ended(info))
 

@@ -25,6 +25,7 @@ from shoal.agent.facts import (
     Intent,
     Moment,
     RunRules,
+    ServicesSeen,
     Stage,
     WorkloadState,
     new_run_id,
@@ -35,6 +36,7 @@ from shoal.agent.store.action_log import Action, ActionQuery, ActionStatus
 from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.intents import StoredWorkload
 from shoal.agent.store.vault import Vault
+from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor, ended
 from shoal.agent.workloads.admission import ApplyCommand, DeleteCommand, rules_of
 from shoal.agent.workloads.certificates import WorkloadCertificates
@@ -108,7 +110,9 @@ class Executor:
         self.node = node
         self.roster = Roster()
         self._database = database
-        self._runtimes = runtimes
+        #: Kinds without a runtime have a stand-in: their workloads are kept.
+        self._runtimes = {kind: runtimes.get(kind) or AbsentRuntime(kind) for kind in WorkloadType}
+        self._types = tuple(runtimes)
         self._clock = clock
         self._entropy = entropy
         self._scope = TaskScope(f"agent {node.node_id}")
@@ -117,14 +121,14 @@ class Executor:
         self._certificates = certificates
         self._surroundings = Surroundings(
             node_id=node.node_id,
-            runtimes=runtimes,
+            runtimes=self._runtimes,
             database=database,
             clock=clock,
             entropy=entropy,
             ports=self._ports,
             contact=contact,
             scope=self._scope,
-            starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in runtimes},
+            starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in WorkloadType},
             vault=self._vault,
             certificates=certificates,
             identity=self._identity,
@@ -207,6 +211,9 @@ class Executor:
         spec, rules = _read_spec(intent, self._runtimes.get(intent.type))
         current = next((info for info in runs if info.run_id == progress.run_id), None)
         found = _found(current) if current is not None else None
+        if not self._has(intent.type) and progress.run_id and not progress.ended:
+            # Whether it still runs is not known. It counts as running until a runtime says otherwise.
+            found = FoundRun(progress.run_id, progress.started_at or self._clock.wall(), ports=progress.ports)
         self._ports.adopt(intent.workload_id, (found.ports if found is not None else progress.ports).values())
         run_id = new_run_id(intent.workload_id, self._entropy.token(10))
         moment = Moment(self._clock.wall(), run_id, self._entropy.uniform(0.0, 1.0))
@@ -332,7 +339,10 @@ class Executor:
     @property
     def types(self) -> tuple[WorkloadType, ...]:
         """The kinds of workload that can run here."""
-        return tuple(self._runtimes)
+        return self._types
+
+    def _has(self, kind: WorkloadType) -> bool:
+        return kind in self._types
 
     async def usages(self) -> dict[WorkloadId, Usage]:
         """What each run uses now, as far as its runtime says so in time."""
@@ -343,6 +353,18 @@ class Executor:
                 asked[workload_id] = runtime.usage(actor.state.progress.run_id)
         answers = await asyncio.gather(*(_in_time(question) for question in asked.values()))
         return {workload_id: usage for workload_id, usage in zip(asked, answers, strict=True) if usage is not None}
+
+    async def look_at_services(self) -> None:
+        """Ask again how the services of those runs are that have several."""
+        for actor in list(self.roster.actors.values()):
+            state = actor.state
+            if not state.services or state.stage not in _ALIVE:
+                continue
+            with contextlib.suppress(ShoalError, OSError, TimeoutError):
+                async with asyncio.timeout(USAGE_TIMEOUT):
+                    info = await self._runtimes[state.intent.type].inspect(state.progress.run_id)
+                if info is not None and info.services != state.services:
+                    actor.post(ServicesSeen(info.run_id, info.services))
 
     async def list_actions(self, query: ActionQuery) -> list[Action]:
         """Part of the log of actions."""
@@ -379,7 +401,8 @@ class Executor:
 
     async def health(self) -> dict[str, str]:
         """How each runtime is, by its name."""
-        return {kind.value: await _health_of(runtime) for kind, runtime in self._runtimes.items()}
+        lost = {actor.state.intent.type for actor in self.roster.actors.values()} - set(self._types)
+        return {kind.value: await _health_of(self._runtimes[kind]) for kind in (*self._types, *lost)}
 
 
 def _read_spec(intent: Intent, runtime: Runtime | None) -> tuple[AgentSpec | None, RunRules]:
@@ -402,6 +425,7 @@ def _found(info: RunInfo) -> FoundRun:
         last_output=info.last_output,
         ended_by=info.ended_by,
         readiness=info.readiness,
+        services=info.services,
     )
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
 from shoal.agent.store import action_log, intents, vault
 from shoal.agent.store.action_log import Action, ActionStatus, ActionType
+from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor
 from shoal.agent.workloads.admission import (
     ApplyCommand,
@@ -130,7 +131,7 @@ class Intake:
 
     def _check_runtime(self, command: ApplyCommand) -> None:
         runtime, kind = self._around.runtimes.get(command.type), command.type.value
-        if runtime is None:
+        if runtime is None or isinstance(runtime, AbsentRuntime):
             raise UnsupportedError(f"runtime not available: this agent cannot run {kind}", type=kind)
         if command.spec.body.identity and self._around.certificates is None:
             raise UnsupportedError("this agent has no certificate itself, so it gets none for its workloads", type=kind)
@@ -204,6 +205,8 @@ class Intake:
         """End runs of a workload that is not known here. What cannot be ended is an orphan again."""
         for info in orphans:
             for runtime in self._around.runtimes.values():
+                if isinstance(runtime, AbsentRuntime):
+                    continue
                 try:
                     if await runtime.stop(info.run_id) is not None:
                         await runtime.forget(info.run_id)

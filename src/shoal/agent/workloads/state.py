@@ -59,6 +59,7 @@ from shoal.agent.facts import (
     RunStopped,
     RunTroubled,
     RunUpdated,
+    ServicesSeen,
     Stage,
     StartFailed,
     StartRefused,
@@ -109,7 +110,7 @@ def reopen(
         return _reopen_without_run(state, moment)
     if progress.ended:
         return _reopen_without_run(state, moment).then(ForgetRun(found.run_id))
-    state = replace(state, own_readiness=found.readiness)
+    state = replace(state, own_readiness=found.readiness, services=found.services)
     ready = progress.ready or state.ready_within is None
     stage = Stage.READY if ready else Stage.PROBING
     progress = replace(progress, started_at=found.started_at, ports=dict(found.ports), ready=ready, held=False)
@@ -174,7 +175,7 @@ def _on_intent(state: WorkloadState, event: IntentChanged, moment: Moment) -> St
 
 
 def _on_started(state: WorkloadState, event: RunStarted, moment: Moment) -> Step:
-    state = replace(state, own_readiness=event.readiness)
+    state = replace(state, own_readiness=event.readiness, services=event.services)
     ready = state.ready_within is None
     progress = replace(
         state.progress, started_at=event.started_at, ports=dict(event.ports), ready=ready, start_failures=0
@@ -281,10 +282,15 @@ def _on_prepared(state: WorkloadState, event: Prepared, moment: Moment) -> Step:
 
 
 def _on_updated(state: WorkloadState, event: RunUpdated, moment: Moment) -> Step:
-    state = replace(state, own_readiness=event.readiness, replacement=None)
+    state = replace(state, own_readiness=event.readiness, services=event.services, replacement=None)
     ready = state.ready_within is None
     progress = replace(state.progress, run_sha256=event.spec_sha256, ports=dict(event.ports), ready=ready)
     return _back(replace(state, progress=progress, pid=event.pid), moment)
+
+
+def _on_services(state: WorkloadState, event: ServicesSeen, moment: Moment) -> Step:
+    del moment
+    return Step(replace(state, services=event.services) if event.services != state.services else state)
 
 
 def _on_replace_failed(state: WorkloadState, event: ReplaceFailed, moment: Moment) -> Step:
@@ -393,6 +399,7 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
     LivenessFailed: (_ALIVE, _on_liveness_failed),
     Prepared: (_ALIVE, _on_prepared),
     RunUpdated: (frozenset({Stage.UPDATING}), _on_updated),
+    ServicesSeen: (_ALIVE, _on_services),
     ReplaceFailed: (_ALIVE | {Stage.UPDATING}, _on_replace_failed),
     RunEnded: (_ALIVE | {Stage.STARTING, Stage.UPDATING}, _on_ended),
     RunStopped: (frozenset({Stage.STOPPING}), _on_stopped),
@@ -520,7 +527,9 @@ def _start(step: Step, moment: Moment) -> Step:
         restarts=before.restarts + again,
         next_start_at=None,
     )
-    fresh = replace(step.state, progress=progress, pid=0, failing="", hanging="", own_readiness=None, replacement=None)
+    fresh = replace(
+        step.state, progress=progress, pid=0, failing="", hanging="", own_readiness=None, services={}, replacement=None
+    )
     step = replace(step, state=fresh)
     return _move(step, Stage.STARTING, moment, note="starting").then(StartRun(moment.run_id))
 

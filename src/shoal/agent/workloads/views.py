@@ -69,6 +69,7 @@ def status_of(state: WorkloadState) -> RunStatus:
         started_at=progress.started_at,
         next_restart_at=next_at,
         spec_sha256=intent.spec_sha256,
+        services=state.services,
     )
 
 

@@ -18,7 +18,7 @@ from shoal.core.errors import ShoalError
 from shoal.model.documents import write_document
 from shoal.model.events import Event
 from shoal.model.views import WorkloadView
-from shoal.model.workloads import Readiness
+from shoal.model.workloads import Liveness, Readiness
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -85,17 +85,16 @@ async def _show_placement(control: ControlPlane, view: WorkloadView, known: tupl
 
 
 def _show_probes(view: WorkloadView) -> None:
-    process = view.spec.process if view.spec is not None else None
-    if process is None:
+    if view.spec is None:
         return
     output.data("\nprobes")
-    found = [(name, getattr(process, name, None)) for name in ("readiness", "liveness")]
+    found = [("readiness", view.spec.body.readiness), ("liveness", view.spec.body.liveness)]
     rows = [(f"{_INDENT}{name}", describe_probe(probe)) for name, probe in found if probe is not None]
     ready = ("yes" if view.run.ready else "no") if view.run is not None else "not known"
     output.facts([*(rows or [(f"{_INDENT}readiness", "none: ready as soon as it runs")]), (f"{_INDENT}ready", ready)])
 
 
-def describe_probe(probe: Readiness) -> str:
+def describe_probe(probe: Readiness | Liveness) -> str:
     """A probe in words."""
     if probe.http is not None:
         what = f"GET {probe.http.path} at port {probe.http.port}"

@@ -123,6 +123,12 @@ async def get_node(control: ControlPlane, node: NodeName, *, as_json: Json = Fal
             ("workloads", str(view.workload_count)),
             ("types", ", ".join(view.supported_workload_types)),
             ("storage", ", ".join(view.storage_drivers)),
+            (
+                "pools",
+                ", ".join(
+                    f"{each.name}: {each.available_gb} of {each.total_gb} GB free" for each in view.storage_pools
+                ),
+            ),
             ("labels", ", ".join(f"{key}={value}" for key, value in sorted(view.labels.items()))),
             ("cluster", view.cluster_id),
             ("agent", view.agent_version),

@@ -166,6 +166,7 @@ def show_facts(view: WorkloadView, now: datetime) -> None:
             ("ports", ", ".join(f"{name} {port}" for name, port in sorted(run.ports.items())) if run else ""),
             ("restarts", str(run.restarts) if run and run.restarts else ""),
             ("next restart", output.in_words(run.next_restart_at, now) if run else ""),
+            ("services", ", ".join(f"{name}: {state}" for name, state in sorted(run.services.items())) if run else ""),
             ("attempts", f"{view.retry_attempts} of {view.retry_max_attempts}" if view.retry_attempts else ""),
             ("next attempt", output.in_words(view.retry_next_at, now)),
             ("usage", f"{used.cpu_percent:.0f}% cpu, {output.size(used.memory_bytes)}" if used else ""),

@@ -90,6 +90,24 @@ def agent(
     default_user: Annotated[
         Text, typer.Option(metavar="USER", help="Who runs workloads that name no user [the agent's own user]")
     ] = None,
+    runtimes: Annotated[
+        Text,
+        typer.Option(
+            metavar="KIND[,…]", help="Run only these kinds: process, container, compose, vm [all that are found]"
+        ),
+    ] = None,
+    allow_privileged: Annotated[
+        bool | None,
+        typer.Option("--allow-privileged", metavar="", help="Run containers that ask for all rights on this machine"),
+    ] = None,
+    storage_pool: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--storage-pool",
+            metavar="NAME=PATH:GB",
+            help="A directory for disks and volumes, and how much may be reserved; repeatable",
+        ),
+    ] = None,
     config: Annotated[
         Text, typer.Option("--config", metavar="PATH", help="A TOML file with the same names; flags win over it")
     ] = None,
@@ -136,6 +154,9 @@ def agent(
             "stop_grace": stop_grace,
             "pass_env": pass_env or None,
             "default_user": default_user,
+            "runtimes": runtimes,
+            "allow_privileged": allow_privileged,
+            "storage_pools": storage_pool or None,
             "log_level": log_level,
         },
         config=config,

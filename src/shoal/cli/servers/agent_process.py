@@ -21,7 +21,7 @@ def serve(given: daemon.CommandLine) -> None:
         AgentSettings,
         flags=given.flags,
         env_names=ENV_NAMES,
-        flag_names={"labels": "--label"},
+        flag_names={"labels": "--label", "storage_pools": "--storage-pool"},
         config=given.config or os.environ.get(CONFIG_ENV) or None,
         log_level=lambda loaded: loaded.log_level or None,
         log_format=given.log_format,

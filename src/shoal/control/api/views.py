@@ -18,9 +18,10 @@ from shoal.control.workloads.pending import Pending
 from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.ids import SessionId
-from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
+from shoal.model.nodes import ROOT_POOL, DesiredNodeState, NodeRecord, NodeSpec, NodeState
 from shoal.model.phases import ACCEPTED, WorkloadPhase
-from shoal.model.views import ClusterSummary, GroupView, NodeView, Reason, WorkloadView
+from shoal.model.resources import Resources
+from shoal.model.views import ClusterSummary, GroupView, NodeView, PoolView, Reason, WorkloadView
 from shoal.model.workloads import (
     FailureReason,
     GroupRecord,
@@ -217,6 +218,7 @@ class Views:
                 each for each in record.spec.workload_types if each not in record.unsupported_types
             ),
             storage_drivers=record.spec.storage_drivers,
+            storage_pools=_pools(record.spec, facts.reserved),
             labels=record.labeled_spec.labels,
             host_id=record.spec.host_id,
             session=SessionId(record.session[-SHOWN_SESSION:]),
@@ -291,3 +293,12 @@ class Views:
             cluster_id=self._cluster_id,
             generated_at=self._clock.wall(),
         )
+
+
+def _pools(spec: NodeSpec, reserved: Resources) -> tuple[PoolView, ...]:
+    """The declared pools of a node; its own disk is shown apart."""
+    return tuple(
+        PoolView(pool.name, pool.total_gb, pool.total_gb - reserved.in_pool(pool.name))
+        for pool in spec.storage_pools
+        if pool.name != ROOT_POOL
+    )

@@ -20,6 +20,7 @@ from shoal.control.placement.demand import AffinityRule, Demand, label_of
 from shoal.control.state.facts import NodeFacts
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import Feature, NodeState
+from shoal.model.resources import Resources
 from shoal.model.workloads import Constraint, Rejection, WorkloadType
 
 Filter = Callable[[NodeFacts, Demand], Rejection | None]
@@ -31,6 +32,7 @@ class RejectionCode(enum.StrEnum):
     NOT_READY = "not_ready"  # its state lets no work in
     CORDONED = "cordoned"  # an operator wants no new work there
     DRAINING = "draining"  # an operator wants it empty
+    POOL = "storage_pool"  # no such storage pool, or too little room in it
     DISK_PRESSURE = "disk_pressure"  # its disk is nearly full
     GIT = "git"  # its agent cannot fetch a compose project from git
     TYPE = "type"  # its agent has no runtime for this kind
@@ -77,13 +79,15 @@ def gone(node: NodeFacts, demand: Demand) -> Rejection | None:
 
 
 def workload_type(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """The agent has a runtime for it. One that names no types runs all but virtual machines."""
+    """The agent has a runtime for it. A foreign one that names no types runs all but virtual machines."""
     types = node.spec.workload_types
     if demand.type in node.unsupported_types:
         return _reject(node, RejectionCode.TYPE, f"cannot run {demand.type}: the agent refused it as unsupported")
-    if demand.type in types or (not types and demand.type != WorkloadType.VM.value):
+    unnamed = not types and not node.spec.features
+    if demand.type in types or (unnamed and demand.type != WorkloadType.VM.value):
         return None
-    known = f"runs only {', '.join(sorted(types))}" if types else "names no types, which means all but vm"
+    none = "names no types, which means all but vm" if unnamed else "runs nothing now"
+    known = f"runs only {', '.join(sorted(types))}" if types else none
     return _reject(node, RejectionCode.TYPE, f"cannot run {demand.type}: the agent {known}")
 
 
@@ -169,6 +173,19 @@ def resources(node: NodeFacts, demand: Demand) -> Rejection | None:
         return _too_little(node, RejectionCode.MEMORY, request.memory_mb, capacity.memory_mb - reserved.memory_mb, "MB")
     if request.disk_gb > 0 and request.disk_gb > capacity.disk_gb - reserved.disk_gb:
         return _too_little(node, RejectionCode.DISK, request.disk_gb, capacity.disk_gb - reserved.disk_gb, "GB")
+    return _pools(node, request) if request.pools else None
+
+
+def _pools(node: NodeFacts, request: Resources) -> Rejection | None:
+    """Every storage pool that disks and volumes name is there, and has room."""
+    sizes = {pool.name: pool.total_gb for pool in node.spec.storage_pools}
+    for share in request.pools:
+        if share.name not in sizes:
+            known = f"it has {', '.join(sorted(sizes))}" if sizes else "it has none"
+            return _reject(node, RejectionCode.POOL, f"the node has no storage pool {share.name!r}: {known}")
+        have = sizes[share.name] - node.reserved.in_pool(share.name)
+        if share.gb > have:
+            return _too_little(node, RejectionCode.POOL, share.gb, have, f"GB of storage pool {share.name!r}")
     return None
 
 

@@ -10,7 +10,7 @@ from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import NO_SESSION, SessionId
 from shoal.core.shape import find_problems
-from shoal.model.nodes import Feature, NodeCondition, NodeSpec, NodeUsage, StoragePool
+from shoal.model.nodes import ROOT_POOL, Feature, NodeCondition, NodeSpec, NodeUsage, StoragePool
 from shoal.model.resources import Resources
 from shoal.wire.addresses import parse_address
 from shoal.wire.convert.fields import (
@@ -60,7 +60,7 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
         capacity=Resources(
             capabilities.cpu_total_millicores,
             capabilities.memory_total_mb,
-            sum(max(0, pool.total_gb) for pool in pools),
+            _disk_of(pools),
             pb.slots,
         ),
         workload_types=_read_types(capabilities.supported_workload_types, problems),
@@ -78,6 +78,12 @@ def node_spec_from_proto(pb: control.RegisterNodeRequest) -> NodeSpec:
     return spec
 
 
+def _disk_of(pools: tuple[StoragePool, ...]) -> int:
+    """The disk that belongs to no pool: that of the pool `root`; without one, all pools together."""
+    root = [pool for pool in pools if pool.name == ROOT_POOL]
+    return sum(max(0, pool.total_gb) for pool in root or pools)
+
+
 def node_spec_to_proto(
     spec: NodeSpec,
     *,
@@ -88,7 +94,7 @@ def node_spec_to_proto(
     """Write a registration. Disk that belongs to no pool goes into the pool `root`."""
     pools = spec.storage_pools
     if not pools and spec.capacity.disk_gb:
-        pools = (StoragePool("root", "local", spec.capacity.disk_gb),)
+        pools = (StoragePool(ROOT_POOL, "local", spec.capacity.disk_gb),)
     with writing("node"):
         return control.RegisterNodeRequest(
             node_id=spec.node_id,

@@ -287,6 +287,7 @@ def run_detail_to_proto(status: RunStatus) -> run.RunDetail:
         pid=status.pid,
         deleting=status.deleting,
         next_restart_at_ms=millis_of(status.next_restart_at),
+        services=status.services,
     )
 
 
@@ -326,6 +327,7 @@ def read_run_status(
         pid=read_count(pb.pid, path(at, "pid"), problems, most=_INT32),
         started_at=read_millis(pb.started_at_ms, path(at, "started_at_ms"), problems),
         next_restart_at=read_millis(pb.next_restart_at_ms, path(at, "next_restart_at_ms"), problems),
+        services={shorten(name, _MAX_NAME): shorten(state, _MAX_NAME) for name, state in pb.services.items()},
         spec_sha256=pb.spec_sha256,
         usage=usage,
     )

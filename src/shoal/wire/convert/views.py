@@ -6,7 +6,15 @@ from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.model.events import Event
 from shoal.model.resources import MAX_CPU_MILLICORES, Resources
-from shoal.model.views import ClusterSummary, GroupView, NodeScore, NodeView, PlannedPlacement, WorkloadView
+from shoal.model.views import (
+    ClusterSummary,
+    GroupView,
+    NodeScore,
+    NodeView,
+    PlannedPlacement,
+    PoolView,
+    WorkloadView,
+)
 from shoal.model.workloads import MemberChanges, Rejection, RunState, RunStatus, WorkloadSpec
 from shoal.wire.convert.fields import failure_from_text, path, read_timestamp, timestamp_to_proto, writing
 from shoal.wire.convert.nodes import (
@@ -63,6 +71,10 @@ def node_view_to_proto(view: NodeView) -> control.NodeView:
             conditions=[node_condition_to_proto(each) for each in view.conditions],
             cluster_id=view.cluster_id,
             storage_drivers=view.storage_drivers,
+            storage_pools=[
+                control.StoragePool(name=each.name, total_gb=each.total_gb, available_gb=each.available_gb)
+                for each in view.storage_pools
+            ],
             wish=view.desired,
             wish_updated_at=timestamp_to_proto(view.desired_updated_at),
             drain_deadline=timestamp_to_proto(view.drain_deadline),
@@ -108,6 +120,7 @@ def node_view_from_proto(pb: control.NodeView) -> NodeView:
         conditions=node_conditions_from_proto(pb.conditions),
         cluster_id=pb.cluster_id,
         storage_drivers=tuple(pb.storage_drivers),
+        storage_pools=tuple(PoolView(each.name, each.total_gb, each.available_gb) for each in pb.storage_pools),
         desired=pb.wish,
         desired_updated_at=read_timestamp(pb, "wish_updated_at", "", problems),
         drain_deadline=read_timestamp(pb, "drain_deadline", "", problems),

@@ -197,19 +197,23 @@ class StoragePool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     TOTAL_GB_FIELD_NUMBER: _builtins.int
+    AVAILABLE_GB_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     type: _builtins.str
     total_gb: _builtins.int
+    available_gb: _builtins.int
+    """In a NodeView: what is not reserved."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         type: _builtins.str = ...,
         total_gb: _builtins.int = ...,
+        available_gb: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "total_gb", b"total_gb", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_gb", b"available_gb", "name", b"name", "total_gb", b"total_gb", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1436,6 +1440,7 @@ class NodeView(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     FAILOVER_FIELD_NUMBER: _builtins.int
     CONDITIONS_FIELD_NUMBER: _builtins.int
+    STORAGE_POOLS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     status: _builtins.str
     status_reason: _builtins.str
@@ -1492,6 +1497,8 @@ class NodeView(_message.Message):
     def conditions(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.NodeCondition]:
         """The conditions of the node."""
 
+    @_builtins.property
+    def storage_pools(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoragePool]: ...
     def __init__(
         self,
         *,
@@ -1529,10 +1536,11 @@ class NodeView(_message.Message):
         leaving: _builtins.int = ...,
         failover: _builtins.str = ...,
         conditions: _abc.Iterable[_run_pb2.NodeCondition] | None = ...,
+        storage_pools: _abc.Iterable[Global___StoragePool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["drain_deadline", b"drain_deadline", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "status_updated_at", b"status_updated_at", "usage", b"usage", "wish_updated_at", b"wish_updated_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "conditions", b"conditions", "drain_deadline", b"drain_deadline", "failover", b"failover", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "leaving", b"leaving", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "wish", b"wish", "wish_updated_at", b"wish_updated_at", "workload_count", b"workload_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_version", b"agent_version", "available_cpu_cores", b"available_cpu_cores", "available_disk_gb", b"available_disk_gb", "available_memory_mb", b"available_memory_mb", "available_slots", b"available_slots", "clock_skew_ms", b"clock_skew_ms", "cluster_id", b"cluster_id", "conditions", b"conditions", "drain_deadline", b"drain_deadline", "failover", b"failover", "features", b"features", "grpc_endpoint", b"grpc_endpoint", "host_id", b"host_id", "labels", b"labels", "last_heartbeat", b"last_heartbeat", "lease_expires_at", b"lease_expires_at", "leaving", b"leaving", "node_id", b"node_id", "orphans", b"orphans", "session", b"session", "status", b"status", "status_reason", b"status_reason", "status_updated_at", b"status_updated_at", "status_updated_by", b"status_updated_by", "storage_drivers", b"storage_drivers", "storage_pools", b"storage_pools", "supported_workload_types", b"supported_workload_types", "total_cpu_cores", b"total_cpu_cores", "total_disk_gb", b"total_disk_gb", "total_memory_mb", b"total_memory_mb", "total_slots", b"total_slots", "usage", b"usage", "wish", b"wish", "wish_updated_at", b"wish_updated_at", "workload_count", b"workload_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

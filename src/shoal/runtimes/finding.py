@@ -1,0 +1,103 @@
+"""Finds out which runtimes this machine has, and makes them.
+
+The agent asks once, when it starts; from then on it knows runtimes only by their protocols. Processes always run. An
+engine is looked for by `DOCKER_HOST`, the usual sockets and the `podman` binary. A runtime that was asked for by name
+is made also when what it needs is missing: it is unhealthy, and so not offered, until that is there.
+Called by `shoal.agent.server`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.core.clock import Clock
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import NodeId
+from shoal.model.workloads import WorkloadType
+from shoal.runtimes.base import Runtime
+from shoal.runtimes.container import finding as engines
+from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.runtime import ContainerRuntime
+from shoal.runtimes.process import ProcessRuntime
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeSettings:
+    """What runtimes need to know of the agent that has them."""
+
+    data_dir: Path
+    node_id: NodeId
+    cluster_id: str = ""
+    pass_env: tuple[str, ...] = ()
+    default_user: str = ""
+    allow_privileged: bool = False
+    #: The directories of the node's storage pools by name.
+    pools: Mapping[str, Path] = field(default_factory=dict)
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+
+
+class FoundRuntimes:
+    """The runtimes of one machine, and what they share."""
+
+    def __init__(self, settings: RuntimeSettings, *, clock: Clock, wanted: Iterable[WorkloadType] = ()) -> None:
+        """`wanted` restricts the kinds; empty: all that this machine has."""
+        self._settings = settings
+        self._clock = clock
+        self._wanted = frozenset(wanted)
+        self._podman = engines.PodmanService(settings.data_dir / "podman", clock=clock)
+
+    def find(self) -> dict[WorkloadType, Runtime]:
+        """One runtime for each kind of workload that can run here."""
+        makers: dict[WorkloadType, tuple[Callable[[], bool], Callable[[], Runtime]]] = {
+            WorkloadType.PROCESS: (lambda: True, self._process),
+            WorkloadType.CONTAINER: (self._has_engine, self._container),
+        }
+        return {
+            kind: make()
+            for kind, (is_here, make) in makers.items()
+            if (kind in self._wanted if self._wanted else is_here())
+        }
+
+    async def close(self) -> None:
+        """Let go of what the runtimes shared. They are closed already; what they run goes on."""
+        await self._podman.close()
+
+    def _has_engine(self) -> bool:
+        environ = self._settings.environ
+        if environ.get("DOCKER_HOST"):
+            return True
+        sockets = (Path(address.removeprefix("unix://")) for address in engines.engine_addresses(environ))
+        return engines.PodmanService.is_possible() or any(socket.exists() for socket in sockets)
+
+    async def _connect(self) -> EngineApi:
+        """The engine of this machine. Raises `UnavailableError`."""
+        api = await engines.connect(self._settings.environ)
+        if api is not None:
+            return api
+        if not engines.PodmanService.is_possible() or self._settings.environ.get("DOCKER_HOST"):
+            raise UnavailableError("no container engine answers, and there is no podman to start")
+        return await self._podman.open()
+
+    def _process(self) -> Runtime:
+        settings = self._settings
+        return ProcessRuntime(
+            settings.data_dir,
+            clock=self._clock,
+            node_id=settings.node_id,
+            pass_env=settings.pass_env,
+            default_user=settings.default_user,
+        )
+
+    def _container(self) -> Runtime:
+        settings = self._settings
+        return ContainerRuntime(
+            settings.data_dir,
+            clock=self._clock,
+            owner=Owner(settings.cluster_id, settings.node_id),
+            connect=self._connect,
+            allow_privileged=settings.allow_privileged,
+        )
