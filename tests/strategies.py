@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from shoal.core.shape import MaxLength, NumberToo, OneOf, Pattern, Range, field_kinds, find_problems, plain_kind
 from shoal.model.documents import GroupDocument, WorkloadDocument
+from shoal.model.resources import PoolShare, Resources
 from shoal.model.workloads import (
     CommandProbe,
     ComposeSpec,
@@ -103,6 +104,11 @@ def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
     command = CommandProbe(("true",))
     sha256 = "0" * 64
     tables: dict[type, Callable[[], dict[str, st.SearchStrategy[Any]]]] = {
+        Resources: lambda: {
+            "pools": st.dictionaries(st.sampled_from(["a", "b"]), st.integers(1, 9)).map(
+                lambda sizes: tuple(PoolShare(name, gb) for name, gb in sorted(sizes.items()))
+            )
+        },
         FileSpec: lambda: {"content": st.sampled_from(["", "x\n", "ü"]), "secret": st.just(""), "mode": _MODES},
         ProcessSpec: lambda: {"files": _files("etc/"), "env_from_secrets": _SECRETS},
         ComposeSpec: lambda: {"files": _files("./"), "env_from_secrets": _SECRETS},

@@ -28,10 +28,14 @@ CAPACITY = Resources(cpu_millicores=4000, memory_mb=4096, disk_gb=10, slots=4)
 class Kit:
     """One agent's executor and the machine under it."""
 
-    def __init__(self, data_dir: Path, *, capacity: Resources = CAPACITY, types=(WorkloadType.PROCESS,)) -> None:
+    def __init__(
+        self, data_dir: Path, *, capacity: Resources = CAPACITY, types=(WorkloadType.PROCESS,), runtime=FakeRuntime
+    ) -> None:
         self.data_dir = data_dir
         self.capacity = capacity
         self.types = types
+        #: The class of the runtimes.
+        self.runtime = runtime
         self.clock = LoopClock(START)
         self.entropy = SeededEntropy(7)
         self.machine = FakeMachine(self.clock)
@@ -48,7 +52,7 @@ class Kit:
         self.executor = Executor(
             node=NodeSelf(node_id="n1", capacity=self.capacity, control=("127.0.0.1:8085",), workers_per_slot=2),
             database=self.database,
-            runtimes={kind: FakeRuntime(self.machine, type=kind) for kind in self.types},
+            runtimes={kind: self.runtime(self.machine, type=kind) for kind in self.types},
             contact=self.contact,
             clock=self.clock,
             entropy=self.entropy,

@@ -140,7 +140,7 @@ def test_json_carries_what_values_are(capsys):
         "what": "vm",
         "bytes": "00ff",
         "set": ["a", "b"],
-        "resources": {"cpu_millicores": 1, "memory_mb": 2, "disk_gb": 0, "slots": 0},
+        "resources": {"cpu_millicores": 1, "memory_mb": 2, "disk_gb": 0, "slots": 0, "pools": []},
         "none": None,
         "text": "é",
     }

@@ -347,8 +347,9 @@ def test_an_agent_gets_everything_it_needs(spec, workload_id):
     read = convert.agent_spec_from_proto(pb, convert.workload_type_to_agent(spec.type))
     stop_after = spec.failover.after if spec.failover.policy == "stop" else timedelta(0)
     bodies = {spec.type.value: _as_an_agent_has_it(spec)}
+    reserved = dataclasses.replace(spec.request, pools=())  # the body says which
     assert read == model.AgentSpec(
-        spec.type, **bodies, request=spec.request, at_most_one=spec.at_most_one, stop_after=stop_after
+        spec.type, **bodies, request=reserved, at_most_one=spec.at_most_one, stop_after=stop_after
     )
 
 

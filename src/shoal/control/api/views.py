@@ -213,7 +213,7 @@ class Views:
             lease_expires_at=expires,
             grpc_endpoint=record.spec.endpoint,
             total=record.spec.capacity,
-            available=facts.free,
+            available=dataclasses.replace(facts.free, pools=()),
             supported_workload_types=tuple(
                 each for each in record.spec.workload_types if each not in record.unsupported_types
             ),

@@ -185,7 +185,8 @@ def _pools(node: NodeFacts, request: Resources) -> Rejection | None:
             return _reject(node, RejectionCode.POOL, f"the node has no storage pool {share.name!r}: {known}")
         have = sizes[share.name] - node.reserved.in_pool(share.name)
         if share.gb > have:
-            return _too_little(node, RejectionCode.POOL, share.gb, have, f"GB of storage pool {share.name!r}")
+            words = f"need {share.gb} have {have} GB of storage pool {share.name!r}"
+            return _reject(node, RejectionCode.POOL, words)
     return None
 
 

@@ -10,8 +10,8 @@ from shoal.control.placement.affinity import AffinityIndex
 from shoal.control.placement.demand import Demand
 from shoal.control.state.facts import NodeFacts, PlacementRequest
 from shoal.core.ids import WorkloadId
-from shoal.model.nodes import Feature, NodeState
-from shoal.model.resources import Resources
+from shoal.model.nodes import Feature, NodeState, StoragePool
+from shoal.model.resources import PoolShare, Resources
 from shoal.model.workloads import (
     Constraint,
     ContainerSpec,
@@ -20,6 +20,8 @@ from shoal.model.workloads import (
     PlacementRules,
     PortMapping,
     Rejection,
+    VmDisk,
+    VmSpec,
     WorkloadSpec,
     WorkloadType,
 )
@@ -155,6 +157,27 @@ def test_storage_drivers_come_from_the_list_or_a_label_and_local_is_everywhere()
         "storage_driver: has no storage driver ceph"
     )
     assert check(node(storage_drivers=("ceph",)), asked) == "storage_driver: has no storage driver nfs"
+
+
+def test_disks_and_volumes_reserve_space_in_storage_pools() -> None:
+    disks = (VmDisk(pool_name="fast", size_gb=30), VmDisk(pool_name="fast"), VmDisk(size_gb=500))
+    volumes = (ManagedVolume("v", size_gb=5, pool_name="slow"), ManagedVolume("w", size_gb=999))
+    spec = WorkloadSpec(type=WorkloadType.VM, vm=VmSpec(memory_mb=1, disks=disks, managed_volumes=volumes))
+    asked = PlacementRequest(WorkloadId("w1"), spec)
+    assert spec.request.pools == (PoolShare("fast", 50), PoolShare("slow", 5))
+    pools = (StoragePool("fast", total_gb=100), StoragePool("slow", total_gb=5))
+    types = ("vm",)
+    free = node(workload_types=types, storage_pools=pools)
+    assert check(free, asked) is None
+    assert check(node(workload_types=types), asked) == "storage_pool: the node has no storage pool 'fast': it has none"
+    used = free.with_tenant(WorkloadId("other"), request=spec.request, labels={})
+    assert check(used, asked) == "storage_pool: need 5 have 0 GB of storage pool 'slow'"
+    again = used.without_tenant(WorkloadId("other"), request=spec.request)
+    assert check(again, asked) is None
+
+
+def test_an_agent_of_ours_that_names_no_types_runs_nothing_now() -> None:
+    assert check(node(workload_types=()), request()) == "type: cannot run process: the agent runs nothing now"
 
 
 def test_a_host_port_is_taken_once_for_each_protocol() -> None:

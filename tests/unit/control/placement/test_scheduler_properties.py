@@ -199,7 +199,7 @@ def test_who_fits_where_it_is_stays_there(scene: Scene) -> None:
         )
         fits = (
             home.state in (NodeState.READY, NodeState.SUSPECT)
-            and asked.spec.type.value in (home.spec.workload_types or ("process",))
+            and asked.spec.type.value in home.spec.workload_types
             and not asked.refused_by
             and home.spec.has(Feature.GENERATIONS)
             and not unchanged.host_ports & (home.ports - asked.current_ports)
