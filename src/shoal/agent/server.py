@@ -100,7 +100,7 @@ class Agent:
         self.entropy: Entropy = entropy or SystemEntropy()
         self.metrics = metrics or AgentMetrics(MetricRegistry() if settings.http_address is not None else None)
         self._transport = transport
-        self._make_runtimes = runtimes or self._find_runtimes
+        self._make_runtimes = runtimes
         self._found: FoundRuntimes | None = None
         self._ports = ports
         self._database = AgentDatabase(settings.directory, threads=database_threads)
@@ -194,7 +194,7 @@ class Agent:
         self._executor = Executor(
             node=node,
             database=self._database,
-            runtimes=self._make_runtimes(settings, NodeId(node.node_id)),
+            runtimes=await self._runtimes(settings, NodeId(node.node_id)),
             contact=self._contact,
             clock=self.clock,
             entropy=self.entropy,
@@ -380,7 +380,9 @@ class Agent:
     async def _remember_term(self, term: int) -> None:
         await self._database.write(partial(intents.put_meta, key="term", value=str(term)))
 
-    def _find_runtimes(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
+    async def _runtimes(self, settings: AgentSettings, node_id: NodeId) -> Runtimes:
+        if self._make_runtimes is not None:
+            return self._make_runtimes(settings, node_id)
         from shoal.runtimes.finding import FoundRuntimes, RuntimeSettings
 
         known = RuntimeSettings(
@@ -393,7 +395,7 @@ class Agent:
             pools={pool.name: pool.path for pool in settings.pools.values()},
         )
         self._found = FoundRuntimes(known, clock=self.clock, wanted=settings.wanted_runtimes)
-        return self._found.find()
+        return await self._found.find()
 
     # -----------------------------------------------------------------------------------------------------
     # Health

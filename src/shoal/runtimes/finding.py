@@ -8,8 +8,10 @@ Called by `shoal.agent.server`.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,11 +20,15 @@ from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
+from shoal.runtimes.compose.command import ComposeCommand, find_command
+from shoal.runtimes.compose.runtime import ComposeRuntime
 from shoal.runtimes.container import finding as engines
 from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,26 @@ class FoundRuntimes:
         self._clock = clock
         self._wanted = frozenset(wanted)
         self._podman = engines.PodmanService(settings.data_dir / "podman", clock=clock)
+        self._starting_podman = asyncio.Lock()
 
-    def find(self) -> dict[WorkloadType, Runtime]:
+    async def find(self) -> dict[WorkloadType, Runtime]:
         """One runtime for each kind of workload that can run here."""
-        makers: dict[WorkloadType, tuple[Callable[[], bool], Callable[[], Runtime]]] = {
-            WorkloadType.PROCESS: (lambda: True, self._process),
-            WorkloadType.CONTAINER: (self._has_engine, self._container),
-        }
-        return {
-            kind: make()
-            for kind, (is_here, make) in makers.items()
-            if (kind in self._wanted if self._wanted else is_here())
-        }
+        found: dict[WorkloadType, Runtime] = {}
+        if self._looks_for(WorkloadType.PROCESS):
+            found[WorkloadType.PROCESS] = self._process()
+        if self._looks_for(WorkloadType.CONTAINER, is_here=self._has_engine()):
+            found[WorkloadType.CONTAINER] = self._container()
+        if self._looks_for(WorkloadType.COMPOSE, is_here=self._has_engine()):
+            command = await find_command()
+            if command is not None:
+                found[WorkloadType.COMPOSE] = self._compose(command)
+        for kind in self._wanted - found.keys():
+            log.warning("this machine cannot run %s workloads: what they need is not installed", kind.value)
+        return found
+
+    def _looks_for(self, kind: WorkloadType, *, is_here: bool = True) -> bool:
+        """Whether a runtime is made: it was asked for by name, or nothing was and what it needs is here."""
+        return kind in self._wanted if self._wanted else is_here
 
     async def close(self) -> None:
         """Let go of what the runtimes shared. They are closed already; what they run goes on."""
@@ -80,7 +94,8 @@ class FoundRuntimes:
             return api
         if not engines.PodmanService.is_possible() or self._settings.environ.get("DOCKER_HOST"):
             raise UnavailableError("no container engine answers, and there is no podman to start")
-        return await self._podman.open()
+        async with self._starting_podman:
+            return await self._podman.open()
 
     def _process(self) -> Runtime:
         settings = self._settings
@@ -99,5 +114,16 @@ class FoundRuntimes:
             clock=self._clock,
             owner=Owner(settings.cluster_id, settings.node_id),
             connect=self._connect,
+            allow_privileged=settings.allow_privileged,
+        )
+
+    def _compose(self, command: ComposeCommand) -> Runtime:
+        settings = self._settings
+        return ComposeRuntime(
+            settings.data_dir,
+            clock=self._clock,
+            owner=Owner(settings.cluster_id, settings.node_id),
+            connect=self._connect,
+            command=command,
             allow_privileged=settings.allow_privileged,
         )

@@ -12,7 +12,6 @@ from shoal.testing.runtimes import FakePreparingRuntime, FakeScript, FakeUpdatin
 from tests.unit.agent.kit import opened
 from tests.unit.agent.making import process
 
-
 pytestmark = pytest.mark.looptime
 
 
