@@ -59,7 +59,7 @@ from shoal.wire.convert import workload_view_to_proto
 from shoal.wire.methods import AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, run_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
 from shoal.wire.transport import Channel, CheckCaller, Method, Request, Response, Server, Service
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -526,7 +526,7 @@ def _plain_lines(lines: Sequence[str]) -> Iterator[str]:
 def contract() -> str:
     """Every message and service as this version knows them."""
     files = descriptor_pb2.FileDescriptorSet()
-    for module in (run_pb2, agent_pb2, control_pb2, enrollment_pb2, secrets_pb2):
+    for module in (run_pb2, agent_pb2, control_pb2, enrollment_pb2, secrets_pb2, exec_pb2):
         module.DESCRIPTOR.CopyToProto(files.file.add())
     return text_format.MessageToString(files)
 

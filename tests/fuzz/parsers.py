@@ -63,6 +63,7 @@ from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
 from tests.fuzz.codec_parsers import CODEC_PARSERS
@@ -289,6 +290,13 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.wire.convert.fields.desired_state_from_agent": ParserCase(convert.desired_state_from_agent, numbers),
     "shoal.wire.convert.fields.desired_state_from_text": ParserCase(convert.desired_state_from_text, texts),
+    "shoal.wire.convert.execs.exec_command_from_proto": _message(
+        convert.exec_command_from_proto, execution.ExecRequest
+    ),
+    "shoal.wire.convert.execs.exec_response_from_proto": _message(
+        convert.exec_response_from_proto, execution.ExecResponse
+    ),
+    "shoal.wire.convert.execs.window_from_proto": _message(convert.window_from_proto, execution.WindowSize),
     "shoal.wire.convert.fields.failure_from_proto": ParserCase(convert.failure_from_proto, st.integers(-1, 20), ()),
     "shoal.wire.convert.fields.failure_from_text": ParserCase(fields.failure_from_text, texts, ()),
     "shoal.wire.convert.fields.problems_from_proto": _message(

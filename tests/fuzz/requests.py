@@ -11,6 +11,7 @@ from shoal.testing.control import process_spec
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from tests.fuzz.worlds import AgentWorld, ControlWorld, TrustWorld
 from tests.unit.agent.making import workload
@@ -88,6 +89,16 @@ def _same(message: Message) -> Callable[[Any], Message]:
 
 
 #: By the method's name. A new RPC gets its line here in the change that adds it.
+EXEC = execution.ExecRequest(
+    start=execution.ExecStart(
+        workload_id="web",
+        command=["true"],
+        terminal=True,
+        window=execution.WindowSize(rows=20, columns=70),
+        term="xterm",
+    )
+)
+
 CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "RegisterNode": _register,
     "Heartbeat": _heartbeat,
@@ -117,6 +128,7 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "ListEvents": _same(control.ListEventsRequest(after=1, limit=10, subject_kind="node", subject_id="n1")),
     "WatchEvents": _same(control.WatchEventsRequest(after=1, subject_kind="node", subject_id="n1")),
     "ReadLogs": _same(control.ReadLogsRequest(workload_id="web", tail_lines=5)),
+    "Exec": _same(EXEC),
 }
 
 AGENT: dict[str, Callable[[AgentWorld], Message]] = {
@@ -127,6 +139,7 @@ AGENT: dict[str, Callable[[AgentWorld], Message]] = {
     "HealthCheck": _same(agent.HealthCheckRequest()),
     "ListActions": _same(agent.ListActionsRequest(workload_id="web", limit=3, newest_first=True)),
     "ReadLogs": _same(agent.ReadLogsRequest(workload_id="web", tail_lines=5)),
+    "Exec": _same(EXEC),
     "GetWorkloadSpec": _same(agent.GetWorkloadSpecRequest(id="web")),
 }
 

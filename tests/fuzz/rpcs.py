@@ -9,7 +9,16 @@ from google.protobuf.message import DecodeError
 from hypothesis import strategies as st
 
 from shoal.testing.fuzz import check_typed, send, wrong_requests
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import (
+    AgentControl,
+    AgentExec,
+    AgentService,
+    Credentials,
+    Enrollment,
+    Secrets,
+    WorkloadExec,
+    methods_of,
+)
 from shoal.wire.transport import Cardinality, Method
 from tests.fuzz.requests import AGENT, CONTROL, TRUST
 from tests.fuzz.worlds import World, agent_world, changed_nothing, control_world, in_virtual_time, trust_world
@@ -21,6 +30,8 @@ SERVICES: dict[type, str] = {
     Enrollment: "trust",
     Credentials: "trust",
     Secrets: "trust",
+    WorkloadExec: "control",
+    AgentExec: "agent",
 }
 METHODS = [(kind, method) for service, kind in SERVICES.items() for method in methods_of(service)]
 KINDS = sorted(set(SERVICES.values()))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from shoal.agent.contact.control_client import ControlClient
 from shoal.agent.contact.registration import Registration, RegistrationState
 from shoal.agent.contact.terms import Terms
+from shoal.agent.exec_service import ExecHandlers
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.node.health import NodeWatch
 from shoal.agent.node.probes import default_node_id, detect_capacity, detect_host_id, make_probes
@@ -46,7 +47,7 @@ from shoal.runtimes.base import Runtime
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentService, methods_of
+from shoal.wire.methods import AgentExec, AgentService, methods_of
 from shoal.wire.transport import Server, Service, Transport
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ FEATURES = frozenset(
         Feature.STREAM,
         Feature.STOP_ALONE,
         Feature.SECRETS,
+        Feature.EXEC,
     )
 )
 
@@ -114,7 +116,7 @@ class Agent:
         self._watch: NodeWatch | None = None
         self._registration: Registration | None = None
         self._handlers: AgentHandlers | None = None
-        self._service: Service | None = None
+        self._services: tuple[Service, ...] = ()
         self._terms: Terms | None = None
         self._server: Server | None = None
         self._http: HttpServer | None = None
@@ -234,9 +236,13 @@ class Agent:
             terms=self._terms,
             next_beat=self._next_heartbeat,
         )
-        self._service = Service(methods_of(AgentService), self._handlers)
+        exec_handlers = ExecHandlers(executor, check_call=self._handlers.check_call)
+        self._services = (
+            Service(methods_of(AgentService), self._handlers),
+            Service(methods_of(AgentExec), exec_handlers),
+        )
         if not self.settings.no_listen:
-            self._server = await self._transport.serve(self.settings.grpc_address, [self._service])
+            self._server = await self._transport.serve(self.settings.grpc_address, self._services)
             self._server.set_serving(True)
         if self.settings.http_address is not None:
             self._http = await serve_http(
@@ -252,7 +258,7 @@ class Agent:
         self._client = ControlClient(
             self._transport,
             self.settings.control_addresses,
-            service=self._service,
+            services=self._services,
             stream_only=self.settings.no_listen,
             observer=self.metrics,
         )

@@ -174,6 +174,11 @@ class AgentHandlers:
                 time = epoch_ms(piece.time) if piece.time is not None else 0
                 yield pb.LogChunk(data=rest, stream=piece.stream, time_ms=time, position=position)
 
+    async def check_call(self, call: Call) -> None:
+        """Raise for a call that is meant for another node or comes from a control plane that no longer leads."""
+        self._check_route(call)
+        await self._check_term(call)
+
     def _check_route(self, call: Call) -> None:
         """An address can come to belong to another agent: a call for that node must not be taken for this one's."""
         meant_for, own = call.metadata.get(NODE_HEADER, ""), self._executor.node.node_id

@@ -38,6 +38,7 @@ _MODULES: dict[str, tuple[str, str]] = {
     "node": ("commands.nodes", FLEET),
     "delete": ("commands.delete", ""),
     "logs": ("commands.logs", ""),
+    "exec": ("commands.exec", ""),
     "events": ("commands.events", ""),
     "control": ("servers.control", ""),
     "agent": ("servers.agent", ""),

@@ -11,6 +11,7 @@
 
 from shoal.client.control_plane import LOOK_EVERY, ControlPlane
 from shoal.client.values import ApplyOutcome, Condition, EventPage, GroupOutcome, NewJoinToken, PlacementPreview
+from shoal.model.execs import ExecCommand, ExecEnd, ExecOutput, WindowSize
 from shoal.model.logs import LogPiece
 
 __all__ = [
@@ -19,8 +20,12 @@ __all__ = [
     "Condition",
     "ControlPlane",
     "EventPage",
+    "ExecCommand",
+    "ExecEnd",
+    "ExecOutput",
     "GroupOutcome",
     "LogPiece",
     "NewJoinToken",
     "PlacementPreview",
+    "WindowSize",
 ]

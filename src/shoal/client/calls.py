@@ -8,6 +8,7 @@ from the leader while one can be reached, otherwise from any control plane, with
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -166,6 +167,34 @@ class Calls:
                     return
             await self._wait_to_try_again(route, began, 0.0)
 
+    async def _converse(
+        self, method: Method[RequestT, ResponseT], first: RequestT, rest: AsyncIterator[RequestT]
+    ) -> AsyncGenerator[ResponseT, None]:
+        """A call that streams both ways. `rest` is read once an answer has come: before, the call can be repeated."""
+        began = self._clock.monotonic()
+        while True:
+            route = Route(self._addresses.in_order())
+            for address in route:
+                answered = asyncio.Event()
+                try:
+                    stream = self._channel(address).converse(method, _after(first, rest, answered))
+                    async with contextlib.aclosing(_closable(stream)) as closable:
+                        async for each in closable:
+                            answered.set()
+                            self._addresses.use(address)
+                            yield each
+                except NotLeaderError as refusal:
+                    if answered.is_set():
+                        raise
+                    route.follow(refusal)
+                except UnavailableError as error:
+                    if answered.is_set():
+                        raise
+                    route.fail(address, error)
+                else:
+                    return
+            await self._wait_to_try_again(route, began, 0.0)
+
     async def _wait_to_try_again(self, route: Route, began: float, patience: float) -> None:
         """Wait before every address is tried again, or raise the error."""
         waited = self._clock.monotonic() - began
@@ -218,6 +247,14 @@ def _reason(error: UnavailableError | DeadlineError) -> str:
     """The cause at the end of gRPC's text. A connection that breaks has none: gRPC calls it OK."""
     reason = error.message.rpartition(": ")[2].strip("[].")
     return reason if reason not in ("", "OK") else "the connection broke"
+
+
+async def _after(first: RequestT, rest: AsyncIterator[RequestT], answered: asyncio.Event) -> AsyncIterator[RequestT]:
+    """The requests of a stream both ways: the first at once, the others after the first answer."""
+    yield first
+    await answered.wait()
+    async for request in rest:
+        yield request
 
 
 async def _closable(stream: AsyncIterator[ResponseT]) -> AsyncGenerator[ResponseT, None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Self
@@ -37,6 +37,7 @@ from shoal.core.ids import TokenId
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.documents import GroupDocument, WorkloadDocument
 from shoal.model.events import Event
+from shoal.model.execs import ExecCommand, ExecEnd, ExecOutput, WindowSize
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.trust import JoinTokenView, SecretView
 from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
@@ -44,9 +45,10 @@ from shoal.model.workloads import DesiredState, FailureReason
 from shoal.wire import convert
 from shoal.wire.access import Access
 from shoal.wire.addresses import Address, parse_address
-from shoal.wire.methods import AgentControl, Credentials, Secrets
+from shoal.wire.methods import AgentControl, Credentials, Secrets, WorkloadExec
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2
 
 LOOK_EVERY = 2.0
@@ -54,6 +56,10 @@ LOOK_EVERY = 2.0
 
 _LIST_FROM = 8
 """From this many workloads on, one list of all costs less than one call for each."""
+
+
+MAX_INPUT = 32 * 1024
+"""How much input of a command one message carries."""
 
 
 class ControlPlane(Calls):
@@ -174,6 +180,24 @@ class ControlPlane(Calls):
         """
         query = LogQuery(tail_lines=tail, follow=follow, since=since, previous=previous, times=times)
         return self._logs(workload_id, query, Reconnect(self._clock, patience=patience))
+
+    async def exec(
+        self, workload_id: str, command: ExecCommand, given: AsyncIterator[bytes | WindowSize] | None = None
+    ) -> AsyncGenerator[ExecOutput | ExecEnd, None]:
+        """Run a command inside a workload: what it prints, and at last how it ended.
+
+        Closing the generator kills the command.
+
+        Args:
+            workload_id: the workload.
+            command: what to run.
+            given: input, and new sizes of the terminal. Its end is the end of the input.
+        """
+        start = convert.exec_start_to_proto(workload_id, command)
+        async for answer in self._converse(WorkloadExec.EXEC, start, _exec_requests(given)):
+            found = convert.exec_response_from_proto(answer)
+            if found is not None:
+                yield found
 
     async def _logs(self, workload_id: str, query: LogQuery, reconnect: Reconnect) -> AsyncGenerator[LogPiece, None]:
         has_begun = False
@@ -500,6 +524,23 @@ class ControlPlane(Calls):
                 if event.subject_kind == "workload" and event.subject_id in wanted:
                     touched.add(event.subject_id)
                     wake.set()
+
+
+async def _exec_requests(
+    given: AsyncIterator[bytes | WindowSize] | None,
+) -> AsyncIterator[execution.ExecRequest]:
+    async for each in given or _nothing():
+        if isinstance(each, WindowSize):
+            yield execution.ExecRequest(resize=convert.window_to_proto(each))
+        else:
+            for start in range(0, len(each), MAX_INPUT):
+                yield execution.ExecRequest(input=each[start : start + MAX_INPUT])
+    yield execution.ExecRequest(end_of_input=True)
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield  # it makes this a generator
 
 
 def _members(documents: Iterable[WorkloadDocument]) -> list[pb.GroupMember]:

@@ -17,6 +17,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
+from shoal.control.api.exec_service import ExecService
 from shoal.control.api.secret_service import SecretService
 from shoal.control.api.service import ControlService
 from shoal.control.leadership.election import Election
@@ -40,7 +41,7 @@ from shoal.wire import convert
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, WorkloadExec, methods_of
 from shoal.wire.transport import Server, Service, Transport
 
 log = logging.getLogger(__name__)
@@ -151,6 +152,7 @@ class ControlPlane:
             Service(methods_of(AgentControl), self._routing.handlers(ControlService, attrgetter("service"))),
             Service(methods_of(Credentials), self._routing.handlers(CredentialService, attrgetter("credentials"))),
             Service(methods_of(Secrets), self._routing.handlers(SecretService, attrgetter("secrets"))),
+            Service(methods_of(WorkloadExec), self._routing.handlers(ExecService, attrgetter("exec"))),
         ]
         self._server = await self._transport.serve(
             self.settings.grpc_address, services, check_caller=self._check_caller

@@ -70,6 +70,7 @@ class EventKind(Described):
     WORKLOAD_MOVE_CANCELED = "WorkloadMoveCanceled", "The replacement failed; the copy on the old node stays."
     WORKLOAD_MOVE_WAITING = "WorkloadMoveWaiting", "A workload cannot leave a drained node yet; the message says why."
     WORKLOAD_CHANGE_REVERTED = "WorkloadChangeReverted", "The change of its group could not be placed and was undone."
+    WORKLOAD_EXEC = "WorkloadExec", "An operator runs a command inside a workload; the message has who and what."
     GROUP_CREATED = "GroupCreated", "A group was stored for the first time."
     GROUP_UPDATED = "GroupUpdated", "The members of a group, or their specs, changed."
     GROUP_ACCEPTED = "GroupAccepted", "Every agent has accepted its part of the change."

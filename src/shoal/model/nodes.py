@@ -71,6 +71,7 @@ class Feature(enum.StrEnum):
     STREAM = "stream"  # opens a ControlStream and takes calls through it; such an agent may have no endpoint
     SECRETS = "secrets"  # takes the values of secrets beside the spec, and keeps them encrypted
     IDENTITY = "identity"  # gets certificates for its workloads, and keeps them fresh
+    EXEC = "exec"  # runs commands inside its workloads
     STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
 
 

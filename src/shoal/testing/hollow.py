@@ -300,8 +300,8 @@ class HollowFleet:
             return None
         stream = self._streams.get(node.node_id)
         if stream is None or stream.is_over:
-            service = Service(methods_of(AgentService), self)
-            stream = ControlStream(self._channel_of(node), service, on_end=node.changed.set)
+            services = (Service(methods_of(AgentService), self),)
+            stream = ControlStream(self._channel_of(node), services, on_end=node.changed.set)
             self._streams[node.node_id] = stream
         return stream
 

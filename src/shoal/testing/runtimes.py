@@ -18,6 +18,7 @@ from datetime import datetime
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.core.ids import RunId, WorkloadId
+from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
@@ -401,6 +402,54 @@ class FakeRuntime:
             return False
         age = self._machine.clock.monotonic() - run.started
         return age >= run.script.ready_after and not run.script.hangs_from <= age < run.script.hangs_until
+
+    async def exec(self, run_id: RunId, command: ExecCommand) -> FakeSession:
+        """Run `true`, `false` or `cat`; there is no other program."""
+        self._machine.check()
+        run = self._machine.runs.get(run_id)
+        if run is None or run.info.phase is RunPhase.ENDED:
+            raise PreconditionError(f"run {run_id!r} does not run")
+        name = command.command[0]
+        if name not in ("true", "false", "cat"):
+            raise RunError(f"program {name!r}: not found", failure=FailureReason.INVALID_SPEC)
+        session = FakeSession(ExecEnd(code=int(name == "false")))
+        if name != "cat" or not command.interactive:
+            await session.end_input()
+        return session
+
+
+class FakeSession:
+    """A command that prints its input, and ends with it."""
+
+    def __init__(self, end: ExecEnd) -> None:
+        self._end = end
+        self._input: asyncio.Queue[bytes] = asyncio.Queue(maxsize=8)
+        self.sizes: list[tuple[int, int]] = []
+
+    async def output(self) -> AsyncIterator[tuple[str, bytes]]:
+        """What it was given."""
+        while data := await self._input.get():
+            yield "stdout", data
+
+    async def write(self, data: bytes) -> None:
+        """Hand it input."""
+        if data:
+            await self._input.put(data)
+
+    async def end_input(self) -> None:
+        """No more input."""
+        await self._input.put(b"")
+
+    async def resize(self, rows: int, columns: int) -> None:
+        """Note the size."""
+        self.sizes.append((rows, columns))
+
+    async def wait(self) -> ExecEnd:
+        """How it ended."""
+        return self._end
+
+    async def close(self) -> None:
+        """Nothing is left of it."""
 
 
 class FakePreparingRuntime(FakeRuntime):

@@ -17,7 +17,7 @@ from typing import Any
 from shoal.core.errors import DeniedError, UnauthenticatedError
 from shoal.model.identity import Identity, Role
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets
+from shoal.wire.methods import AgentControl, AgentExec, AgentService, Credentials, Enrollment, Secrets, WorkloadExec
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.transport import Method
 
@@ -116,6 +116,9 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     Secrets.SET_SECRET: _OPERATOR,
     Secrets.LIST_SECRETS: _OPERATOR,
     Secrets.DELETE_SECRET: _OPERATOR,
+    # The control plane records every command, so an operator may not call an agent.
+    WorkloadExec.EXEC: _OPERATOR,
+    AgentExec.EXEC: _CONTROL,
     # Served by every server, to every role of its cluster.
     CHECK: _ANYONE,
     WATCH: _ANYONE,

@@ -1,12 +1,12 @@
 """Calls the other way round: the control plane calls an agent through the stream that the agent opened.
 
 Each call travels as `call` and `call_reply` messages of a ControlStream, told apart by their ids, many at once. Small
-messages go before pieces of streamed answers, and of those only as many are under way as their reader has room for, so
-that a reader of logs does not delay commands.
+messages go before pieces of streams, and of those only as many are under way as their reader has room for, so that a
+reader of logs does not delay commands.
 
-    control plane                                       agent
-    StreamCalls (a `Channel`)  ── call, cancel, credit ──▶  CallServer ──▶ handlers of `AgentService`
-                               ◀────── call_reply ───────
+    control plane                                              agent
+    StreamCalls (a `Channel`)  ── call, piece, cancel, credit ──▶  CallServer ──▶ handlers of the agent's services
+                               ◀─────── call_reply, credit ──────
 
 Used by `shoal.control.agents.streams` and `shoal.agent.contact.stream`, which own the streams.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from shoal.core.errors import (
     UnsupportedError,
     problem,
 )
-from shoal.core.tasks import TaskScope
+from shoal.core.tasks import TaskScope, running
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.serving import Endpoint, RpcObserver, answer, checked_metadata, converse, pack, unpack
@@ -44,7 +44,7 @@ from shoal.wire.transport import (
     Service,
 )
 
-#: Pieces of one streamed answer that may be on their way or wait for their reader.
+#: Pieces of one stream that may be on their way or wait for their reader.
 CREDIT = 8
 #: Calls of one control plane that one agent serves at the same time.
 MAX_CALLS = 256
@@ -146,6 +146,26 @@ class Outbox:
             event.set()
 
 
+@dataclass(slots=True, eq=False)
+class Credit:
+    """How many pieces may be sent before the reader says that it has room for more."""
+
+    left: int
+    granted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def grant(self, pieces: int) -> None:
+        """The reader has room for more."""
+        self.left = min(_MAX_CREDIT, self.left + max(0, pieces))
+        self.granted.set()
+
+    async def spend(self) -> None:
+        """Wait until another piece may be sent."""
+        while self.left <= 0:
+            self.granted.clear()
+            await self.granted.wait()
+        self.left -= 1
+
+
 # ---------------------------------------------------------------------------------------------------------
 # The end that calls
 
@@ -157,11 +177,15 @@ class _UnderWay:
     call_id: int
     method: Method[Any, Any]
     pieces: deque[bytes] = field(default_factory=deque)
+    #: Pieces that were read since the other end was last told.
+    taken: int = 0
     #: How it ended; None while it goes on.
     status: Status | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
     #: It was ended at this end alone.
     goes_on_there: bool = False
+    #: How many pieces of a streamed request the other end has room for.
+    room: Credit = field(default_factory=lambda: Credit(CREDIT))
 
     def end(self, status: Status) -> None:
         """Nothing more comes."""
@@ -171,21 +195,24 @@ class _UnderWay:
     def take(self, reply: pb.CallReply) -> None:
         """A reply has come."""
         unary = self.method.cardinality is Cardinality.UNARY
-        if reply.status.code:
+        if reply.credit:
+            self.room.grant(reply.credit)
+        elif reply.status.code:
             self.end(status_from_proto(reply.status))
         elif reply.more and unary:
-            self._cut_off(InternalError("a second answer would follow where one is all there is"))
+            self.cut_off(InternalError("a second answer would follow where one is all there is"))
         elif not reply.more and not unary:
             self.end(OK)
         elif len(self.pieces) >= CREDIT:
-            self._cut_off(ExhaustedError("more pieces of an answer came than there was room for"))
+            self.cut_off(ExhaustedError("more pieces of an answer came than there was room for"))
         else:
             self.pieces.append(reply.response)
             self.news.set()
             if unary:
                 self.end(OK)
 
-    def _cut_off(self, error: ShoalError) -> None:
+    def cut_off(self, error: ShoalError) -> None:
+        """End it at this end."""
         self.goes_on_there = True
         self.end(status_of(error))
 
@@ -261,29 +288,16 @@ class StreamCalls:
         """A call whose answer is a stream."""
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         under_way = self._begin(method)
-        read = 0
         try:
             async with asyncio.timeout_at(deadline):
                 await self._send(under_way, request, metadata, timeout)
-            while under_way.pieces or under_way.status is None:
-                if not under_way.pieces:
-                    under_way.news.clear()
-                    async with asyncio.timeout_at(deadline):
-                        await under_way.news.wait()
-                    continue
-                data = under_way.pieces.popleft()
-                read += 1
-                if 2 * read >= CREDIT and under_way.status is None:
-                    more = pb.CallRequest(credit=read)
-                    self._outbox.push(pb.ControlMessage(in_reply_to=under_way.call_id, call=more))
-                    read = 0
-                yield self._read(method, data)
+            while (piece := await self._next_piece(under_way, deadline)) is not None:
+                yield self._read(method, piece)
         except TimeoutError:
             raise self._explain(Status(Code.DEADLINE_EXCEEDED), method, timeout) from None
         finally:
             self._finish(under_way)
-        if under_way.status is not None and under_way.status.code is not Code.OK:
-            raise self._explain(under_way.status, method, timeout)
+        self._check_end(under_way, timeout)
 
     async def converse(
         self,
@@ -292,10 +306,48 @@ class StreamCalls:
         *,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Response]:
-        """No method of an agent streams both ways."""
-        del requests, metadata
-        raise UnsupportedError(f"{method.path} cannot be called through a stream", method=method.path)
-        yield  # pragma: no cover - it makes this a generator, as the others are
+        """A call that streams both ways."""
+        under_way = self._begin(method)
+        try:
+            await self._send(under_way, None, metadata, None)
+            async with running(self._feed(under_way, requests), name=f"requests of {method.name}"):
+                while (piece := await self._next_piece(under_way, None)) is not None:
+                    yield self._read(method, piece)
+        finally:
+            self._finish(under_way)
+        self._check_end(under_way, None)
+
+    async def _feed(self, under_way: _UnderWay, requests: AsyncIterator[Any]) -> None:
+        """Send the pieces of a streamed request. An error of their source ends the call."""
+        try:
+            async for request in requests:
+                await under_way.room.spend()
+                piece = pb.CallRequest(request=pack(request, under_way.method), piece=True)
+                await self._outbox.put(pb.ControlMessage(in_reply_to=under_way.call_id, call=piece), piece=True)
+            end = pb.CallRequest(end=True)
+            # In the lane of the pieces: it must not overtake them.
+            await self._outbox.put(pb.ControlMessage(in_reply_to=under_way.call_id, call=end), piece=True)
+        except ShoalError as error:
+            under_way.cut_off(error)
+
+    async def _next_piece(self, under_way: _UnderWay, deadline: float | None) -> bytes | None:
+        """The next piece of a streamed answer, None after the last. Raises TimeoutError."""
+        while not under_way.pieces:
+            if under_way.status is not None:
+                return None
+            under_way.news.clear()
+            async with asyncio.timeout_at(deadline):
+                await under_way.news.wait()
+        under_way.taken += 1
+        if 2 * under_way.taken >= CREDIT and under_way.status is None:
+            more = pb.CallRequest(credit=under_way.taken)
+            self._outbox.push(pb.ControlMessage(in_reply_to=under_way.call_id, call=more))
+            under_way.taken = 0
+        return under_way.pieces.popleft()
+
+    def _check_end(self, under_way: _UnderWay, timeout: float | None) -> None:
+        if under_way.status is not None and under_way.status.code is not Code.OK:
+            raise self._explain(under_way.status, under_way.method, timeout)
 
     async def close(self) -> None:
         """End the calls under way; the stream goes on."""
@@ -316,7 +368,7 @@ class StreamCalls:
         method = under_way.method
         call = pb.CallRequest(
             method=method.name,
-            request=pack(request, method),
+            request=b"" if request is None else pack(request, method),
             metadata=dict(checked_metadata(metadata)),
             timeout_ms=round(timeout * 1000) if timeout is not None else 0,
             credit=0 if method.cardinality is Cardinality.UNARY else CREDIT,
@@ -350,31 +402,33 @@ class StreamCalls:
 class _Served:
     """A call that is being served."""
 
-    credit: int
-    granted: asyncio.Event = field(default_factory=asyncio.Event)
+    #: How many pieces of its answer the caller has room for.
+    room: Credit
     task: asyncio.Task[None] | None = None
+    #: Pieces of a streamed request that wait for the handler; None is their end.
+    requests: deque[bytes | None] = field(default_factory=deque)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def grant(self, pieces: int) -> None:
-        """The caller has room for more."""
-        self.credit = min(_MAX_CREDIT, self.credit + max(0, pieces))
-        self.granted.set()
-
-    async def spend(self) -> None:
-        """Wait until another piece may be sent."""
-        while self.credit <= 0:
-            self.granted.clear()
-            await self.granted.wait()
-        self.credit -= 1
+    def take(self, piece: bytes | None) -> bool:
+        """A piece of the request has come; whether there was room for it."""
+        has_room = len(self.requests) <= CREDIT
+        if has_room:
+            self.requests.append(piece)
+            self.arrived.set()
+        return has_room
 
 
 class CallServer:
     """Serves the calls that come through one stream, side by side."""
 
-    def __init__(self, service: Service, outbox: Outbox, *, peer: str, observer: RpcObserver | None = None) -> None:
+    def __init__(
+        self, services: Sequence[Service], outbox: Outbox, *, peer: str, observer: RpcObserver | None = None
+    ) -> None:
         # Nobody else is at the other end than the control plane, which the channel has verified: there is no rule to
         # ask, for it may call everything.
         self._endpoints = {
             method.name: Endpoint(method, getattr(service.handlers, method.attribute, None), None)
+            for service in services
             for method in service.methods
         }
         self._outbox = outbox
@@ -388,10 +442,8 @@ class CallServer:
         call, call_id = message.call, message.message_id
         if message.in_reply_to:
             served = self._served.get(message.in_reply_to)
-            if served is not None and call.cancel and served.task is not None:
-                served.task.cancel()
-            elif served is not None:
-                served.grant(call.credit)
+            if served is not None:
+                self._go_on(served, call)
             return
         if call_id == 0 or call_id in self._served:
             rule = "must be there, and differ from those of the calls under way"
@@ -401,9 +453,19 @@ class CallServer:
         if error is not None:
             await self._reply(call_id, pb.CallReply(status=status_to_proto(status_of(error))))
             return
-        served = self._served[call_id] = _Served(min(_MAX_CREDIT, max(0, call.credit)))
+        served = self._served[call_id] = _Served(Credit(min(_MAX_CREDIT, max(0, call.credit))))
         served.task = self._scope.start(self._serve(call_id, served, call), name=call.method)
         served.task.add_done_callback(lambda _task: self._served.pop(call_id, None))
+
+    def _go_on(self, served: _Served, call: pb.CallRequest) -> None:
+        """A message about a call under way."""
+        has_room = True
+        if call.piece or call.end:
+            has_room = served.take(None if call.end else call.request)
+        else:
+            served.room.grant(call.credit)
+        if (call.cancel or not has_room) and served.task is not None:
+            served.task.cancel()
 
     async def close(self) -> None:
         """End every call."""
@@ -411,7 +473,7 @@ class CallServer:
 
     def _trouble_with(self, call: pb.CallRequest) -> ShoalError | None:
         endpoint = self._endpoints.get(call.method)
-        if endpoint is None or endpoint.method.cardinality is Cardinality.BOTH_STREAM:
+        if endpoint is None:
             return UnsupportedError(f"{call.method[:64]!r} cannot be called through a stream", method=call.method[:64])
         if len(self._served) >= MAX_CALLS:
             return ExhaustedError(f"{MAX_CALLS} calls are under way already", limit=MAX_CALLS)
@@ -435,15 +497,33 @@ class CallServer:
 
     async def _stream(self, call_id: int, served: _Served, request: bytes, call: Call) -> None:
         async def send(data: bytes) -> None:
-            await served.spend()
+            await served.room.spend()
             reply = pb.CallReply(response=data, more=True)
             await self._outbox.put(pb.ControlMessage(in_reply_to=call_id, call_reply=reply), piece=True)
 
         endpoint = self._endpoints[call.method.rpartition("/")[2]]
-        status = await converse(endpoint, _one(request), send, call, self._observer)
+        is_both = endpoint.method.cardinality is Cardinality.BOTH_STREAM
+        requests = self._requests(call_id, served) if is_both else _one(request)
+        status = await converse(endpoint, requests, send, call, self._observer)
         # In the lane of the pieces: it must not overtake them.
         last = pb.CallReply(status=None if status is OK else status_to_proto(status))
         await self._outbox.put(pb.ControlMessage(in_reply_to=call_id, call_reply=last), piece=True)
+
+    async def _requests(self, call_id: int, served: _Served) -> AsyncIterator[bytes]:
+        """The pieces of a streamed request, as they come."""
+        taken = 0
+        while True:
+            while not served.requests:
+                served.arrived.clear()
+                await served.arrived.wait()
+            piece = served.requests.popleft()
+            if piece is None:
+                return
+            taken += 1
+            if 2 * taken >= CREDIT:
+                self._outbox.push(pb.ControlMessage(in_reply_to=call_id, call_reply=pb.CallReply(credit=taken)))
+                taken = 0
+            yield piece
 
     async def _reply(self, call_id: int, reply: pb.CallReply) -> None:
         message = pb.ControlMessage(in_reply_to=call_id, call_reply=reply)

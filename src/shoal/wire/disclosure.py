@@ -62,6 +62,10 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "shoal.v1.FieldProblem": {_AGENTS_AND_OPERATOR: "field value rule"},
     "persys.control.v1.DeleteWorkloadResponse": {_AGENTS_AND_OPERATOR: "success error_message"},
+    # Output of a command: the operator's, passed on by the control plane.
+    "shoal.v1.ExecResponse": {_CONTROL_AND_OPERATOR: "started stdout stderr ended"},
+    "shoal.v1.ExecStarted": {_CONTROL_AND_OPERATOR: "node_id"},
+    "shoal.v1.ExecEnded": {_CONTROL_AND_OPERATOR: "exit_code signal"},
     # Answers to operators.
     "persys.control.v1.RetryWorkloadResponse": {_OPERATOR: "accepted error_message"},
     "persys.control.v1.SubmitAutomationSuggestionResponse": {
@@ -182,8 +186,10 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         _NOBODY: "workload_id spec revision_id desired_state expected_revision",
     },
     "persys.control.v1.DeleteWorkloadRequest": {_NOBODY: "workload_id"},
-    "persys.control.v1.CallRequest": {_AGENTS_AND_OPERATOR: "method request metadata timeout_ms cancel credit"},
-    "persys.control.v1.CallReply": {_NOBODY: "response more status"},
+    "persys.control.v1.CallRequest": {
+        _AGENTS_AND_OPERATOR: "method request metadata timeout_ms cancel credit piece end"
+    },
+    "persys.control.v1.CallReply": {_NOBODY: "response more status credit"},
     "persys.control.v1.CallStatus": {_AGENTS_AND_OPERATOR: "code message detail invalid"},
     "shoal.v1.ErrorDetail": {_AGENTS_AND_OPERATOR: "type facts hint"},
     "shoal.v1.InvalidRequest": {_AGENTS_AND_OPERATOR: "problems"},

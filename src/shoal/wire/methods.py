@@ -7,6 +7,7 @@ from typing import Any
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from shoal.wire.transport import Cardinality, Method
 
@@ -15,6 +16,8 @@ _AGENT = "persys.agent.v1.AgentService"
 _ENROLLMENT = "shoal.v1.Enrollment"
 _CREDENTIALS = "shoal.v1.Credentials"
 _SECRETS = "shoal.v1.Secrets"
+_EXEC = "shoal.v1.WorkloadExec"
+_AGENT_EXEC = "shoal.v1.AgentExec"
 
 
 class AgentControl:
@@ -117,6 +120,20 @@ class Secrets:
     SET_SECRET = Method(_SECRETS, "SetSecret", secrets.SetSecretRequest, secrets.SetSecretResponse)
     LIST_SECRETS = Method(_SECRETS, "ListSecrets", secrets.ListSecretsRequest, secrets.ListSecretsResponse)
     DELETE_SECRET = Method(_SECRETS, "DeleteSecret", secrets.DeleteSecretRequest, secrets.DeleteSecretResponse)
+
+
+class WorkloadExec:
+    """Commands inside running workloads, at the control plane."""
+
+    NAME = _EXEC
+    EXEC = Method(_EXEC, "Exec", execution.ExecRequest, execution.ExecResponse, Cardinality.BOTH_STREAM)
+
+
+class AgentExec:
+    """The same at an agent."""
+
+    NAME = _AGENT_EXEC
+    EXEC = Method(_AGENT_EXEC, "Exec", execution.ExecRequest, execution.ExecResponse, Cardinality.BOTH_STREAM)
 
 
 def methods_of(service: type) -> tuple[Method[Any, Any], ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -15,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import ShoalError, UnavailableError
+from shoal.core.errors import InvalidError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
+from shoal.model.execs import ExecEnd
 from shoal.model.resources import Resources
 from shoal.model.workloads import ComposeSpec, FailureReason, StopPolicy
 from shoal.runtimes.base import RunError, RunPhase, RunRequest, Runtime
@@ -25,7 +28,7 @@ from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
-from shoal.testing.suites.runtime import RuntimeSuite, read_all, wait_ended, wait_output
+from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
 from tests.services.engine import IMAGE, Engine, private_engine
 
 pytestmark = pytest.mark.e2e
@@ -35,6 +38,15 @@ pytestmark = pytest.mark.e2e
 def engine() -> Iterator[Engine]:
     with private_engine() as made:
         yield made
+
+
+@pytest.fixture(autouse=True)
+def no_guards_left(tmp_path: Path) -> Iterator[None]:
+    """Guards wait a minute for more to guard: those of a test end with it."""
+    yield
+    for path in (tmp_path / "compose-guard").glob("guard*"):
+        with suppress(ProcessLookupError):
+            os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -154,8 +166,10 @@ async def test_one_crashed_service_fails_the_run_and_ends_the_others(
     assert ended.services == {"db": "killed by signal 15", "job": "exited (0)", "web": "exited (3)"}
     lines = (await read_all(runtime)).decode().splitlines()
     assert sorted(lines) == ["db | ready", "job | one", "job | two", "web | up"]
-    assert engine.containers() == []
-    assert "shoal-n1-web_default" not in engine.podman("network", "ls", "--format", "{{.Name}}").split()
+    async with asyncio.timeout(30):
+        # The end is stored first, then the project is removed.
+        while engine.containers() or "shoal-n1-web_default" in engine.podman("network", "ls", "-q").split():
+            await asyncio.sleep(0.1)
 
 
 async def test_an_update_replaces_what_changed_and_keeps_volumes(
@@ -326,3 +340,19 @@ async def wait_until_health(runtime: ComposeRuntime, word: str) -> None:
     async with asyncio.timeout(30):
         while not (await runtime.health()).startswith(word):
             await asyncio.sleep(0.05)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Commands inside a service
+
+
+async def test_commands_inside_a_named_service(open_runtime: Callable[[], Awaitable[ComposeRuntime]]) -> None:
+    runtime = await open_runtime()
+    await runtime.start(request({"db": SLEEP, "web": {**SLEEP, "environment": {"COLOR": "green"}}}))
+    stdout, _, end = await run_command(runtime, "sh", "-c", "echo in $COLOR", service="web")
+    assert (stdout, end) == (b"in green\n", ExecEnd())
+    assert (await run_command(runtime, "sh", "-c", "echo in $COLOR", service="db"))[0] == b"in\n"
+    _, stderr, end = await run_command(runtime, "/nowhere/no-such-program", service="db")
+    assert (b"no-such-program" in stderr, end) == (True, ExecEnd(code=127))
+    with pytest.raises(InvalidError, match="must be one of the services db, web"):
+        await run_command(runtime, "true")

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from shoal.model.identity import Identity, Role, workload_identity
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import (
+    AgentControl,
+    AgentExec,
+    AgentService,
+    Credentials,
+    Enrollment,
+    Secrets,
+    WorkloadExec,
+    methods_of,
+)
 from shoal.wire.transport import Cardinality
 
 AGENT, CONTROL, OPERATOR, WORKLOAD = Role.AGENT, Role.CONTROL, Role.OPERATOR, Role.WORKLOAD
@@ -59,6 +68,8 @@ ALLOWED = {
         "RenewCertificate": {AGENT},
         "IssueWorkloadCertificate": {AGENT},
     },
+    WorkloadExec: {"Exec": {OPERATOR}},
+    AgentExec: {"Exec": {CONTROL}},
     Secrets: {"SetSecret": {OPERATOR}, "ListSecrets": {OPERATOR}, "DeleteSecret": {OPERATOR}},
 }
 

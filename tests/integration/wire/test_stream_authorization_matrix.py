@@ -260,7 +260,7 @@ async def test_only_a_control_plane_calls_an_agent_through_the_agents_stream(fil
     )
     channel = GrpcTransport(security=files[AGENT]).connect(server.address, peer=CONTROL_PLANE)
     handlers = Everything(methods_of(AgentService))
-    stream = ControlStream(channel, Service(methods_of(AgentService), handlers), on_end=lambda: None)
+    stream = ControlStream(channel, [Service(methods_of(AgentService), handlers)], on_end=lambda: None)
     speaking = asyncio.ensure_future(stream.register(pb.RegisterNodeRequest(node_id="n1"), timeout=60))
     try:
         done = asyncio.ensure_future(caller.done.wait())
@@ -485,7 +485,7 @@ async def test_an_agent_with_a_new_certificate_goes_on_in_a_new_stream_and_is_ne
     async with planes(files, AGENT, clock) as (plane, channel):
         record = has_stream(plane)
         service = Service(methods_of(AgentService), Everything(methods_of(AgentService)))
-        client = ControlClient(GrpcTransport(security=files[AGENT]), [channel.address], service=service)
+        client = ControlClient(GrpcTransport(security=files[AGENT]), [channel.address], services=[service])
         client.on_stream_broken = lambda: broken.append(1)
         await client.heartbeat(pb.HeartbeatRequest(node_id="n1", session="s1", sequence=1), timeout=60)
         before = plane.streams.channel(record)

@@ -246,6 +246,8 @@ def test_what_does_not_exist(control, capsys):
         (["workload", "wait", "web", "--timeout", "soon"], "must be a duration such as 500ms"),
         (["workload", "wait", "web", "--for", "luck"], "luck"),
         (["logs", "web", "--tail", "-1"], "--tail"),
+        (["exec", "web", "-it", "--", "sh"], "--tty"),
+        (["exec", "web"], "COMMAND"),
         (["node", "list", "--control", "h:0"], "must be HOST:PORT"),
     ],
 )

@@ -34,6 +34,7 @@ def complete(control, line, capsys, monkeypatch):
         ("shoal workload get w", ["web", "worker"]),
         ("shoal workload delete web w", ["web", "worker"]),
         ("shoal logs d", ["db"]),
+        ("shoal exec d", ["db"]),
         ("shoal workload list --node g", ["gpu-1"]),
         ("shoal wor", ["workload"]),
         ("shoal workload wait web --for s", ["settled", "stopped"]),

@@ -21,9 +21,10 @@ from shoal.core.errors import (
 )
 from shoal.testing.messages import messages
 from shoal.wire.calls import CREDIT, MAX_CALLS, CallServer, Outbox, StreamCalls, status_from_proto
-from shoal.wire.methods import AgentService, methods_of
+from shoal.wire.methods import AgentExec, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.status import Code
 from shoal.wire.transport import Cardinality, Method, Service
 
@@ -35,6 +36,9 @@ ACTIONS, APPLY, STATUS, LOGS = (
     AgentService.GET_WORKLOAD_STATUS,
     AgentService.READ_LOGS,
 )
+
+
+EXEC = AgentExec.EXEC
 
 
 class Scripted:
@@ -80,6 +84,28 @@ class Scripted:
             self.ended.append(request.workload_id)
 
 
+class Echoing:
+    """A handler that streams both ways: what it is given, until it is told to stop."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.ended = 0
+        self.reads = asyncio.Event()
+        self.reads.set()
+
+    async def exec(self, requests, call):
+        try:
+            async for request in requests:
+                self.taken += 1
+                if request.input == b"break":
+                    raise UnavailableError("it broke")
+                yield execution.ExecResponse(stdout=request.input)
+                await self.reads.wait()
+            yield execution.ExecResponse(ended=execution.ExecEnded(exit_code=7))
+        finally:
+            self.ended += 1
+
+
 class Ends:
     """The control plane's end, the agent's end, and the pipes between them."""
 
@@ -87,7 +113,9 @@ class Ends:
         self.handlers = Scripted()
         self.down, self.up = Outbox(), Outbox()
         self.caller = StreamCalls(self.down, address="node 'n1'")
-        self.server = CallServer(Service(methods_of(AgentService), self.handlers), self.up, peer="control")
+        self.echo = Echoing()
+        services = [Service(methods_of(AgentService), self.handlers), Service(methods_of(AgentExec), self.echo)]
+        self.server = CallServer(services, self.up, peer="control")
         self.pipes = [asyncio.ensure_future(self._down()), asyncio.ensure_future(self._up())]
 
     async def _down(self) -> None:
@@ -111,6 +139,11 @@ async def ends():
     await made.close()
     assert not made.caller._under_way
     assert not made.server._served
+
+
+async def inputs(*pieces):
+    for piece in pieces:
+        yield execution.ExecRequest(input=piece)
 
 
 async def settle(seconds=0.0):
@@ -151,14 +184,14 @@ class TestUnary:
             await status("broken")
 
     async def test_a_method_that_is_not_there(self, ends):
-        unknown = Method(AgentService.NAME, "Exec", agent.HealthCheckRequest, agent.HealthCheckResponse)
+        unknown = Method(AgentService.NAME, "Restart", agent.HealthCheckRequest, agent.HealthCheckResponse)
         with pytest.raises(UnsupportedError):
             await ends.caller.call(unknown, agent.HealthCheckRequest())
         with pytest.raises(UnsupportedError):
             await ends.caller.call(AgentService.HEALTH_CHECK, agent.HealthCheckRequest())
         both = Method(AgentService.NAME, "Both", agent.LogChunk, agent.LogChunk, Cardinality.BOTH_STREAM)
         with pytest.raises(UnsupportedError):
-            await anext(ends.caller.converse(both, ends.down.messages()))
+            await anext(ends.caller.converse(both, inputs()))
 
     async def test_many_at_once_are_answered_each_in_its_time(self, ends):
         async def ask(seconds):
@@ -258,7 +291,7 @@ class TestStreamed:
             await asyncio.sleep(1000)
 
         ends.handlers.read_logs = quiet
-        ends.server = CallServer(Service(methods_of(AgentService), ends.handlers), ends.up, peer="control")
+        ends.server = CallServer([Service(methods_of(AgentService), ends.handlers)], ends.up, peer="control")
         chunks = ends.caller.stream(LOGS, agent.ReadLogsRequest(workload_id="w"), timeout=5)
         assert (await anext(chunks)).data == b"one"
         with pytest.raises(DeadlineError):
@@ -299,6 +332,63 @@ class TestWrongMessages:
         ends.caller.take(pb.ControlMessage(in_reply_to=call_id, error=pb.CallStatus()))
         with pytest.raises(InternalError):
             await task
+
+    async def test_both_ways_to_the_end(self, ends):
+        async def pieces():
+            for number in range(3 * CREDIT):
+                yield execution.ExecRequest(input=str(number).encode())
+
+        answers = [each async for each in ends.caller.converse(EXEC, pieces())]
+        assert [each.stdout for each in answers[:-1]] == [str(number).encode() for number in range(3 * CREDIT)]
+        assert answers[-1].ended.exit_code == 7
+
+    async def test_both_ways_an_error_ends_the_call(self, ends):
+        with pytest.raises(UnavailableError, match="it broke"):
+            async for _ in ends.caller.converse(EXEC, inputs(b"one", b"break")):
+                pass
+        assert ends.echo.ended == 1
+
+    async def test_both_ways_a_handler_that_does_not_read_slows_the_caller(self, ends):
+        ends.echo.reads.clear()
+        given = 0
+
+        async def pieces():
+            nonlocal given
+            while True:
+                given += 1
+                yield execution.ExecRequest(input=b"x")
+
+        stream = ends.caller.converse(EXEC, pieces())
+        await anext(stream)
+        await settle(1)
+        assert ends.echo.taken == 1
+        assert given <= 2 * CREDIT
+        assert (await apply(ends)).applied
+        await stream.aclose()
+        await settle()
+        assert ends.echo.ended == 1
+
+    async def test_both_ways_requests_that_fail_end_the_call(self, ends):
+        async def pieces():
+            yield execution.ExecRequest(input=b"one")
+            raise UnavailableError("the client is gone")
+
+        with pytest.raises(UnavailableError, match="the client is gone"):
+            async for _ in ends.caller.converse(EXEC, pieces()):
+                pass
+        await settle()
+        assert ends.echo.ended == 1
+
+    async def test_both_ways_requests_that_ignore_the_credit_end_the_call(self, ends):
+        ends.echo.reads.clear()
+        stream = ends.caller.converse(EXEC, inputs(b"one"))
+        await anext(stream)
+        for _ in range(2 * CREDIT):
+            piece = pb.CallRequest(piece=True)
+            await ends.server.take(pb.ControlMessage(in_reply_to=1, call=piece))
+        await settle()
+        assert ends.echo.ended == 1
+        await stream.aclose()
 
     async def test_calls_without_a_name_or_with_one_in_use_are_refused(self, ends):
         call = pb.CallRequest(method="ListActions")

@@ -9,10 +9,19 @@ from __future__ import annotations
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets, methods_of
+from shoal.wire.methods import (
+    AgentControl,
+    AgentExec,
+    AgentService,
+    Credentials,
+    Enrollment,
+    Secrets,
+    WorkloadExec,
+    methods_of,
+)
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, run_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
 from shoal.wire.transport import Cardinality
 
 CONTROL = {
@@ -134,8 +143,8 @@ CONTROL = {
     # Shoal's own messages.
     "CallRequest": """
         1 method string, 2 request bytes, 3 metadata <string,string>, 4 timeout_ms int64, 5 cancel bool,
-        6 credit int32""",
-    "CallReply": "1 response bytes, 2 more bool, 3 status CallStatus",
+        6 credit int32, 7 piece bool, 8 end bool""",
+    "CallReply": "1 response bytes, 2 more bool, 3 status CallStatus, 4 credit int32",
     "CallStatus": "1 code int32, 2 message string, 3 detail ErrorDetail, 4 invalid InvalidRequest",
     "GroupMember": "1 workload_id string, 2 spec WorkloadSpec, 3 revision_id string, 4 desired_state string",
     "ApplyGroupRequest": "1 group_id string, 2 members GroupMember*, 3 expected_generation int64, "
@@ -330,6 +339,17 @@ SECRETS = {
     "SecretView": "1 name string, 2 created_at Timestamp, 3 updated_at Timestamp, 4 revision int64",
 }
 
+EXEC = {
+    "ExecRequest": "1 start ExecStart, 2 input bytes, 3 end_of_input bool, 4 resize WindowSize",
+    "ExecStart": """
+        1 workload_id string, 2 command string*, 3 service string, 4 terminal bool, 5 interactive bool,
+        6 window WindowSize, 7 term string""",
+    "WindowSize": "1 rows int32, 2 columns int32",
+    "ExecResponse": "1 started ExecStarted, 2 stdout bytes, 3 stderr bytes, 4 ended ExecEnded",
+    "ExecStarted": "1 node_id string",
+    "ExecEnded": "1 exit_code int32, 2 signal int32",
+}
+
 ENUMS = {
     "persys.control.v1.FailureReason": """
         0 FAILURE_REASON_UNSPECIFIED, 1 IMAGE_PULL_FAILED, 2 IMAGE_NOT_FOUND, 3 INSUFFICIENT_RESOURCES,
@@ -347,7 +367,7 @@ ENUMS = {
         4 ACTUAL_STATE_FAILED, 5 ACTUAL_STATE_UNKNOWN""",
 }
 
-FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2)
+FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2, exec_pb2)
 
 
 def _split(text):
@@ -392,8 +412,8 @@ def _actual(descriptor):
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS), strict=True)),
-    ids=["control", "agent", "shoal", "enrollment", "secrets"],
+    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC), strict=True)),
+    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec"],
 )
 def test_every_message_is_as_it_was_published(file, table):
     messages = file.DESCRIPTOR.message_types_by_name
@@ -478,8 +498,10 @@ def test_the_bytes_on_the_wire_are_these(message, wire):
         (Enrollment, enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"]),
         (Credentials, enrollment_pb2.DESCRIPTOR.services_by_name["Credentials"]),
         (Secrets, secrets_pb2.DESCRIPTOR.services_by_name["Secrets"]),
+        (WorkloadExec, exec_pb2.DESCRIPTOR.services_by_name["WorkloadExec"]),
+        (AgentExec, exec_pb2.DESCRIPTOR.services_by_name["AgentExec"]),
     ],
-    ids=["control", "agent", "enrollment", "credentials", "secrets"],
+    ids=["control", "agent", "enrollment", "credentials", "secrets", "exec", "agent exec"],
 )
 def test_every_rpc_is_in_the_table_of_methods(ours, theirs):
     def cardinality(method):

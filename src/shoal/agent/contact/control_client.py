@@ -41,7 +41,7 @@ class ControlClient:
     Args:
         transport: how addresses are reached.
         addresses: where control planes are; at least one.
-        service: what serves the calls that come through a stream. Without it no stream is opened.
+        services: what serves the calls that come through a stream. Without any no stream is opened.
         stream_only: never fall back to unary calls, for an agent that can be called in no other way.
         observer: told of every call that is served through a stream.
     """
@@ -51,13 +51,13 @@ class ControlClient:
         transport: Transport,
         addresses: Sequence[str],
         *,
-        service: Service | None = None,
+        services: Sequence[Service] = (),
         stream_only: bool = False,
         observer: RpcObserver | None = None,
     ) -> None:
         self._transport = transport
         self._addresses = ControlAddresses(addresses, field="control")
-        self._service = service
+        self._services = services
         self._stream_only = stream_only
         self._observer = observer
         self._channel: Channel | None = None
@@ -65,7 +65,7 @@ class ControlClient:
         #: Of the credentials that it was opened with.
         self._stream_version = 0
         #: Whether the control plane at this address has no streams.
-        self._unary = service is None
+        self._unary = not services
         #: Called when the stream broke while nothing was being said.
         self.on_stream_broken: Callable[[], None] = _ignore
 
@@ -93,7 +93,7 @@ class ControlClient:
         """Let go of the connection; the next call makes another."""
         stream, self._stream = self._stream, None
         channel, self._channel = self._channel, None
-        self._unary = self._service is None
+        self._unary = not self._services
         if stream is not None:
             await stream.close()
         if channel is not None:
@@ -160,8 +160,8 @@ class ControlClient:
         self, through_stream: Callable[[ControlStream], Awaitable[T]], by_call: Callable[[], Awaitable[T]]
     ) -> T:
         """Say something through the stream, opened if need be; where there are no streams, by a call."""
-        if not self._unary and self._service is not None:
-            stream, former = self._opened(self._service)
+        if not self._unary:
+            stream, former = self._opened()
             try:
                 return await through_stream(stream)
             except UnsupportedError:
@@ -180,7 +180,7 @@ class ControlClient:
             )
         return await by_call()
 
-    def _opened(self, service: Service) -> tuple[ControlStream, ControlStream | None]:
+    def _opened(self) -> tuple[ControlStream, ControlStream | None]:
         """The stream to speak through, and the one whose place it takes, if that is still open."""
         version = self._transport.credentials_version()
         stream = self._stream
@@ -190,7 +190,9 @@ class ControlClient:
         if former is not None:
             former.retire()
         self._stream_version = version
-        self._stream = ControlStream(self._connected(), service, on_end=self.on_stream_broken, observer=self._observer)
+        self._stream = ControlStream(
+            self._connected(), self._services, on_end=self.on_stream_broken, observer=self._observer
+        )
         return self._stream, former
 
     def _connected(self) -> Channel:

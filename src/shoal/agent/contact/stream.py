@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shoal.core.errors import InternalError, ShoalError, UnavailableError, UnsupportedError
@@ -31,7 +31,7 @@ class ControlStream:
 
     Args:
         channel: the way to the control plane.
-        service: what serves its calls.
+        services: what serves its calls.
         on_end: called when it ends by itself while nobody waits for an answer, who would learn of it anyway.
         observer: told of every call that is served.
     """
@@ -39,7 +39,7 @@ class ControlStream:
     def __init__(
         self,
         channel: Channel,
-        service: Service,
+        services: Sequence[Service],
         *,
         on_end: Callable[[], None],
         observer: RpcObserver | None = None,
@@ -47,7 +47,7 @@ class ControlStream:
         self._channel = channel
         self._on_end = on_end
         self._outbox = Outbox()
-        self._calls = CallServer(service, self._outbox, peer=channel.address, observer=observer)
+        self._calls = CallServer(services, self._outbox, peer=channel.address, observer=observer)
         self._scope = TaskScope("control stream")
         self._waiting: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._last_id = 0

@@ -49,19 +49,23 @@ from shoal.agent.workloads.slots import slot_share
 from shoal.agent.workloads.state import reopen
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
-from shoal.core.errors import ShoalError, UnsupportedError
+from shoal.core.errors import PreconditionError, ShoalError, UnsupportedError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.tasks import TaskScope
+from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import AgentSpec, ProcessSpec, Usage, WorkloadType
 from shoal.runtimes.base import (
+    ExecSession,
+    RunError,
     RunInfo,
     RunPhase,
     Runtime,
     SupportsConditions,
     SupportsDeadlines,
+    SupportsExec,
     SupportsLogs,
     SupportsUsage,
 )
@@ -377,6 +381,20 @@ class Executor:
         if not isinstance(runtime, SupportsLogs):
             raise UnsupportedError(f"the {kind.value} runtime keeps no logs")
         return runtime.read_logs(workload_id, query)
+
+    async def exec(self, workload_id: WorkloadId, command: ExecCommand) -> ExecSession:
+        """Run a command inside a workload. Raises `NotFoundError`, `UnsupportedError` and `PreconditionError`."""
+        state = self.roster.actor(workload_id).state
+        kind = state.intent.type
+        runtime = self._runtimes.get(kind)
+        if not isinstance(runtime, SupportsExec):
+            raise UnsupportedError(f"the {kind.value} runtime of this agent runs no commands inside workloads")
+        if state.stage not in RUNNING_STAGES:
+            raise PreconditionError(f"workload {workload_id!r} does not run")
+        try:
+            return await runtime.exec(state.progress.run_id, command)
+        except RunError as error:
+            raise PreconditionError(error.message, hint=error.hint) from error
 
     def conditions(self) -> dict[ConditionType, str]:
         """What was wrong with the runtimes when they were last asked how they are."""

@@ -99,6 +99,17 @@ def raw(chunk: bytes) -> None:
     sys.stdout.flush()
 
 
+def raw_error(chunk: bytes) -> None:
+    """Bytes as they are, on standard error."""
+    stream = getattr(sys.stderr, "buffer", None)
+    if stream is None:
+        sys.stderr.write(chunk.decode(errors="replace"))
+    else:
+        sys.stderr.flush()
+        stream.write(chunk)
+    sys.stderr.flush()
+
+
 def json_document(value: object) -> None:
     """One JSON document, indented."""
     data(json.dumps(to_plain(value), indent=2, ensure_ascii=False))

@@ -29,8 +29,9 @@ from shoal.model.identity import Peer, Role
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
-from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentService
+from shoal.wire.methods import NODE_HEADER, TERM_HEADER, AgentExec, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.serving import close_stream
 from shoal.wire.status import Code, status_of
 from shoal.wire.transport import Channel, Method, Request, Response, Transport
@@ -158,6 +159,18 @@ class Agents:
                 yield chunk
         finally:
             await close_stream(chunks)
+
+    async def exec(
+        self, node: NodeRecord, requests: AsyncIterator[execution.ExecRequest]
+    ) -> AsyncIterator[execution.ExecResponse]:
+        """A command inside a workload."""
+        channel = await self._channel(node)
+        answers = channel.converse(AgentExec.EXEC, requests, metadata=self._header(node))
+        try:
+            async for answer in answers:
+                yield answer
+        finally:
+            await close_stream(answers)
 
     def _header(self, node: NodeRecord) -> dict[str, str]:
         """Whom a call is meant for, and in which term: an agent refuses what a leader of an older term says."""

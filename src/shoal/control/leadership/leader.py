@@ -16,6 +16,7 @@ from shoal.control.agents.pump import Pump
 from shoal.control.agents.streams import Streams
 from shoal.control.api.enrollment_service import CredentialService, EnrollmentService
 from shoal.control.api.event_feed import EventFeed
+from shoal.control.api.exec_service import ExecService
 from shoal.control.api.secret_service import SecretService
 from shoal.control.api.service import ControlService
 from shoal.control.api.views import Views
@@ -232,6 +233,7 @@ class Leadership:
         enrollment = Enrollment(
             self.fleet, signer, tokens, self.revocations, cluster_id=settings.cluster_id, clock=clock
         )
+        self.exec = ExecService(self.ledger, self.agents, clock=clock)
         self.secrets = SecretService(self.cluster_secrets)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)

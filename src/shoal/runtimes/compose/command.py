@@ -70,16 +70,21 @@ class ComposeCommand:
             raise ComposeError(output[-_MAX_SHOWN:].strip() or f"{self.arguments[0]} ended with status {status}")
 
 
+def candidates() -> list[tuple[str, ...]]:
+    """The compose commands that may be there. `docker` may come without its compose plug-in."""
+    found: list[tuple[str, ...]] = []
+    if shutil.which("docker"):
+        found.append(("docker", "compose"))
+    if shutil.which("docker-compose"):
+        found.append(("docker-compose",))
+    if podman := shutil.which("podman-compose") or _beside_python("podman-compose"):
+        found.append((podman, "--in-pod", "false"))
+    return found
+
+
 async def find_command() -> ComposeCommand | None:
     """The first compose command that answers, or None."""
-    candidates: list[tuple[str, ...]] = []
-    if shutil.which("docker"):
-        candidates.append(("docker", "compose"))
-    if shutil.which("docker-compose"):
-        candidates.append(("docker-compose",))
-    if podman := shutil.which("podman-compose") or _beside_python("podman-compose"):
-        candidates.append((podman, "--in-pod", "false"))
-    for candidate in candidates:
+    for candidate in candidates():
         try:
             _, status = await _call([*candidate, "version"], Path("/"), dict(os.environ), _PROBE_SECONDS)
         except UnavailableError:

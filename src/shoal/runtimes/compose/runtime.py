@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Container, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
-from shoal.runtimes.compose.command import ComposeCommand, ComposeError, locked
+from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_command, locked
 from shoal.runtimes.compose.files import write_files
 from shoal.runtimes.compose.members import PROJECT_LABEL, Member, MemberState, judge
 from shoal.runtimes.compose.output import ProjectOutput
@@ -50,6 +50,7 @@ from shoal.runtimes.container.creating import WORKLOAD_LABEL, Owner
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.records import RunRecords
+from shoal.runtimes.guard.client import Guard
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter, add_up
 
@@ -57,6 +58,8 @@ log = logging.getLogger(__name__)
 
 #: Services may wait for each other, and images may be built.
 _UP_SECONDS = 600.0
+_NO_COMMAND = "there is no docker compose, docker-compose or podman-compose on this machine"
+_CREATE = ("up", "--no-start")
 _UP = ("up", "-d")
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
@@ -73,10 +76,10 @@ class ComposeRuntime:
         clock: Clock,
         owner: Owner,
         connect: Connect,
-        command: ComposeCommand,
+        command: ComposeCommand | None = None,
         allow_privileged: bool = False,
     ) -> None:
-        """`connect` finds the engine; it is called again after the engine was lost."""
+        """`connect` finds the engine; it is called again after the engine was lost. `command` is found when None."""
         self._clock = clock
         self._owner = owner
         self._command = command
@@ -84,6 +87,7 @@ class ComposeRuntime:
         self._projects = data_dir / "projects"
         self._sources = Sources(self._projects, allow_privileged=allow_privileged)
         self._records: RunRecords[ComposeRun] = RunRecords(data_dir / "compose", run_from_json)
+        self._guard = Guard(data_dir / "compose-guard", clock=clock)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._scope = TaskScope("compose")
@@ -92,6 +96,8 @@ class ComposeRuntime:
         self._changed = asyncio.Condition()
         #: Held while a project of the workload is started, changed or ended.
         self._busy: dict[WorkloadId, asyncio.Lock] = {}
+        #: Runs that have failed and are being ended.
+        self._failing: set[RunId] = set()
         #: What was started last, to return to when an update fails. Contains secrets: in memory only.
         self._started: dict[RunId, dict[str, Any]] = {}
 
@@ -106,17 +112,22 @@ class ComposeRuntime:
         """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
         await asyncio.to_thread(self._records.load)
         await asyncio.to_thread(make_private_directory, self._projects)
+        self._command = self._command or await find_command()
+        await self._guard.open()
         await self._connection.open(self._scope)
 
     async def close(self) -> None:
         """Let go of the engine. Projects go on."""
         await self._scope.close()
         self._memory.close()
+        await self._guard.close()
         await self._connection.close()
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""
-        return await self._connection.health()
+        if self._command is None:
+            self._command = await find_command()
+        return f"unhealthy: {_NO_COMMAND}" if self._command is None else await self._connection.health()
 
     # --- runs ---------------------------------------------------------------------------------------------
 
@@ -145,7 +156,7 @@ class ComposeRuntime:
                 marks = marks_for(request, spec, project, self._owner, {})
                 content = render(project, additions_for(request, self._owner, marks))
                 try:
-                    await self._compose(_UP, content, request.workload_id, folder, lock=lock)
+                    await self._bring_up(api, request, content, folder, lock)
                 except ShoalError:
                     with contextlib.suppress(ShoalError):
                         await self._remove_containers(api, request.workload_id)
@@ -188,7 +199,7 @@ class ComposeRuntime:
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
                 await asyncio.to_thread(write_files, folder, request.files)
                 try:
-                    await self._compose(_UP, content, request.workload_id, folder, lock=lock)
+                    await self._bring_up(api, request, content, folder, lock)
                 except ShoalError:
                     if run_id in self._started:
                         with contextlib.suppress(ShoalError):
@@ -237,7 +248,7 @@ class ComposeRuntime:
         api = self._connection.current
         if run is not None and run.end is None and api is not None and not self._lock(run.workload_id).locked():
             with contextlib.suppress(UnavailableError, DeadlineError):
-                await self._look_at(api, run)
+                await self._look_at(api, run, await self._containers(api, run.workload_id))
         run = self._records.runs.get(run_id)
         return None if run is None else run.info
 
@@ -295,6 +306,11 @@ class ComposeRuntime:
         async for piece in read_logs(self._logs_of(workload_id), workload_id, query, self._clock):
             yield piece
 
+    async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:
+        """Let at-most-one runs go on until then: each is killed then, unless extended again."""
+        runs = [self._records.runs[run_id] for run_id in run_ids if run_id in self._records.runs]
+        self._guard.extend([member.container_id for run in runs for member in run.members], until)
+
     async def usage(self, run_id: RunId) -> Usage | None:
         """What the services of a run use together; None when it does not run."""
         run = self._records.runs.get(run_id)
@@ -337,15 +353,27 @@ class ComposeRuntime:
                     transient=True,
                     hint=f"remove them: one has the id {str(each.get('Id'))[:12]}",
                 )
-            run = self._records.runs.get(RunId(labels.get(RUN_LABEL, "")))
-            if run is not None and run.end is None:
+        for run in [each for each in self._records.runs.values() if each.workload_id == request.workload_id]:
+            if run.end is None and not await self._end_if_over(api, run, await self._containers(api, run.workload_id)):
                 raise PreconditionError(f"run {run.run_id!r} of workload {request.workload_id!r} has not ended")
         await self._remove_containers(api, request.workload_id)
+
+    async def _bring_up(
+        self, api: EngineApi, request: RunRequest, content: dict[str, Any], folder: Path, lock: int
+    ) -> None:
+        """Create and start containers. Those with a deadline are guarded before they start."""
+        if request.deadline is not None:
+            await self._compose(_CREATE, content, request.workload_id, folder, lock=lock)
+            for each in await self._containers(api, request.workload_id):
+                await self._guard.protect(str(each["Id"]), request.deadline)
+        await self._compose(_UP, content, request.workload_id, folder, lock=lock)
 
     async def _compose(
         self, words: tuple[str, ...], content: dict[str, Any], workload_id: WorkloadId, folder: Path, *, lock: int = -1
     ) -> None:
         engine, name = self._connection.engine().address, self._name(workload_id)
+        if self._command is None:
+            raise UnavailableError(_NO_COMMAND)
         try:
             await self._command.run(name, content, words, folder=folder, engine=engine, seconds=_UP_SECONDS, lock=lock)
         except ComposeError as error:
@@ -360,7 +388,17 @@ class ComposeRuntime:
 
     async def _refresh(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
         """Store a run with the containers that it has now."""
-        return await self._adopt(api, dataclasses.replace(run, members=await self._members(api, run.workload_id)))
+        members = await self._members(api, run.workload_id)
+        kept = {member.container_id for member in members}
+        self._let_go(member for member in run.members if member.container_id not in kept)
+        return await self._adopt(api, dataclasses.replace(run, members=members))
+
+    def _let_go(self, members: Iterable[Member]) -> None:
+        """Forget what was kept for containers that are gone."""
+        for member in members:
+            self._guard.release(member.container_id)
+            self._memory.ran_out(member.run_id)
+            self._meter.forget(member.run_id)
 
     async def _adopt(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
         await self._put(run)
@@ -374,12 +412,13 @@ class ComposeRuntime:
 
     async def _compare(self, api: EngineApi) -> None:
         """Compare what is stored with the engine: take in what was missed, and end what has ended."""
+        containers = await api.containers(self._owner.labels)
         for run in list(self._records.runs.values()):
             if run.end is None and not self._lock(run.workload_id).locked():
                 await self._output.begin(api, run)
-                await self._look_at(api, run)
+                await self._look_at(api, run, containers)
         known = {run.run_id for run in self._records.runs.values()}
-        labels = [each.get("Labels") or {} for each in await api.containers(self._owner.labels)]
+        labels = [each.get("Labels") or {} for each in containers]
         missing = {each[WORKLOAD_LABEL] for each in labels if each.get(RUN_LABEL) and each[RUN_LABEL] not in known}
         for workload_id in map(WorkloadId, sorted(missing)):
             if self._lock(workload_id).locked():
@@ -394,20 +433,42 @@ class ComposeRuntime:
         labels = [each.get("Labels") or {} for each in await self._containers(api, workload_id)]
         return read_run(labels, await self._members(api, workload_id)) if labels else None
 
-    async def _look_at(self, api: EngineApi, run: ComposeRun) -> None:
+    async def _look_at(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> None:
         """Store what changed in the services of a run, and end it when it has ended or failed."""
         async with self._lock(run.workload_id):
             current = self._records.runs.get(run.run_id)
             if current is None or current.end is not None:
                 return
-            verdict = judge(await self._states(api, current), current.service_names)
-            if verdict.has_failed or verdict.end is not None:
-                await self._stop_and_end(api, current)
-            elif dict(current.services) != dict(verdict.services):
-                await self._put(dataclasses.replace(current, services=verdict.services))
+            await self._end_if_over(api, current, containers)
 
-    async def _states(self, api: EngineApi, run: ComposeRun) -> list[MemberState]:
-        listed = {str(each["Id"]): each for each in await self._containers(api, run.workload_id)}
+    async def _end_if_over(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> bool:
+        """End a run whose services have all ended; whether it has. What is left of a failed one is stopped later."""
+        verdict = judge(await self._states(api, run, containers), run.service_names)
+        if verdict.end is not None:
+            await self._stop_and_end(api, run)
+            return True
+        if dict(run.services) != dict(verdict.services):
+            await self._put(dataclasses.replace(run, services=verdict.services))
+        if verdict.has_failed and run.run_id not in self._failing:
+            # Its other services may need time to end, and other runs do not wait for that.
+            self._failing.add(run.run_id)
+            self._scope.start(self._end_failed(run.run_id, run.workload_id), name=f"end of {run.run_id}")
+        return False
+
+    async def _end_failed(self, run_id: RunId, workload_id: WorkloadId) -> None:
+        """Stop what is left of a run that has failed. A failure to do so is met again at the next comparison."""
+        try:
+            async with self._lock(workload_id):
+                run = self._records.runs.get(run_id)
+                if run is not None and run.end is None:
+                    await self._stop_and_end(self._connection.engine(), run)
+        except ShoalError as error:
+            log.warning("run %s has failed and could not be ended: %s", run_id, error)
+        finally:
+            self._failing.discard(run_id)
+
+    async def _states(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> list[MemberState]:
+        listed = {str(each["Id"]): each for each in containers}
         states: list[MemberState] = []
         for member in run.members:
             seen = listed.get(member.container_id)
@@ -438,18 +499,22 @@ class ComposeRuntime:
             for member in left:
                 await api.kill(member.container_id, "SIGKILL")
             await self._clock.sleep(_POLL_SECONDS)
-        verdict = judge(await self._states(api, run), run.service_names)
+        containers = await self._containers(api, run.workload_id)
+        verdict = judge(await self._states(api, run, containers), run.service_names)
         await self._output.finish(api, run)
         output = await asyncio.to_thread(
             log_files.last_output, self._logs_of(run.workload_id), run_id=run.run_id, limit=_LAST_OUTPUT_BYTES
         )
+        has_expired = any(self._guard.seconds_left(member.container_id) == 0 for member in run.members)
         ended = dataclasses.replace(
-            run, end=verdict.end, services=verdict.services, last_output=output.decode(errors="replace")
+            run,
+            end=verdict.end,
+            ended_by="deadline" if has_expired else run.ended_by,
+            services=verdict.services,
+            last_output=output.decode(errors="replace"),
         )
         await self._put(ended)
-        for member in run.members:
-            self._memory.ran_out(RunId(member.container_id))
-            self._meter.forget(RunId(member.container_id))
+        self._let_go(run.members)
         self._started.pop(run.run_id, None)
         with contextlib.suppress(EngineError):
             await self._remove_project(api, run.workload_id, delete_data=False)
@@ -474,6 +539,7 @@ class ComposeRuntime:
         for each in await self._containers(api, workload_id):
             if service_of(each.get("Labels") or {}) not in keep:
                 await api.remove(str(each["Id"]))
+                self._guard.release(str(each["Id"]))
 
     async def _remove_project(self, api: EngineApi, workload_id: WorkloadId, *, delete_data: bool) -> None:
         await self._remove_containers(api, workload_id)

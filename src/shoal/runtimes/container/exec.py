@@ -30,17 +30,16 @@ _HIGHEST_SIGNAL = 64
 async def start_command(api: EngineApi, container_id: str, wanted: ExecCommand, clock: Clock) -> ExecSession:
     """Start a command in a container. Raises `RunError`."""
     env = (f"TERM={wanted.term}",) if wanted.terminal else ()
+    has_input = wanted.interactive or wanted.terminal  # a terminal is input and output
     try:
-        exec_id = await api.create_exec(
-            container_id, wanted.command, tty=wanted.terminal, stdin=wanted.interactive, env=env
-        )
+        exec_id = await api.create_exec(container_id, wanted.command, tty=wanted.terminal, stdin=has_input, env=env)
         connection = await api.start_exec(exec_id, tty=wanted.terminal)
     except EngineError as error:
         raise RunError(f"the command cannot be started: {error.message}", failure=FailureReason.INVALID_SPEC) from error
     session = EngineSession(api, exec_id, connection, container_id=container_id, wanted=wanted, clock=clock)
     if wanted.terminal:
         await session.resize(wanted.window.rows, wanted.window.columns)
-    if not wanted.interactive:
+    if not has_input:
         await session.end_input()
     return session
 
@@ -81,7 +80,7 @@ class EngineSession:
 
     async def end_input(self) -> None:
         """Close its input."""
-        if self._wanted.terminal and self._wanted.interactive:
+        if self._wanted.terminal:
             await self._connection.write(b"\x04")
         else:
             self._connection.end_input()

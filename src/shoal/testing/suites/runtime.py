@@ -26,6 +26,7 @@ import pytest
 from shoal.core.clock import SystemClock
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.ids import RunId, WorkloadId
+from shoal.model.execs import ExecCommand, ExecEnd, WindowSize
 from shoal.model.logs import LogQuery
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, ProcessSpec, StopPolicy
@@ -36,6 +37,7 @@ from shoal.runtimes.base import (
     RunRequest,
     Runtime,
     SupportsDeadlines,
+    SupportsExec,
     SupportsLogs,
     SupportsProbes,
     SupportsUsage,
@@ -449,6 +451,60 @@ class RuntimeSuite:
         await runtime.stop(RunId("web-1"))
         assert not await probe("true")
 
+    async def test_a_command_runs_beside_its_run(self, runtime: Runtime) -> None:
+        entering: SupportsExec = require(runtime, SupportsExec)
+        with pytest.raises(PreconditionError):
+            await entering.exec(RunId("nobody"), ExecCommand(("true",)))
+        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOUR": "green"}))
+        await wait_output(runtime, b"up\n")
+        script = 'test -e here && echo "$COLOUR"; echo oops >&2; exit 7'
+        assert await run_command(entering, "sh", "-c", script) == (b"green\n", b"oops\n", ExecEnd(code=7))
+        assert await run_command(entering, "cat") == (b"", b"", ExecEnd())
+        assert await run_command(entering, "cat", given=b"typed") == (b"typed", b"", ExecEnd())
+        assert (await run_command(entering, "sh", "-c", "kill -KILL $$"))[2] == ExecEnd(signal=9)
+        await runtime.stop(RunId("web-1"))
+        with pytest.raises(PreconditionError):
+            await entering.exec(RunId("web-1"), ExecCommand(("true",)))
+
+    async def test_a_command_has_a_terminal(self, runtime: Runtime) -> None:
+        entering: SupportsExec = require(runtime, SupportsExec)
+        await runtime.start(self.make_request(_FOREVER))
+        command = ExecCommand(
+            ("sh",), terminal=True, interactive=True, window=WindowSize(rows=30, columns=90), term="vt100"
+        )
+        session = await entering.exec(RunId("web-1"), command)
+        try:
+            async with asyncio.timeout(_LONG), closing(session.output()) as pieces:
+                await session.write(b"stty size; echo terminal=$TERM; echo fir''st\n")
+                printed = await _read_until(pieces, b"first\r\n")
+                assert b"30 90\r\n" in printed
+                assert b"terminal=vt100\r\n" in printed
+                await session.resize(50, 120)
+                await session.write(b"until test \"$(stty size)\" = '50 120'; do sleep 0.05; done; exit 3\n")
+                async for _ in pieces:
+                    pass
+                assert await session.wait() == ExecEnd(code=3)
+        finally:
+            await session.close()
+
+    async def test_a_command_is_killed_when_it_is_closed(self, runtime: Runtime) -> None:
+        entering: SupportsExec = require(runtime, SupportsExec)
+        await runtime.start(self.make_request(_FOREVER))
+        session = await entering.exec(RunId("web-1"), ExecCommand(("sh", "-c", "echo up; exec sleep 1003")))
+        async with asyncio.timeout(_LONG), closing(session.output()) as pieces:
+            await _read_until(pieces, b"up\n")
+        await session.close()
+        look = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\000' ' '"
+        async with asyncio.timeout(_LONG):
+            while True:
+                found, _, _ = await run_command(entering, "sh", "-c", look)
+                if b"sleep 1003" not in found:
+                    break
+                await asyncio.sleep(0.05)
+        info = await runtime.inspect(RunId("web-1"))
+        assert info is not None
+        assert info.phase is RunPhase.RUNNING
+
 
 # ---------------------------------------------------------------------------------------------------------
 # For the tests of one backend too
@@ -481,6 +537,32 @@ async def wait_output(runtime: Runtime, wanted: bytes, *, workload_id: str = "we
                 if wanted in found:
                     return found
             await asyncio.sleep(0.02)
+
+
+async def run_command(
+    runtime: SupportsExec, *words: str, given: bytes | None = None, service: str = ""
+) -> tuple[bytes, bytes, ExecEnd]:
+    """What a command beside run `web-1` prints on both streams, and how it ends."""
+    wanted = ExecCommand(words, interactive=given is not None, service=service)
+    session = await runtime.exec(RunId("web-1"), wanted)
+    printed = {"stdout": b"", "stderr": b""}
+    try:
+        async with asyncio.timeout(_LONG):
+            if given is not None:
+                await session.write(given)
+                await session.end_input()
+            async for stream, data in session.output():
+                printed[stream] += data
+            return printed["stdout"], printed["stderr"], await session.wait()
+    finally:
+        await session.close()
+
+
+async def _read_until(pieces: AsyncIterator[tuple[str, bytes]], wanted: bytes) -> bytes:
+    printed = b""
+    while wanted not in printed:
+        printed += (await anext(pieces))[1]
+    return printed
 
 
 @asynccontextmanager

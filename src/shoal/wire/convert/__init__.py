@@ -12,6 +12,13 @@ from shoal.wire.convert.agent_specs import (
     agent_spec_from_proto,
     control_spec_from_agent,
 )
+from shoal.wire.convert.execs import (
+    exec_command_from_proto,
+    exec_response_from_proto,
+    exec_start_to_proto,
+    window_from_proto,
+    window_to_proto,
+)
 from shoal.wire.convert.fields import (
     desired_state_from_agent,
     desired_state_from_text,
@@ -92,6 +99,9 @@ __all__ = [
     "desired_state_to_text",
     "event_from_proto",
     "event_to_proto",
+    "exec_command_from_proto",
+    "exec_response_from_proto",
+    "exec_start_to_proto",
     "failed_status",
     "failure_from_proto",
     "failure_to_proto",
@@ -134,6 +144,8 @@ __all__ = [
     "usage_from_control",
     "usage_to_agent",
     "usage_to_control",
+    "window_from_proto",
+    "window_to_proto",
     "workload_spec_from_proto",
     "workload_spec_to_proto",
     "workload_type_from_agent",

@@ -46,6 +46,7 @@ async def test_it_registers_beats_at_once_and_then_each_interval(tmp_path):
         assert dict(request.labels)["region"] == "eu"
         assert set(request.features) == {
             *("generations", "sessions", "push", "logs", "ports", "stream", "stop_alone", "secrets", "log_queries"),
+            "exec",
         }
         assert it.control.times == [0, 10, 20, 30]
         assert [heartbeat.sequence for _, heartbeat in it.control.heartbeats] == [1, 2, 3, 4]

@@ -128,7 +128,7 @@ class TestStream:
             await it.server.stop()
             await it.serve()
             client = ControlClient(
-                it.network.transport("agent"), [CONTROL], service=it.control.service(), stream_only=True
+                it.network.transport("agent"), [CONTROL], services=[it.control.service()], stream_only=True
             )
             try:
                 replies.put_nowait(pb.ControlMessage(register_reply=pb.RegisterNodeResponse(accepted=True)))

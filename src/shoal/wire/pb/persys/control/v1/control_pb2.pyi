@@ -1947,8 +1947,8 @@ Global___ControlMessage: _TypeAlias = ControlMessage  # noqa: Y015
 class CallRequest(_message.Message):
     """Shoal's additions.
 
-    A call of persys.agent.v1.AgentService inside a ControlMessage, whose message_id names the call. With in_reply_to it
-    starts no call: it ends the call of that name, or lets it send more.
+    A call of an agent's method inside a ControlMessage, whose message_id names the call. With in_reply_to it starts no
+    call: it ends the call of that name, lets it send more, or carries a piece of its streamed request.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1979,6 +1979,8 @@ class CallRequest(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    PIECE_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
     method: _builtins.str
     """The name of the method alone, such as ApplyWorkload."""
     request: _builtins.bytes
@@ -1988,6 +1990,10 @@ class CallRequest(_message.Message):
     """Cancel the call: nobody waits for its answer."""
     credit: _builtins.int
     """How many more pieces of a streamed answer the caller has room for."""
+    piece: _builtins.bool
+    """`request` is a piece of a streamed request."""
+    end: _builtins.bool
+    """The streamed request has ended."""
     @_builtins.property
     def metadata(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """The headers of the call."""
@@ -2001,10 +2007,12 @@ class CallRequest(_message.Message):
         timeout_ms: _builtins.int = ...,
         cancel: _builtins.bool = ...,
         credit: _builtins.int = ...,
+        piece: _builtins.bool = ...,
+        end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "metadata", b"metadata", "method", b"method", "request", b"request", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "credit", b"credit", "end", b"end", "metadata", b"metadata", "method", b"method", "piece", b"piece", "request", b"request", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2017,9 +2025,12 @@ class CallReply(_message.Message):
     RESPONSE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
     response: _builtins.bytes
     more: _builtins.bool
     """A piece of a streamed answer; another reply follows. The last one has no response."""
+    credit: _builtins.int
+    """No answer: how many more pieces of a streamed request the other end has room for."""
     @_builtins.property
     def status(self) -> Global___CallStatus:
         """Why there is no answer, or no more of a streamed one."""
@@ -2030,10 +2041,11 @@ class CallReply(_message.Message):
         response: _builtins.bytes = ...,
         more: _builtins.bool = ...,
         status: Global___CallStatus | None = ...,
+        credit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["status", b"status"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "response", b"response", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "more", b"more", "response", b"response", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

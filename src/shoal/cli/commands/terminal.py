@@ -1,0 +1,98 @@
+"""This terminal as that of a command elsewhere: raw mode, its size, and what is typed. Called by `shoal exec`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Self
+
+from shoal.model.execs import WindowSize
+
+_CHUNK = 32 * 1024
+
+
+def current_size() -> WindowSize:
+    """The size of this terminal; a usual one where there is none."""
+    columns, rows = shutil.get_terminal_size((80, 24))
+    return WindowSize(rows=max(1, rows), columns=max(1, columns))
+
+
+async def standard_input() -> AsyncIterator[bytes]:
+    """Standard input to its end. It is read by a thread that nobody waits for: a read cannot be taken back."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[bytes] = asyncio.Queue(maxsize=2)
+
+    def read() -> None:
+        with contextlib.suppress(RuntimeError, OSError):  # the loop has ended, or the input is gone
+            handle = sys.stdin.fileno()
+            while True:
+                data = os.read(handle, _CHUNK)
+                asyncio.run_coroutine_threadsafe(queue.put(data), loop).result()
+                if not data:
+                    return
+
+    threading.Thread(target=read, name="standard input", daemon=True).start()
+    while data := await queue.get():
+        yield data
+
+
+class OwnTerminal:
+    """This terminal, raw for as long as the block lasts."""
+
+    def __init__(self, *, raw: bool) -> None:
+        self._raw = raw
+        self._saved: list[Any] | None = None
+        self._resized = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        if self._raw:
+            handle = sys.stdin.fileno()
+            self._saved = list(termios.tcgetattr(handle))
+            tty.setraw(handle, termios.TCSADRAIN)  # what was typed already is kept
+            asyncio.get_running_loop().add_signal_handler(signal.SIGWINCH, self._resized.set)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._saved is not None:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGWINCH)
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, self._saved)
+
+    async def merged(self, typed: AsyncIterator[bytes]) -> AsyncIterator[bytes | WindowSize]:
+        """What is typed, and each new size of the window."""
+        loop = asyncio.get_running_loop()
+        key: asyncio.Future[bytes] | None = None
+        change: asyncio.Future[bool] | None = None
+        try:
+            while True:
+                key = key or asyncio.ensure_future(_next(typed), loop=loop)
+                change = change or asyncio.ensure_future(self._resized.wait(), loop=loop)
+                pending: set[asyncio.Future[Any]] = {key, change}
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                if change.done():
+                    change = None
+                    self._resized.clear()
+                    yield current_size()
+                if key.done():
+                    data, key = key.result(), None
+                    if not data:
+                        return
+                    yield data
+        finally:
+            for future in (key, change):
+                if future is not None:
+                    future.cancel()
+
+
+async def _next(typed: AsyncIterator[bytes]) -> bytes:
+    return await anext(typed, b"")
