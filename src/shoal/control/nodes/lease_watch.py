@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 #: A pause of this process longer than this share of a lease counts as its own absence, not the nodes'.
 OWN_ABSENCE_SHARE = 0.25
-#: How long to wait for more registrations before all leases are judged, as a share of a tick.
+#: The shortest time between two rounds, as a share of a tick: with thousands of nodes one of them changes at any time.
 SETTLE_SHARE = 0.2
 #: A node whose state changes within this time is judged now.
 _SOON = 0.001
@@ -89,7 +89,7 @@ class LeaseWatch:
             last_look = now
             with rounds.attempt():
                 self._contacts.sync()
-                wait = min(self._tick, await self._judge_all(now))
+                wait = max(self._tick * SETTLE_SHARE, min(self._tick, await self._judge_all(now)))
                 await self._store_heartbeat_times()
             last_look = self._clock.monotonic()
 

@@ -106,9 +106,17 @@ class LeaseVerdict:
     next_change_in: float | None
     #: Whether even an agent that is alive but cut off has stopped its at-most-one work by now.
     may_give_away_at_most_one: bool
-    reason: str
+    #: Seconds since the last receipt, and the lease that it began.
+    silence: float
+    lease: float
     #: False while the receipt that this is judged from is only presumed.
     heard: bool = True
+
+    @property
+    def reason(self) -> str:
+        """The verdict in words. Made on demand: few of them are told, and every node is judged in every round."""
+        said = _silence_words(self.silence, heard=self.heard)
+        return f"{said}; its lease of {_short(self.lease)} ran out" if self.state is NodeState.NOT_READY else said
 
 
 def first_deadline_after_restart(*, started: float, promised: float, settings: LeaseSettings) -> Lease:
@@ -139,15 +147,13 @@ def judge(
     silence = max(0.0, now - last_receipt)
     suspect_after = settings.suspect_after(lease)
     given_away_after = lease + settings.margin(lease)
-    said = _silence_words(silence, heard=heard)
     if silence < suspect_after and silence < lease:
-        return LeaseVerdict(NodeState.READY, _wait(suspect_after - silence), False, said, heard)
+        return LeaseVerdict(NodeState.READY, _wait(suspect_after - silence), False, silence, lease, heard)
     if silence < lease:
-        return LeaseVerdict(NodeState.SUSPECT, _wait(lease - silence), False, said, heard)
-    reason = f"{said}; its lease of {_short(lease)} ran out"
+        return LeaseVerdict(NodeState.SUSPECT, _wait(lease - silence), False, silence, lease, heard)
     if silence < given_away_after:
-        return LeaseVerdict(NodeState.NOT_READY, _wait(given_away_after - silence), False, reason, heard)
-    return LeaseVerdict(NodeState.NOT_READY, None, True, reason, heard)
+        return LeaseVerdict(NodeState.NOT_READY, _wait(given_away_after - silence), False, silence, lease, heard)
+    return LeaseVerdict(NodeState.NOT_READY, None, True, silence, lease, heard)
 
 
 #: The next state for each state and verdict. Silence never makes a state better, so NotReady does not become Suspect.

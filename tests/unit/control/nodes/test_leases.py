@@ -40,7 +40,7 @@ def after(silence: float, **options: object) -> LeaseVerdict:
 
 
 def verdict(state: NodeState, *, heard: bool = True) -> LeaseVerdict:
-    return LeaseVerdict(state, None, False, "", heard)
+    return LeaseVerdict(state, None, False, 0.0, 30.0, heard)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -90,18 +90,22 @@ def test_settings_are_read_as_durations() -> None:
 
 
 @pytest.mark.parametrize(
-    ("silence", "expected"),
+    ("silence", "state", "next_change_in", "may_give_away", "reason"),
     [
-        (0.0, LeaseVerdict(NodeState.READY, 15.0, False, "no heartbeat for 0ms")),
-        (14.5, LeaseVerdict(NodeState.READY, 0.5, False, "no heartbeat for 14.5s")),
-        (15.0, LeaseVerdict(NodeState.SUSPECT, 15.0, False, "no heartbeat for 15s")),
-        (29.5, LeaseVerdict(NodeState.SUSPECT, 0.5, False, "no heartbeat for 29.5s")),
-        (30.0, LeaseVerdict(NodeState.NOT_READY, 3.0, False, "no heartbeat for 30s; its lease of 30s ran out")),
-        (33.0, LeaseVerdict(NodeState.NOT_READY, None, True, "no heartbeat for 33s; its lease of 30s ran out")),
+        (0.0, NodeState.READY, 15.0, False, "no heartbeat for 0ms"),
+        (14.5, NodeState.READY, 0.5, False, "no heartbeat for 14.5s"),
+        (15.0, NodeState.SUSPECT, 15.0, False, "no heartbeat for 15s"),
+        (29.5, NodeState.SUSPECT, 0.5, False, "no heartbeat for 29.5s"),
+        (30.0, NodeState.NOT_READY, 3.0, False, "no heartbeat for 30s; its lease of 30s ran out"),
+        (33.0, NodeState.NOT_READY, None, True, "no heartbeat for 33s; its lease of 30s ran out"),
     ],
 )
-def test_what_silence_means_at_the_defaults(silence: float, expected: LeaseVerdict) -> None:
-    assert after(silence) == expected
+def test_what_silence_means_at_the_defaults(
+    silence: float, state: NodeState, next_change_in: float | None, may_give_away: bool, reason: str
+) -> None:
+    found = after(silence)
+    assert found == LeaseVerdict(state, next_change_in, may_give_away, silence, 30.0)
+    assert found.reason == reason
 
 
 def test_after_a_start_the_reason_says_since_when_nothing_was_heard() -> None:
