@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 #: A pause of this process longer than this share of a lease counts as its own absence, not the nodes'.
 OWN_ABSENCE_SHARE = 0.25
-#: The shortest time between two rounds, as a share of a tick: with thousands of nodes one of them changes at any time.
+#: The shortest pause between two rounds, as a share of a tick: with thousands of nodes one of them changes at any time.
 SETTLE_SHARE = 0.2
+#: The pause is also so many times as long as the last round, but not longer than a tick.
+PAUSE_ROUNDS = 10.0
 #: A node whose state changes within this time is judged now.
 _SOON = 0.001
 
@@ -77,11 +79,11 @@ class LeaseWatch:
     async def run(self) -> None:
         """Judge leases until cancelled."""
         last_look = self._clock.monotonic()
-        rounds, wait = Rounds("leases"), self._tick
+        rounds, wait, pause = Rounds("leases"), self._tick, self._tick * SETTLE_SHARE
         while True:
             if await self._contacts.changed.wait(timeout=wait):
                 # When a fleet returns, every registration wakes this loop; one round judges all of them.
-                await self._clock.sleep(self._tick * SETTLE_SHARE)
+                await self._clock.sleep(pause)
             now = self._clock.monotonic()
             if now - last_look > max(2.0 * self._tick, self._settings.lease_seconds * OWN_ABSENCE_SHARE):
                 log.warning("this process was away for %.1f s; every node gets a full lease", now - last_look)
@@ -89,9 +91,11 @@ class LeaseWatch:
             last_look = now
             with rounds.attempt():
                 self._contacts.sync()
-                wait = max(self._tick * SETTLE_SHARE, min(self._tick, await self._judge_all(now)))
+                wait = min(self._tick, await self._judge_all(now))
                 await self._store_heartbeat_times()
             last_look = self._clock.monotonic()
+            pause = min(self._tick, max(self._tick * SETTLE_SHARE, PAUSE_ROUNDS * (last_look - now)))
+            wait = max(wait, pause)
 
     async def stream_broke(self, node_id: NodeId) -> None:
         """The stream of a node has ended: the node gets no new work until its next heartbeat."""
