@@ -16,7 +16,8 @@ from shoal.model.nodes import ConditionType
 from shoal.model.workloads import ProcessSpec
 from shoal.runtimes.base import RunPhase, RunRequest
 from shoal.runtimes.keeper import procfs
-from shoal.runtimes.process import LATE_SECONDS, ProcessRuntime, read_run_records
+from shoal.runtimes.kept import LATE_SECONDS
+from shoal.runtimes.process import ProcessRuntime, read_run_records
 from shoal.testing.suites.runtime import wait_ended, wait_output
 from tests.e2e.runtimes.conftest import OpenRuntime, StartAgent
 from tests.e2e.runtimes.processes import child_pid_in, is_alive, keeper_of, wait_until

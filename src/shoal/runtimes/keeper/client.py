@@ -2,7 +2,7 @@
 
 `KeeperLink` sees to it that a keeper is there and that we are connected to it; when the connection breaks, because
 the keeper was killed, it starts another one, which recovers from the run records. It keeps a view of all runs, in
-which an end once seen is never lost. Called by `shoal.runtimes.process`.
+which an end once seen is never lost. Called by `shoal.runtimes.kept`.
 """
 
 from __future__ import annotations
@@ -172,9 +172,10 @@ def _error_of(body: dict[str, Any]) -> ShoalError:
 class KeeperLink:
     """A keeper that is always there, as far as that can be."""
 
-    def __init__(self, files: KeeperFiles, *, clock: Clock) -> None:
+    def __init__(self, files: KeeperFiles, *, clock: Clock, oldest_keeper: int = protocol.OLDEST_FULL_KEEPER) -> None:
         self._files = files
         self._clock = clock
+        self._oldest_keeper = oldest_keeper
         self._scope = TaskScope("keeper-link")
         self._connection: KeeperConnection | None = None
         self._changed = asyncio.Event()
@@ -206,10 +207,7 @@ class KeeperLink:
     def serves_in_full(self) -> bool:
         """Whether the keeper is of a version with which everything works, not only winding it down."""
         hello = self.hello
-        return (
-            int(hello.get("version", 0)) >= protocol.OLDEST_FULL_KEEPER
-            and int(hello.get("since", 0)) <= protocol.VERSION
-        )
+        return int(hello.get("version", 0)) >= self._oldest_keeper and int(hello.get("since", 0)) <= protocol.VERSION
 
     async def open(self) -> None:
         """Connect, starting a keeper if there is none. Raises when neither can be done."""
@@ -223,7 +221,7 @@ class KeeperLink:
         self.closed = True
         if self._connection is not None and not self._alive():
             with contextlib.suppress(ShoalError):
-                await self._connection.call("shutdown", timeout=CALL_TIMEOUT)
+                await self._connection.call("shutdown", timeout=CALL_TIMEOUT, unless_shared=True)
                 await self._connection.wait_closed(CALL_TIMEOUT)
                 await self._wait_gone()
         await self._scope.close()

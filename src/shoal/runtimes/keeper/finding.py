@@ -14,6 +14,7 @@ from shoal.runtimes import cgroups
 from shoal.runtimes.clocks import KeeperClock
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.procfs import Census, ProcessStat
+from shoal.runtimes.keeper.protocol import PROCESS
 from shoal.runtimes.keeper.records import RunRecord
 
 
@@ -61,6 +62,7 @@ def _record(
         working_dir=environ.get("PWD", ""),
         at_most_one=procfs.AT_MOST_ONE in environ,
         cgroups=groups,
+        kind=environ.get(procfs.RUN_KIND, PROCESS),
         found=True,
     )
 

@@ -21,9 +21,12 @@ from typing import Any
 from shoal.core.ids import RunId
 
 #: What this code speaks.
-VERSION = 1
+VERSION = 2
 #: The oldest keeper whose `start` this code can use.
 OLDEST_FULL_KEEPER = 1
+#: The kinds of runs, and the oldest keeper that can own each. A runtime sees the runs of its own kind only.
+PROCESS, VM = "process", "vm"
+KINDS = {PROCESS: OLDEST_FULL_KEEPER, VM: 2}
 #: The oldest agent that a keeper of this code serves in full.
 OLDEST_FULL_AGENT = 1
 
@@ -120,6 +123,9 @@ class StartMessage:
     memory_mb: int
     #: On CLOCK_BOOTTIME, for an at-most-one run.
     deadline: float | None
+    kind: str = PROCESS
+    #: QEMU's monitor in the working directory, for a VM: it is asked to end by the power button and not by a signal.
+    stop_socket: str = ""
 
 
 def start_to_json(wanted: StartMessage) -> dict[str, Any]:
@@ -145,6 +151,8 @@ def start_from_json(given: Mapping[str, Any]) -> StartMessage:
             cpu_millicores=int(given["cpu_millicores"]),
             memory_mb=int(given["memory_mb"]),
             deadline=None if deadline is None else float(deadline),
+            kind=str(given.get("kind", PROCESS)),
+            stop_socket=str(given.get("stop_socket", "")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise Refusal("invalid", f"not a start request: {error!r}") from error

@@ -22,6 +22,7 @@ from shoal.core.ids import RunId
 from shoal.runtimes.keeper import procfs
 from shoal.runtimes.keeper.deadlines import NO_SLOT
 from shoal.runtimes.keeper.files import KeeperFiles, write_whole
+from shoal.runtimes.keeper.protocol import PROCESS
 
 RECORD_FORMAT = 1
 #: How many runs can be started on a full disk before one is forgotten.
@@ -69,11 +70,15 @@ class RunRecord:
     last_output: str = ""
     #: Its record was lost or damaged, and this one was made from its processes.
     found: bool = False
+    #: What it is; each runtime sees its own runs.
+    kind: str = PROCESS
+    #: As in `protocol.StartMessage`.
+    stop_socket: str = ""
     format: int = RECORD_FORMAT
 
 
 #: What a record may be relied on to have; a file in which it is something else was not written by a keeper.
-_TEXTS = ("run_id", "workload_id", "boot_id", "user", "working_dir", "ended_by", "last_output")
+_TEXTS = ("run_id", "workload_id", "boot_id", "user", "working_dir", "ended_by", "last_output", "kind", "stop_socket")
 _NUMBERS = ("pid", "start_time", "started_at_ms", "stop_signal", "grace", "slot", "format")
 
 

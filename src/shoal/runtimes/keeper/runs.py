@@ -11,6 +11,7 @@ import dataclasses
 import os
 import signal
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from shoal.core import faults
 from shoal.core.host import boot_id
@@ -25,6 +26,7 @@ from shoal.runtimes.keeper.journal import say
 from shoal.runtimes.keeper.lifecycle import Act, Deadline, Ending, Life, deadline_at, next_step
 from shoal.runtimes.keeper.loop import Loop, Timer
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
+from shoal.runtimes.keeper.power import PRESS_AGAIN, PowerButton
 from shoal.runtimes.keeper.protocol import PAGE, Refusal, StartMessage, run_refusal
 from shoal.runtimes.keeper.records import ExitRecord, RunRecord, drop_record, load_records, make_spares, write_record
 from shoal.runtimes.keeper.starting import FreshRun, Starter
@@ -54,6 +56,8 @@ class Run:
         self.finished = False
         self.outputs: Outputs | None = None
         self.timer: Timer | None = None
+        #: Of a VM that was asked to end.
+        self.button: PowerButton | None = None
         self.pidfd = -1
         #: Its parent, if that is not the keeper.
         self.watchdog: watchdog.Watchdog | None = None
@@ -241,9 +245,19 @@ class Runs:
     def _ask(self, run: Run, *, by: str, kill_at: float) -> None:
         run.ending = Ending(by=by, kill_at=kill_at)
         run.record = dataclasses.replace(run.record, ended_by=by)
-        self._signal(run, run.record.stop_signal)
+        if run.record.stop_socket:
+            run.button = PowerButton(Path(run.record.working_dir) / run.record.stop_socket)
+            self._press(run)
+        else:
+            self._signal(run, run.record.stop_signal)
         if run.record.stop_signal != signal.SIGKILL:
             self._signal(run, signal.SIGCONT)  # a process that is stopped cannot hear
+
+    def _press(self, run: Run) -> None:
+        """Press the power button of a VM, again and again until it has ended."""
+        if run.button is not None and run.main_alive:
+            run.button.press()
+            self._loop.call_at(self._loop.now() + PRESS_AGAIN, lambda: self._press(run))
 
     def _signal(self, run: Run, number: int) -> None:
         """Send a signal to the process group. Safe only while the main process holds its number."""
@@ -410,6 +424,8 @@ class Runs:
         """Write an exit down and see to what is left of the run."""
         faults.reach("keeper.exit.before")
         run.main_alive = False
+        if run.button is not None:
+            run.button.release()
         if run.pidfd >= 0:
             self._loop.remove(run.pidfd)
             os.close(run.pidfd)

@@ -244,7 +244,11 @@ class Keeper:
             )
         )
 
-    def _do_shutdown(self, _message: dict[str, Any], reply: Reply) -> None:
+    def _do_shutdown(self, message: dict[str, Any], reply: Reply) -> None:
+        if message.get("unless_shared") and len(self._connections) > 1:
+            raise Refusal(
+                "precondition", "another runtime of the agent is connected", hint="the last one ends the keeper"
+            )
         if self._runs.alive:
             raise Refusal("precondition", f"{self._runs.alive} runs have not ended", hint="stop them first")
         reply(_ok())

@@ -18,7 +18,7 @@ from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.runtimes.keeper.loop import Loop
 from shoal.runtimes.keeper.outputs import LogBook, Outputs
-from shoal.runtimes.keeper.protocol import StartMessage, run_refusal
+from shoal.runtimes.keeper.protocol import PROCESS, StartMessage, run_refusal
 from shoal.runtimes.keeper.records import RunRecord, write_record
 
 _STORAGE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
@@ -96,6 +96,7 @@ class Starter:
             procfs.WORKLOAD_ID: wanted.workload_id,
             procfs.KEEPER_ID: self._keeper_id,
             **({procfs.AT_MOST_ONE: "1"} if wanted.deadline is not None else {}),
+            **({procfs.RUN_KIND: wanted.kind} if wanted.kind != PROCESS else {}),
         }
         return Launch(
             argv=wanted.argv,
@@ -126,4 +127,6 @@ class Starter:
             at_most_one=wanted.deadline is not None,
             slot=slot,
             cgroups=groups,
+            kind=wanted.kind,
+            stop_socket=wanted.stop_socket,
         )
