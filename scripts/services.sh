@@ -35,6 +35,17 @@ if [ "$(id -u)" = 0 ]; then
     [ -x /usr/lib/podman/netavark ] || missing+=(netavark)
 fi
 
+# QEMU, and what its guests are made with (scripts/build_guests.sh).
+if [ "$(id -u)" = 0 ]; then
+    command -v qemu-system-x86_64 >/dev/null || missing+=(qemu-system-x86)
+    command -v qemu-img >/dev/null || missing+=(qemu-utils)
+    for program in mmdebstrap cpio lz4; do
+        command -v "$program" >/dev/null || missing+=("$program")
+    done
+    command -v mke2fs >/dev/null || missing+=(e2fsprogs)
+    command -v ssh >/dev/null || missing+=(openssh-client)
+fi
+
 # Kafka: Java to run it, Maven to fetch it.
 if [ -z "${SHOAL_TEST_KAFKA:-}" ]; then
     command -v java >/dev/null || missing+=(default-jre-headless)
@@ -48,8 +59,15 @@ fetch_kafka() {
     "$(dirname "$0")/fetch_kafka.sh" >/dev/null || echo "services: Kafka could not be fetched" >&2
 }
 
+build_guests() {
+    if [ "$(id -u)" = 0 ] && command -v mmdebstrap >/dev/null; then
+        "$(dirname "$0")/build_guests.sh" >/dev/null || echo "services: the guests could not be built" >&2
+    fi
+}
+
 if [ ${#missing[@]} -eq 0 ]; then
     fetch_kafka
+    build_guests
     exit 0
 fi
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
@@ -60,3 +78,4 @@ else
     echo "services: not installed: ${missing[*]}; their tests are skipped (on Debian: apt-get install ${missing[*]})" >&2
 fi
 fetch_kafka
+build_guests

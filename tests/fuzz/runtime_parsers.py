@@ -1,4 +1,4 @@
-"""The parsers of the container, compose and VM runtimes."""
+"""The parsers of the container and compose runtimes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from shoal.runtimes.compose.records import run_from_json as compose_run_from_jso
 from shoal.runtimes.compose.starting import read_run
 from shoal.runtimes.container.creating import GRACE_LABEL, PORTS_LABEL, RUN_LABEL, WORKLOAD_LABEL, read_labels
 from shoal.runtimes.container.records import run_from_json
-from shoal.runtimes.vm.images import parse_image_name
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_text, changed_values
 from tests.fuzz.inputs import blobs, texts
 
@@ -59,7 +58,6 @@ COMPOSE_RUN = {
     "services": {"web": "running"},
     "end": {"code": 1, "signal": 0, "unknown": False, "ended_at_ms": 3, "out_of_memory": False},
 }
-IMAGE_URL = f"https://images.example/a.qcow2#sha256={64 * 'a'}"
 PROJECT = "services:\n  web:\n    image: a\n"
 
 RUNTIME_PARSERS: dict[str, ParserCase] = {
@@ -95,8 +93,5 @@ RUNTIME_PARSERS: dict[str, ParserCase] = {
         st.dictionaries(st.sampled_from(sorted(COMPOSE_LABELS)), texts | JSON_VALUES.map(json.dumps)),
         (),
         (COMPOSE_LABELS,),
-    ),
-    "shoal.runtimes.vm.images.parse_image_name": ParserCase(
-        parse_image_name, texts | changed_text(IMAGE_URL), (ValueError,), (IMAGE_URL, "/images/a.qcow2")
     ),
 }

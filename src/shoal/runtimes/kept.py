@@ -172,8 +172,12 @@ class KeptRuns:
         self._link.drop_run(run_id)
         self._meter.forget(run_id)
 
-    async def forget_workload(self, workload_id: WorkloadId) -> None:
-        """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
+    async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
+        """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended.
+
+        The work directory goes too: what a process wants to keep lies elsewhere.
+        """
+        del delete_data
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
         await self._link.call("forget_workload", workload_id=workload_id)

@@ -1,9 +1,7 @@
-"""Disk images of guests: base images fetched and checked, overlays over them, blank disks. Made with qemu-img.
+"""Base images of a node: found by path, or fetched, checked and kept under their hash. Called by `disks`.
 
-A base image is named by an absolute path, or by a `file://` or `https://` URL that ends in `#sha256=<64 hex digits>`.
-What a URL names is fetched once, checked and kept under its hash; base images are never written to. Disks of a guest
-are made once and then left alone: they survive updates, retries and failed starts. Called by
-`shoal.runtimes.vm.runtime`.
+The cache is bounded: before an image is fetched, the images that were not used for the longest time go. A guest's
+disk refers to its base through a hard link of its own, so an image that leaves the cache stays for those that use it.
 """
 
 from __future__ import annotations
@@ -11,149 +9,147 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import os
-import re
+import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from shoal.core.durable import sync_path
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 
-_HASH = re.compile(r"sha256=([0-9a-f]{64})")
 _CHUNK = 1 << 20
-_FETCH_SECONDS = 60.0
-_TOOL_SECONDS = 300.0
-_KNOWN_FORMATS = ("qcow2", "raw")
-
-
-@dataclass(frozen=True, slots=True)
-class ImageName:
-    """Where a base image comes from."""
-
-    location: str
-    #: Empty for a path.
-    sha256: str = ""
-
-
-def parse_image_name(text: str) -> ImageName:
-    """Read the name of a base image. Raises ValueError with the rule that it breaks."""
-    if text.startswith("/"):
-        return ImageName(text)
-    location, found, fragment = text.partition("#")
-    if not location.startswith(("file:///", "https://")):
-        raise ValueError("must be an absolute path, or a file:// or https:// URL")
-    match = _HASH.fullmatch(fragment)
-    if not found or match is None:
-        raise ValueError("must end in #sha256= and 64 hexadecimal digits: what is fetched has to be checked")
-    return ImageName(location, match.group(1))
+#: Without a byte for this long a download is over.
+_STALL_SECONDS = 60.0
+_NOT_FOUND = 404
+_GONE = 410
+_PART = ".part"
 
 
 class ImageCache:
-    """Base images of this node."""
+    """Base images of this node. `limit_bytes` is what the cache may hold."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, limit_bytes: int) -> None:
         self._directory = directory
+        self._limit_bytes = limit_bytes
         self._fetching: dict[str, asyncio.Lock] = {}
 
-    async def find(self, text: str) -> Path:
+    async def find(self, location: str, sha256: str) -> Path:
         """The file of a base image, fetched if it has to be. Raises `RunError`."""
-        try:
-            name = parse_image_name(text)
-        except ValueError as error:
-            raise RunError(f"os_image {text!r} {error}", failure=FailureReason.INVALID_SPEC) from error
-        if not name.sha256:
-            path = Path(name.location)
+        path = local_path(location)
+        if path is not None and not sha256:
             if not await asyncio.to_thread(path.is_file):
-                raise RunError(f"there is no image {text}", failure=FailureReason.IMAGE_NOT_FOUND)
+                raise RunError(f"there is no image {path} on this node", failure=FailureReason.IMAGE_NOT_FOUND)
             return path
-        path = self._directory / name.sha256
-        async with self._fetching.setdefault(name.sha256, asyncio.Lock()):
-            if not await asyncio.to_thread(path.is_file):
-                await asyncio.to_thread(_fetch, name, path)
-        return path
+        if not sha256:
+            raise RunError(
+                f"image {location} needs its SHA-256: what is fetched has to be checked",
+                failure=FailureReason.INVALID_SPEC,
+            )
+        cached = self._directory / sha256
+        async with self._fetching.setdefault(sha256, asyncio.Lock()):
+            if not await asyncio.to_thread(_touch, cached):
+                await asyncio.to_thread(self._fetch, location, sha256, cached)
+        return cached
+
+    def _fetch(self, location: str, sha256: str, cached: Path) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = cached.with_name(f".{cached.name}{_PART}")
+        digest = hashlib.sha256()
+        size = 0
+        try:
+            self._make_room(0)
+            with part.open("wb") as target:
+                for chunk in _read(location):
+                    digest.update(chunk)
+                    size += len(chunk)
+                    self._check_size(location, size)
+                    target.write(chunk)
+                target.flush()
+                os.fsync(target.fileno())
+            if digest.hexdigest() != sha256:
+                raise RunError(
+                    f"image {location} has the SHA-256 {digest.hexdigest()}, not {sha256}",
+                    failure=FailureReason.IMAGE_PULL_FAILED,
+                )
+            self._make_room(size)
+            part.replace(cached)
+            sync_path(self._directory)
+        except OSError as error:
+            raise RunError(
+                f"image {location} cannot be stored: {error}", failure=FailureReason.STORAGE_ERROR, transient=True
+            ) from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _check_size(self, location: str, size: int) -> None:
+        if size > self._limit_bytes:
+            raise RunError(
+                f"image {location} is larger than the image cache ({self._limit_bytes >> 20} MB)",
+                failure=FailureReason.STORAGE_ERROR,
+            )
+
+    def _make_room(self, needed: int) -> None:
+        """Drop what was used least lately until `needed` bytes more fit, and what a killed agent left half fetched."""
+        kept: list[tuple[float, int, Path]] = []
+        for path in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found = path.stat()
+                kept.append((found.st_mtime, found.st_blocks * 512, path))
+        used = sum(size for _, size, path in kept if path.suffix != _PART)
+        for _, size, path in sorted(kept):
+            if path.suffix != _PART and used + needed > self._limit_bytes:
+                path.unlink(missing_ok=True)
+                used -= size
 
 
-def _fetch(name: ImageName, path: Path) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    digest = hashlib.sha256()
+def local_path(location: str) -> Path | None:
+    """The path that an image is named by, or None for one that is fetched from elsewhere."""
+    if location.startswith("/"):
+        return Path(location)
+    parts = urlsplit(location)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _touch(path: Path) -> bool:
+    """Note that an image is used now; False when it is not there."""
     try:
-        with (
-            urllib.request.urlopen(name.location, timeout=_FETCH_SECONDS) as source,  # noqa: S310 the scheme was checked
-            part.open("wb") as target,
-        ):
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _read(location: str) -> Iterator[bytes]:
+    path = local_path(location)
+    if path is not None:
+        try:
+            source = path.open("rb")
+        except OSError as error:
+            raise RunError(f"image {location}: {error.strerror}", failure=FailureReason.IMAGE_NOT_FOUND) from error
+        with source:
             while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        missing = getattr(error, "code", None) == 404 or isinstance(getattr(error, "reason", None), FileNotFoundError)
-        failure = FailureReason.IMAGE_NOT_FOUND if missing else FailureReason.IMAGE_PULL_FAILED
-        raise RunError(f"cannot fetch {name.location}: {error}", failure=failure, transient=not missing) from error
-    if digest.hexdigest() != name.sha256:
-        part.unlink(missing_ok=True)
-        raise RunError(
-            f"{name.location} has the SHA-256 {digest.hexdigest()}, not {name.sha256}",
-            failure=FailureReason.IMAGE_PULL_FAILED,
-        )
-    part.replace(path)
-    sync_path(path.parent)
-
-
-async def make_disk(path: Path, *, size_gb: int, base: Path | None = None) -> None:
-    """Make a disk unless it is there: an overlay over `base`, or blank. A half-made one is never left behind."""
-    if await asyncio.to_thread(path.exists):
+                yield chunk
         return
-    part = path.with_name(f".{path.name}.part")
-    arguments = ["create", "-q", "-f", "qcow2"]
-    if base is not None:
-        arguments += ["-b", str(base), "-F", await image_format(base)]
-    arguments.append(str(part))
-    if size_gb or base is None:
-        arguments.append(f"{size_gb or 20}G")
-    await asyncio.to_thread(path.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
-    try:
-        await _qemu_img(*arguments)
-        await asyncio.to_thread(part.replace, path)
-        await asyncio.to_thread(sync_path, path.parent)
-    finally:
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(part.unlink, missing_ok=True)
-
-
-async def image_format(path: Path) -> str:
-    """The format of an image, as it says itself. Only formats that refer to no further file are taken for a base."""
-    found = json.loads(await _qemu_img("info", "--output=json", str(path)))
-    kind = str(found.get("format"))
-    if kind not in _KNOWN_FORMATS or "backing-filename" in found:
+    if urlsplit(location).scheme != "https":
         raise RunError(
-            f"{path} is no base image: it must be qcow2 or raw, without a backing file",
+            f"image {location} must be an absolute path or a URL with the scheme file or https",
             failure=FailureReason.INVALID_SPEC,
         )
-    return kind
-
-
-async def _qemu_img(*arguments: str) -> bytes:
-    process = await asyncio.create_subprocess_exec(
-        "qemu-img",
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
     try:
-        async with asyncio.timeout(_TOOL_SECONDS):
-            output, errors = await process.communicate()
-    except TimeoutError as error:
-        process.kill()
-        await process.wait()
-        raise RunError("qemu-img takes too long", failure=FailureReason.STORAGE_ERROR, transient=True) from error
-    if process.returncode != 0:
-        words = errors.decode(errors="replace").strip()[-500:]
-        raise RunError(f"qemu-img {arguments[0]}: {words}", failure=FailureReason.STORAGE_ERROR, transient=True)
-    return output
+        with urllib.request.urlopen(location, timeout=_STALL_SECONDS) as answer:  # noqa: S310 - the scheme was checked
+            while chunk := answer.read(_CHUNK):
+                yield chunk
+    except urllib.error.HTTPError as error:
+        missing = error.code in (_NOT_FOUND, _GONE)
+        raise RunError(
+            f"image {location} cannot be fetched: HTTP {error.code} {error.reason}",
+            failure=FailureReason.IMAGE_NOT_FOUND if missing else FailureReason.IMAGE_PULL_FAILED,
+            transient=not missing,
+        ) from error
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"image {location} cannot be fetched: {error}", failure=FailureReason.IMAGE_PULL_FAILED, transient=True
+        ) from error

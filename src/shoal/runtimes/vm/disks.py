@@ -1,0 +1,246 @@
+"""The disks of a guest: overlays over base images, blank disks, CD images, managed volumes. Called by `runtime`.
+
+A disk is made once and then left alone: it survives updates, retries and failed starts. A larger size in an update
+grows it. It goes when the workload is deleted with the retain policy Delete.
+
+    <data_dir>/vm/images/<sha256>                     the cache of base images
+    <data_dir>/vm/disks/<workload>/disk<n>.qcow2      the disks of a workload that are in no pool
+    <data_dir>/vm/disks/<workload>/base-<sha256>      links to the cached images that its disks are based on
+    <pool>/<node>/<workload>/disk<n>.qcow2            its disks in a storage pool
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.core import faults
+from shoal.core.durable import sync_path
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import NodeId, WorkloadId
+from shoal.model.specs import DEFAULT_DISK_GB
+from shoal.model.workloads import FailureReason, ManagedVolume, VmDisk, VmSpec
+from shoal.runtimes.base import RunError
+from shoal.runtimes.vm.cloud_init import GuestMount
+from shoal.runtimes.vm.command_line import GuestDisk
+from shoal.runtimes.vm.images import ImageCache
+from shoal.runtimes.vm.qemu_img import image_facts, qemu_img
+
+_GB = 1 << 30
+_BASE_FORMATS = ("qcow2", "raw")
+
+
+@dataclass(frozen=True, slots=True)
+class MadeDisks:
+    """What a guest gets, in the order of its spec."""
+
+    disks: tuple[GuestDisk, ...]
+    mounts: tuple[GuestMount, ...]
+
+
+def wanted_disks(spec: VmSpec) -> tuple[VmDisk, ...]:
+    """The disks of a spec. `os_image` is the base of the first disk, if that is free for it, else of one before it."""
+    if not spec.os_image:
+        return spec.disks
+    first = spec.disks[0] if spec.disks else VmDisk()
+    is_free = not (first.image or first.path or first.mount_point or first.format == "iso")
+    root = replace(first if is_free else VmDisk(), image=spec.os_image, sha256=spec.os_image_sha256, format="")
+    return (root, *spec.disks[1:]) if is_free and spec.disks else (root, *spec.disks)
+
+
+class DiskStore:
+    """Makes and removes the disks of guests."""
+
+    def __init__(self, data_dir: Path, *, node_id: NodeId, pools: Mapping[str, Path], cache: ImageCache) -> None:
+        self._disks = data_dir / "vm" / "disks"
+        self._node_id = node_id
+        self._pools = pools
+        self._cache = cache
+
+    async def fetch(self, spec: VmSpec) -> None:
+        """Fetch the base images of a spec, and check that its pools exist. Raises `RunError`."""
+        for disk in wanted_disks(spec):
+            self._directory(WorkloadId("any"), disk)
+            if disk.image:
+                await self._cache.find(disk.image, disk.sha256)
+
+    async def make(self, workload_id: WorkloadId, spec: VmSpec, volumes: Mapping[str, str]) -> MadeDisks:
+        """Make what is not there yet. No guest of the workload may run. Raises `RunError`."""
+        disks: list[GuestDisk] = []
+        mounts: list[GuestMount] = []
+        try:
+            for number, wanted in enumerate(wanted_disks(spec)):
+                made = await self._make_disk(workload_id, number, wanted)
+                disks.append(made)
+                if wanted.mount_point:
+                    mounts.append(
+                        GuestMount(
+                            made.serial,
+                            wanted.mount_point,
+                            read_only=made.read_only,
+                            is_blank=not wanted.image and not wanted.path,
+                        )
+                    )
+            for number, volume in enumerate(spec.managed_volumes):
+                made = await _make_volume(volume, volumes, serial=f"volume{number}")
+                disks.append(made)
+                kind = volume.fs_type or "ext4"
+                mounts.append(GuestMount(made.serial, volume.mount_path, kind, read_only=volume.read_only))
+        except OSError as error:
+            raise RunError(
+                f"the disks of workload {workload_id!r} cannot be made: {error}",
+                failure=FailureReason.STORAGE_ERROR,
+                transient=True,
+            ) from error
+        return MadeDisks(tuple(disks), tuple(mounts))
+
+    async def remove(self, workload_id: WorkloadId) -> None:
+        """Remove every disk of a workload, in every pool. Raises `UnavailableError`."""
+        places = [self._disks, *(pool / self._node_id for pool in self._pools.values())]
+        for place in places:
+            try:
+                await asyncio.to_thread(shutil.rmtree, place / workload_id)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UnavailableError(f"the disks of workload {workload_id!r} cannot be removed: {error}") from error
+
+    def _directory(self, workload_id: WorkloadId, disk: VmDisk) -> Path:
+        if not disk.pool_name:
+            return self._disks / workload_id
+        pool = self._pools.get(disk.pool_name)
+        if pool is None:
+            known = ", ".join(sorted(self._pools)) or "none"
+            raise RunError(
+                f"this node has no storage pool {disk.pool_name!r}; it has {known}",
+                failure=FailureReason.INVALID_SPEC,
+                hint="the agent declares pools with --storage-pool name=path:GB",
+            )
+        return pool / self._node_id / workload_id
+
+    async def _make_disk(self, workload_id: WorkloadId, number: int, wanted: VmDisk) -> GuestDisk:
+        serial = f"disk{number}"
+        directory = self._directory(workload_id, wanted)
+        if wanted.path:
+            return await _use_file(Path(wanted.path), wanted, serial)
+        if wanted.image and (wanted.format == "iso" or (wanted.read_only and not wanted.size_gb)):
+            base = await self._base(workload_id, wanted)
+            kind = "raw" if wanted.format == "iso" else await _base_format(base, wanted.format)
+            return GuestDisk(base, kind, read_only=True, serial=serial)
+        kind = "raw" if not wanted.image and wanted.format == "raw" else "qcow2"
+        path = directory / f"{serial}.{kind}"
+        size = wanted.size_gb * _GB
+        if not wanted.image:
+            await _make(path, kind, size)
+        elif await asyncio.to_thread(path.exists):  # whatever image it was made from, it stays
+            await _grow(path, kind, size)
+        else:
+            base = await self._base(workload_id, wanted)
+            await _make(path, kind, size, base=base, base_format=await _base_format(base, wanted.format))
+        return GuestDisk(path, kind, read_only=wanted.read_only, serial=serial)
+
+    async def _base(self, workload_id: WorkloadId, wanted: VmDisk) -> Path:
+        """The base image of a disk: a path of the node as it is, a cached one by a link that is the workload's own."""
+        link = self._disks / workload_id / f"base-{wanted.sha256}"
+        if bool(wanted.sha256) and await asyncio.to_thread(link.is_file):
+            return link
+        found = await self._cache.find(wanted.image, wanted.sha256)
+        faults.reach("vm.image.found")
+        if not wanted.sha256:
+            return found
+        await asyncio.to_thread(link.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            await asyncio.to_thread(os.link, found, link)
+        return link
+
+
+async def _use_file(path: Path, wanted: VmDisk, serial: str) -> GuestDisk:
+    """A disk file of the node, made if it is not there."""
+    if wanted.format == "iso":
+        return GuestDisk(path, "raw", read_only=True, serial=serial)
+    kind = wanted.format or "qcow2"
+    if not wanted.format and await asyncio.to_thread(path.is_file):
+        kind = str((await image_facts(path)).get("format", kind))
+    await _make(path, kind, wanted.size_gb * _GB)
+    return GuestDisk(path, kind, read_only=wanted.read_only, serial=serial)
+
+
+async def _make_volume(volume: ManagedVolume, volumes: Mapping[str, str], *, serial: str) -> GuestDisk:
+    """A managed volume is a disk image in the volume's directory, which is the agent's to keep or remove."""
+    directory = volumes.get(volume.name)
+    if directory is None:
+        raise RunError(f"volume {volume.name!r} has no directory on this node", failure=FailureReason.STORAGE_ERROR)
+    path = Path(directory) / "disk.qcow2"
+    await _make(path, "qcow2", volume.size_gb * _GB)
+    return GuestDisk(path, read_only=volume.read_only, serial=serial)
+
+
+async def _make(path: Path, kind: str, size: int, *, base: Path | None = None, base_format: str = "") -> None:
+    """Make a disk unless it is there; then grow it if it is too small. A half-made one is never left behind."""
+    if await asyncio.to_thread(path.exists):
+        await _grow(path, kind, size)
+        return
+    part = path.with_name(f".{path.name}.part")
+    arguments = ["create", "-q", "-f", kind]
+    if base is not None:
+        arguments += ["-b", str(base), "-F", base_format]
+    arguments.append(str(part))
+    if size or base is None:
+        arguments.append(str(size or DEFAULT_DISK_GB * _GB))
+    await asyncio.to_thread(path.parent.mkdir, mode=0o700, parents=True, exist_ok=True)
+    try:
+        if base is not None and size:
+            await _check_holds(base, base_format, size)
+        await qemu_img(*arguments)
+        await asyncio.to_thread(part.chmod, 0o600)
+        await asyncio.to_thread(sync_path, part)
+        await asyncio.to_thread(part.replace, path)
+        await asyncio.to_thread(sync_path, path.parent)
+    finally:
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(part.unlink, missing_ok=True)
+    faults.reach("vm.disk.made")
+
+
+async def _grow(path: Path, kind: str, size: int) -> None:
+    found = int(str((await image_facts(path, format_=kind)).get("virtual-size", 0)))
+    if size < found and size:
+        raise RunError(
+            f"disk {path.name} has {found / _GB:.1f} GB and cannot shrink to {size / _GB:.1f} GB",
+            failure=FailureReason.INVALID_SPEC,
+            hint="delete the workload with the retain policy Delete to begin with a new disk",
+        )
+    if size > found:
+        await qemu_img("resize", "-q", "-f", kind, str(path), str(size))
+
+
+async def _check_holds(base: Path, base_format: str, size: int) -> None:
+    found = int(str((await image_facts(base, format_=base_format)).get("virtual-size", 0)))
+    if size < found:
+        raise RunError(
+            f"a disk of {size / _GB:.1f} GB cannot hold image {base.name}, which has {found / _GB:.1f} GB",
+            failure=FailureReason.INVALID_SPEC,
+        )
+
+
+async def _base_format(base: Path, given: str) -> str:
+    """The format of a base image. One that refers to a further file is refused: it could name any file of the node."""
+    try:
+        found = await image_facts(base, format_=given)
+    except RunError as error:
+        if not await asyncio.to_thread(base.is_file):
+            raise RunError(f"there is no image {base}", failure=FailureReason.IMAGE_NOT_FOUND) from error
+        raise RunError(error.message, failure=FailureReason.INVALID_SPEC) from error
+    kind = str(found.get("format"))
+    refers = "backing-filename" in found or "data-file" in str(found.get("format-specific", ""))
+    if kind not in _BASE_FORMATS or refers:
+        raise RunError(
+            f"{base} is no base image: it must be qcow2 or raw, and must not refer to another file",
+            failure=FailureReason.INVALID_SPEC,
+        )
+    return kind

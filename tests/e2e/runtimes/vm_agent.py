@@ -1,0 +1,34 @@
+"""A stand-in for an agent that runs VMs, to be killed: starts one guest and waits.
+
+    python vm_agent.py DATA_DIR RUN_ID SECONDS IMAGE SHA256
+
+Arms what SHOAL_FAULTS asks for. Prints `ready` once the guest was started. 0 seconds: without a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from shoal.core import faults
+from shoal.core.clock import SystemClock
+from shoal.core.ids import NodeId
+from shoal.model.workloads import VmDisk
+from shoal.runtimes.vm.runtime import VmRuntime
+from tests.e2e.runtimes.vms import request, small_guest
+
+
+async def main() -> None:
+    faults.arm_from_environment()
+    data_dir, run_id, seconds, image, sha256 = sys.argv[1:]
+    runtime = VmRuntime(Path(data_dir), clock=SystemClock(), node_id=NodeId("n1"))
+    await runtime.open()
+    disks = (VmDisk(image=image, sha256=sha256),) if image else ()
+    spec = small_guest(disks=disks)
+    await runtime.start(request(spec, run_id=run_id, deadline=float(seconds) or None))
+    print("ready", flush=True)
+    await asyncio.sleep(600)
+
+
+asyncio.run(main())

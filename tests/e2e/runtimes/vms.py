@@ -1,0 +1,42 @@
+"""Small guests for tests of the VM runtime."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from shoal.core.clock import SystemClock
+from shoal.core.ids import RunId, WorkloadId
+from shoal.model.workloads import CloudInit, StopPolicy, VmSpec
+from shoal.runtimes.base import RunRequest
+from tests.services.guests import KERNEL_ARGS, find_guests
+
+FOREVER = "echo up; exec sleep 1000"
+QUICK = StopPolicy(grace=timedelta(milliseconds=100))
+
+
+def small_guest(script: str = FOREVER, **fields: Any) -> VmSpec:
+    """A guest that runs a script and powers off."""
+    guests = find_guests()
+    spec = VmSpec(
+        memory_mb=128,
+        kernel=guests.kernel,
+        initrd=guests.initrd,
+        kernel_args=KERNEL_ARGS,
+        cloud_init=CloudInit(user_data=f"#!/bin/sh\n{script}\n"),
+        acceleration="tcg",
+        stop=QUICK,
+    )
+    return replace(spec, **fields)
+
+
+def request(spec: VmSpec, *, run_id: str = "web-1", deadline: float | None = None, **fields: Any) -> RunRequest:
+    """A run of a guest."""
+    return RunRequest(
+        run_id=RunId(run_id),
+        workload_id=WorkloadId(run_id.rpartition("-")[0]),
+        spec=spec,
+        deadline=None if deadline is None else SystemClock().monotonic() + deadline,
+        **fields,
+    )
