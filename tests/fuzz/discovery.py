@@ -13,7 +13,13 @@ import shoal
 _READS = re.compile(r"(parse|read|from|decode|load|unpack)(_.*)?|.*_from_.*")
 
 #: Generated, or made for tests.
-_LEFT_OUT = ("shoal.wire.pb", "shoal.testing", "shoal.__main__", "shoal.runtimes.keeper.__main__")
+_LEFT_OUT = (
+    "shoal.wire.pb",
+    "shoal.testing",
+    "shoal.__main__",
+    "shoal.runtimes.guard.__main__",
+    "shoal.runtimes.keeper.__main__",
+)
 
 
 def find_parsers() -> set[str]:

@@ -1,9 +1,9 @@
 """Finds out which runtimes this machine has, and makes them.
 
 The agent asks once, when it starts; from then on it knows runtimes only by their protocols. Processes always run. An
-engine is looked for by `DOCKER_HOST`, the usual sockets and the `podman` binary. A runtime that was asked for by name
-is made also when what it needs is missing: it is unhealthy, and so not offered, until that is there.
-Called by `shoal.agent.server`.
+engine is looked for by `DOCKER_HOST`, the usual sockets and the `podman` binary, QEMU by its programs. A runtime that
+was asked for by name is made also when what it needs is missing: it is unhealthy, and so not offered, until that is
+there. Called by `shoal.agent.server`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime
+from shoal.runtimes.vm.programs import has_programs
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +69,8 @@ class FoundRuntimes:
             command = await find_command()
             if command is not None:
                 found[WorkloadType.COMPOSE] = self._compose(command)
+        if self._looks_for(WorkloadType.VM, is_here=has_programs()):
+            found[WorkloadType.VM] = self._vm()
         for kind in self._wanted - found.keys():
             log.warning("this machine cannot run %s workloads: what they need is not installed", kind.value)
         return found
@@ -127,3 +130,9 @@ class FoundRuntimes:
             command=command,
             allow_privileged=settings.allow_privileged,
         )
+
+    def _vm(self) -> Runtime:
+        from shoal.runtimes.vm.runtime import VmRuntime  # an agent without QEMU has no use for its libraries
+
+        settings = self._settings
+        return VmRuntime(settings.data_dir, clock=self._clock, node_id=settings.node_id, pools=settings.pools)

@@ -7,6 +7,7 @@ seed          the seed as an image
 disks         overlays, blank disks, CD images, managed volumes
 images        base images: found, fetched, checked, cached
 qemu_img      runs qemu-img
+programs      what has to be installed
 acceleration  whether KVM works here: found out by booting something
 monitor       what QEMU is asked while the guest runs (QMP)
 guest_agent   what the guest itself is asked

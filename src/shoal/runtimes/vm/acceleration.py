@@ -16,7 +16,7 @@ from shoal.core.durable import replace_file
 from shoal.core.host import boot_id
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
-from shoal.runtimes.vm.command_line import BINARY
+from shoal.runtimes.vm.programs import QEMU
 
 _TEST_SECONDS = 3.0
 #: mov dx, 0x501 ; mov al, 0 ; out dx, al ; hlt, and the mark of a boot sector.
@@ -28,7 +28,7 @@ _EXIT_STATUS = 1
 class Acceleration:
     """Decides how guests are run, and remembers it in a file."""
 
-    def __init__(self, path: Path, *, binary: str = BINARY, device: Path = Path("/dev/kvm")) -> None:
+    def __init__(self, path: Path, *, binary: str = QEMU, device: Path = Path("/dev/kvm")) -> None:
         self._path = path
         self._binary = binary
         self._device = device
@@ -72,7 +72,7 @@ class Acceleration:
             return  # a full disk: it is tested again after the next restart
 
 
-async def boots(accelerator: str, *, binary: str = BINARY, seconds: float = _TEST_SECONDS) -> bool:
+async def boots(accelerator: str, *, binary: str = QEMU, seconds: float = _TEST_SECONDS) -> bool:
     """Whether the test guest boots with an accelerator in time."""
     with tempfile.TemporaryDirectory(prefix="shoal-kvm-") as folder:
         sector = Path(folder) / "boot"

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-BINARY = "qemu-system-x86_64"
+from shoal.runtimes.vm.programs import QEMU
+
 #: The names of the sockets. QEMU serves one client per monitor: the keeper has its own, to ask the guest to shut down.
 MONITOR_SOCKET, STOP_SOCKET, AGENT_SOCKET = "monitor.sock", "stop.sock", "agent.sock"
 #: Locally administered, unicast: the range that QEMU's own documentation uses.
@@ -117,7 +118,7 @@ def user_network(number: int, network: GuestNetwork) -> UserNetwork:
     return UserNetwork(guest, gateway=free[1], name_server=free[2])
 
 
-def qemu_arguments(guest: Guest, *, binary: str = BINARY) -> tuple[str, ...]:
+def qemu_arguments(guest: Guest, *, binary: str = QEMU) -> tuple[str, ...]:
     """The command line of a guest."""
     tcg = guest.accelerator == "tcg"
     arguments = [

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
+from shoal.runtimes.vm.programs import QEMU_IMG
 
-BINARY = "qemu-img"
 _SECONDS = 600.0
 
 
@@ -18,7 +18,7 @@ async def qemu_img(*arguments: str) -> bytes:
     """What qemu-img prints. Raises `RunError`."""
     try:
         process = await asyncio.create_subprocess_exec(
-            BINARY,
+            QEMU_IMG,
             *arguments,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -28,20 +28,20 @@ async def qemu_img(*arguments: str) -> bytes:
         if error.errno != errno.ENOENT:
             raise
         raise RunError(
-            f"{BINARY} is not installed", failure=FailureReason.RUNTIME_ERROR, hint="on Debian: qemu-utils"
+            f"{QEMU_IMG} is not installed", failure=FailureReason.RUNTIME_ERROR, hint="on Debian: qemu-utils"
         ) from error
     try:
         async with asyncio.timeout(_SECONDS):
             output, errors = await process.communicate()
     except TimeoutError as error:
-        raise RunError(f"{BINARY} takes too long", failure=FailureReason.STORAGE_ERROR, transient=True) from error
+        raise RunError(f"{QEMU_IMG} takes too long", failure=FailureReason.STORAGE_ERROR, transient=True) from error
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     if process.returncode != 0:
         words = errors.decode(errors="replace").strip()[-500:]
-        raise RunError(f"{BINARY} {arguments[0]}: {words}", failure=FailureReason.STORAGE_ERROR, transient=True)
+        raise RunError(f"{QEMU_IMG} {arguments[0]}: {words}", failure=FailureReason.STORAGE_ERROR, transient=True)
     return output
 
 

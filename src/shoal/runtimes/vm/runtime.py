@@ -16,7 +16,6 @@ import contextlib
 import ipaddress
 import logging
 import re
-import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import replace
@@ -33,7 +32,7 @@ from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, port_va
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.protocol import StartMessage
 from shoal.runtimes.kept import KeptRuns, check_ids
-from shoal.runtimes.vm import command_line, monitor
+from shoal.runtimes.vm import command_line, monitor, programs
 from shoal.runtimes.vm.acceleration import Acceleration
 from shoal.runtimes.vm.boot import BootSigns, BootWatch
 from shoal.runtimes.vm.cloud_init import GuestMount, seed_parts
@@ -51,7 +50,6 @@ _UP_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 #: For a question while the agent measures: a guest that is paused must not hold up the others.
 _ASK_SECONDS = 0.4
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INTERFACES = Path("/sys/class/net")
 _INTERFACE_NAME = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 #: User-mode networking needs addresses for the guest, its gateway and its name server.
@@ -69,7 +67,7 @@ class VmRuntime(KeptRuns):
         clock: Clock,
         node_id: NodeId,
         pools: Mapping[str, Path] | None = None,
-        binary: str = command_line.BINARY,
+        binary: str = programs.QEMU,
         image_cache_bytes: int = IMAGE_CACHE_BYTES,
     ) -> None:
         """`pools` are the directories of the node's storage pools by name."""
@@ -96,9 +94,9 @@ class VmRuntime(KeptRuns):
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""
-        for program in (self._binary, "qemu-img"):
-            if shutil.which(program, path=_PATH) is None:
-                return f"unhealthy: {program} is not installed"
+        missing = programs.missing_program(self._binary)
+        if missing:
+            return f"unhealthy: {missing} is not installed"
         return await super().health()
 
     def conditions(self) -> Mapping[ConditionType, str]:
@@ -196,13 +194,13 @@ class VmRuntime(KeptRuns):
     # --- starting -----------------------------------------------------------------------------------------
 
     def _check_programs(self) -> None:
-        for program, package in ((self._binary, "qemu-system-x86"), ("qemu-img", "qemu-utils")):
-            if shutil.which(program, path=_PATH) is None:
-                raise RunError(
-                    f"{program} is not installed",
-                    failure=FailureReason.RUNTIME_ERROR,
-                    hint=f"on Debian: apt-get install {package}",
-                )
+        missing = programs.missing_program(self._binary)
+        if missing:
+            raise RunError(
+                f"{missing} is not installed",
+                failure=FailureReason.RUNTIME_ERROR,
+                hint=f"on Debian: apt-get install {programs.PACKAGES.get(missing, missing)}",
+            )
 
     def _check_alone(self, request: RunRequest) -> None:
         """Two guests on one disk would destroy it."""
@@ -246,7 +244,7 @@ class VmRuntime(KeptRuns):
             run_id=request.run_id,
             workload_id=request.workload_id,
             argv=command_line.qemu_arguments(guest, binary=self._binary),
-            env={"PATH": _PATH},
+            env={"PATH": programs.PATH},
             working_dir=str(home),
             own_dir=True,
             user="",
