@@ -213,7 +213,7 @@ def overwrite(path: Path) -> None:
     path.write_bytes(b"the quick brown fox jumps over the lazy dog" * 1000)
 
 
-@pytest.mark.parametrize("damage", [cut_off, overwrite])
+@pytest.mark.parametrize("damage", [pytest.param(cut_off, marks=pytest.mark.long), overwrite])
 @pytest.mark.parametrize(
     ("arguments", "name"),
     [(("control",), "control.db"), (("agent", "--control", "127.0.0.1:1"), "agent.db")],

@@ -233,6 +233,7 @@ class TestControlPlane:
         assert processes_of(fleet, "web") == [pid]
         assert (await control.get_workload("web")).generation == 1
 
+    @pytest.mark.long
     async def test_stopped_beyond_every_lease_it_blames_nobody_when_it_wakes(self, fleet, control, lease):
         await control.apply(process("web"))
         view = await until_status(control, "web", "Running")

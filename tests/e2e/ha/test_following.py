@@ -51,7 +51,7 @@ async def test_one_address_is_enough_to_find_the_leader(planes):
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.long), pytest.param(signal.SIGSTOP, id="stopped")],
+    [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="stopped", marks=pytest.mark.long)],
 )
 async def test_a_leader_that_goes_is_followed_by_agent_and_client(planes, how):
     await start_agent(planes, planes.control_address)

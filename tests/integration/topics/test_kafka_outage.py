@@ -70,6 +70,7 @@ def broker(tmp_path: Path) -> Iterator[PrivateBroker]:
         made.remove()
 
 
+@pytest.mark.long
 def test_an_outage(broker: PrivateBroker) -> None:
     with contextlib.ExitStack() as opened:
         patient = opened.enter_context(KafkaTopics(KafkaSettings(broker.address, patience=PATIENCE)))

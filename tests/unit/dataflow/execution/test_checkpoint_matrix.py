@@ -57,7 +57,9 @@ def test_no_step_stalls_under_checkpoints(tmp_path, case: Case, paces: tuple[Pac
     check(case, paces, interval, tmp_path)
 
 
-@pytest.mark.parametrize("case", OPERATORS, ids=str)
+@pytest.mark.parametrize(
+    "case", [pytest.param(each, marks=() if at % 2 else pytest.mark.long) for at, each in enumerate(OPERATORS)], ids=str
+)
 def test_every_step_goes_on_from_its_checkpoint(tmp_path, case: Case):
     sink = case.build(*streams([Pace.SLOW] * case.inputs, case.splits)).to_callback(lambda batch: None).node
     first, _used = run(sink, tmp_path, interval=TINY, checkpoints=3, **case.settings)
