@@ -36,6 +36,8 @@ def pytest_sessionstart() -> None:
     """Start alike everywhere: without an event loop, and with Ctrl-C."""
     # Else the first plug-in that asks for a loop makes one and forgets it.
     asyncio.set_event_loop(None)
+    # Agents of tests run processes, whatever this machine has; the tests of other runtimes ask for them.
+    os.environ.setdefault("SHOAL_AGENT_RUNTIMES", "process")
     # A shell without job control starts background jobs with SIGINT ignored. Programs inherit that, and tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

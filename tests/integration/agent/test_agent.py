@@ -50,6 +50,7 @@ class Running:
             "cpu": 4.0,
             "memory": "4GB",
             "slots": 4,
+            "runtimes": ("process",),
             **fields,
         }
         self.agent = Agent(AgentSettings(**settings), transport=self.transport)
@@ -244,7 +245,9 @@ async def test_it_runs_until_it_is_told_to_stop(tmp_path):
         seen.append(agent.address)
         stop.set()
 
-    settings = AgentSettings(data_dir=str(tmp_path / "data"), standalone=True, insecure=True, grpc_port=0)
+    settings = AgentSettings(
+        data_dir=str(tmp_path / "data"), standalone=True, insecure=True, grpc_port=0, runtimes=("process",)
+    )
     async with asyncio.timeout(60):
         await run_agent(settings, transport=GrpcTransport(), stop=stop, on_ready=ready)
     assert len(seen) == 1

@@ -94,6 +94,7 @@ class Place:
             "node_id": "n1",
             "grpc_host": "127.0.0.1",
             "grpc_port": 0,
+            "runtimes": ("process",),
         }
         return AgentSettings(**{**fields, **given})
 

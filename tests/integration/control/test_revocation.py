@@ -173,6 +173,7 @@ async def test_a_node_that_joins_again_with_a_new_token_works(scene, tmp_path, o
             node_id="n1",
             grpc_host="127.0.0.1",
             grpc_port=0,
+            runtimes=("process",),
         )
 
     first = await settings()

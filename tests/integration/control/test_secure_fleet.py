@@ -43,7 +43,12 @@ def make_plane(tmp_path, files, **settings):
 
 def make_agent(tmp_path, files, **settings):
     given = AgentSettings(
-        data_dir=str(tmp_path / "agent"), control=("127.0.0.1:1",), grpc_port=0, **paths(files), **settings
+        data_dir=str(tmp_path / "agent"),
+        control=("127.0.0.1:1",),
+        grpc_port=0,
+        runtimes=("process",),
+        **paths(files),
+        **settings,
     )
     return Agent(given, transport=GrpcTransport(security=given.access.security()))
 
