@@ -1,0 +1,83 @@
+"""How a compose command is called: what it is given, and what is made of its end. The command here is a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.errors import UnavailableError
+from shoal.runtimes.compose.command import ComposeCommand, ComposeError, locked
+
+PROJECT = {"services": {"web": {"image": "a", "environment": {"PASSWORD": "hunter2"}}}}
+
+
+def command(tmp_path: Path, script: str) -> ComposeCommand:
+    path = tmp_path / "compose"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return ComposeCommand((str(path),))
+
+
+async def run(made: ComposeCommand, folder: Path, *, seconds: float = 30.0, lock: int = -1) -> None:
+    await made.run("p", PROJECT, ("up", "-d"), folder=folder, engine="unix:///e.sock", seconds=seconds, lock=lock)
+
+
+async def test_the_project_goes_through_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENT_SECRET", "hidden")
+    made = command(tmp_path, 'echo "$@" > words; cat > given; env > environment; pwd > place')
+    await run(made, tmp_path)
+    assert (tmp_path / "words").read_text() == "--env-file /dev/null -p p -f - up -d\n"
+    assert json.loads((tmp_path / "given").read_text()) == PROJECT
+    assert (tmp_path / "place").read_text().strip() == str(tmp_path)
+    environment = (tmp_path / "environment").read_text().splitlines()
+    assert {"DOCKER_HOST=unix:///e.sock", "CONTAINER_HOST=unix:///e.sock"} <= set(environment)
+    assert not any("AGENT_SECRET" in line for line in environment)
+
+
+async def test_the_end_of_what_it_said_is_the_error(tmp_path: Path) -> None:
+    made = command(tmp_path, "head -c 3000000 /dev/zero | tr '\\000' x; echo; echo port is taken >&2; exit 3")
+    with pytest.raises(ComposeError) as raised:
+        await run(made, tmp_path)
+    assert raised.value.message.endswith("port is taken")
+    assert len(raised.value.message) <= 2000
+
+
+async def test_one_that_does_not_read_its_input_is_no_error(tmp_path: Path) -> None:
+    await run(command(tmp_path, "exec <&-; exit 0"), tmp_path)
+
+
+async def test_one_that_takes_too_long_is_killed(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="takes longer"):
+        await run(command(tmp_path, "echo $$ > pid; exec sleep 1000"), tmp_path, seconds=0.5)
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
+
+
+async def test_one_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="cannot be run"):
+        await run(ComposeCommand(("/nowhere/compose",)), tmp_path)
+
+
+async def test_the_lock_is_held_by_what_the_command_started(tmp_path: Path) -> None:
+    """An agent that was killed left a command behind: the next one waits until that has ended."""
+    lock, clock = tmp_path / "lock", SystemClock()
+    made = command(tmp_path, "mkfifo gate; (read line < gate) >/dev/null 2>&1 & exit 0")
+    async with locked(lock, clock) as held:
+        await run(made, tmp_path, lock=held)
+    entered = asyncio.Event()
+
+    async def enter() -> None:
+        async with locked(lock, clock):
+            entered.set()
+
+    waiting = asyncio.ensure_future(enter())
+    gate = await asyncio.to_thread(os.open, tmp_path / "gate", os.O_WRONLY)
+    assert not entered.is_set()
+    os.close(gate)
+    async with asyncio.timeout(30):
+        await waiting
+    assert entered.is_set()
