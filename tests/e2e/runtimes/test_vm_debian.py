@@ -14,6 +14,7 @@ import pytest
 from shoal.cli.local.children import free_port
 from shoal.core.clock import SystemClock
 from shoal.core.ids import NodeId, RunId
+from shoal.model.execs import ExecEnd
 from shoal.model.workloads import (
     CloudInit,
     ManagedVolume,
@@ -26,7 +27,7 @@ from shoal.model.workloads import (
 )
 from shoal.runtimes.vm.runtime import VmRuntime
 from shoal.testing.machines import kill_machine
-from shoal.testing.suites.runtime import read_all
+from shoal.testing.suites.runtime import read_all, run_command
 from tests.e2e.runtimes.vms import request
 from tests.services.absence import do_without
 from tests.services.guests import DEBIAN_ARGS, find_guests
@@ -144,6 +145,12 @@ async def check_inside(folder: Path, port: int) -> None:
 async def check_guest_agent(runtime: VmRuntime) -> None:
     agent = runtime.guest_agent(RunId("web-1"))
     assert await agent.call("guest-get-host-name") == {"host-name": "harbor"}
+    assert await run_command(runtime, "sh", "-c", "hostname; echo oops >&2; exit 7") == (
+        b"harbor\n",
+        b"oops\n",
+        ExecEnd(code=7),
+    )
+    assert await run_command(runtime, "cat", given=b"typed") == (b"typed", b"", ExecEnd())
 
 
 async def check_usage(runtime: VmRuntime) -> None:

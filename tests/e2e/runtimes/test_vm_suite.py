@@ -29,6 +29,7 @@ class TestVm(RuntimeSuite):
     exit_codes = "a guest has no exit code"
     stop_signals = "a guest has a power button"
     streams = "a guest has one console"
+    runs_commands = "the small guest has no guest agent"
     missing_program = FailureReason.IMAGE_NOT_FOUND
     crowd = 2
 

@@ -24,11 +24,12 @@ from pathlib import Path
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.durable import replace_file
-from shoal.core.errors import DeadlineError, UnavailableError
+from shoal.core.errors import DeadlineError, PreconditionError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
+from shoal.model.execs import ExecCommand
 from shoal.model.nodes import ConditionType
 from shoal.model.workloads import FailureReason, Usage, VmNetwork, VmSpec, WorkloadType
-from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, port_variable, spec_of
+from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunPhase, RunRequest, port_variable, spec_of
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.protocol import StartMessage
 from shoal.runtimes.kept import KeptRuns, check_ids
@@ -38,6 +39,7 @@ from shoal.runtimes.vm.boot import BootSigns, BootWatch
 from shoal.runtimes.vm.cloud_init import GuestMount, seed_parts
 from shoal.runtimes.vm.command_line import DirectBoot, Guest, GuestDisk, GuestNetwork, PortForward
 from shoal.runtimes.vm.disks import DiskStore
+from shoal.runtimes.vm.exec import start_command
 from shoal.runtimes.vm.failures import start_failure
 from shoal.runtimes.vm.guest_agent import GuestAgent
 from shoal.runtimes.vm.images import ImageCache
@@ -172,6 +174,13 @@ class VmRuntime(KeptRuns):
         if agent is None:
             agent = self._agents[run_id] = GuestAgent(Path(record.working_dir) / command_line.AGENT_SOCKET)
         return agent
+
+    async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
+        """Run a command in the guest, through its guest agent."""
+        record = self._own_runs.get(run_id)
+        if record is None or record.exit is not None:
+            raise PreconditionError(f"run {run_id!r} does not run")
+        return await start_command(self.guest_agent(run_id), command, self._clock)
 
     async def usage(self, run_id: RunId) -> Usage | None:
         """What a guest uses now: CPU and memory of its QEMU, what went through its disks and its tap devices."""

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
+from shoal.core.errors import NotFoundError, PreconditionError, ShoalError, UnsupportedError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.execs import ExecCommand, ExecEnd, WindowSize
 from shoal.model.logs import LogQuery
@@ -64,6 +64,8 @@ class RuntimeSuite:
     exit_codes: str | bool = True
     stop_signals: str | bool = True
     streams: str | bool = True
+    #: Whether a command can be run beside the runs of this suite. The reason why not: then it is refused.
+    runs_commands: str | bool = True
     #: Why a run fails whose program does not exist.
     missing_program = FailureReason.INVALID_SPEC
     #: How many runs are started together.
@@ -473,6 +475,11 @@ class RuntimeSuite:
         entering: SupportsExec = require(runtime, SupportsExec)
         with pytest.raises(PreconditionError):
             await entering.exec(RunId("nobody"), ExecCommand(("true",)))
+        if self.runs_commands is not True:
+            await runtime.start(self.make_request(_FOREVER))
+            with pytest.raises(UnsupportedError):
+                await entering.exec(RunId("web-1"), ExecCommand(("true",)))
+            return
         await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOUR": "green"}))
         await wait_output(runtime, b"up\n")
         script = 'test -e here && echo "$COLOUR"; echo oops >&2; exit 7'
@@ -485,6 +492,8 @@ class RuntimeSuite:
             await entering.exec(RunId("web-1"), ExecCommand(("true",)))
 
     async def test_a_command_has_a_terminal(self, runtime: Runtime) -> None:
+        if self.runs_commands is not True:
+            pytest.skip(str(self.runs_commands))
         entering: SupportsExec = require(runtime, SupportsExec)
         await runtime.start(self.make_request(_FOREVER))
         command = ExecCommand(
@@ -506,6 +515,8 @@ class RuntimeSuite:
             await session.close()
 
     async def test_a_command_is_killed_when_it_is_closed(self, runtime: Runtime) -> None:
+        if self.runs_commands is not True:
+            pytest.skip(str(self.runs_commands))
         entering: SupportsExec = require(runtime, SupportsExec)
         await runtime.start(self.make_request(_FOREVER))
         session = await entering.exec(RunId("web-1"), ExecCommand(("sh", "-c", "echo up; exec sleep 1003")))
