@@ -29,7 +29,7 @@ from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.core.private_files import let_others_pass
 from shoal.model.execs import ExecCommand
-from shoal.model.workloads import FailureReason, ProcessSpec, WorkloadType
+from shoal.model.workloads import FailureReason, FileSpec, ProcessSpec, WorkloadType
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, port_variable, spec_of
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.exec_process import start_command
@@ -44,6 +44,7 @@ from shoal.runtimes.keeper.records import (
 )
 from shoal.runtimes.kept import HEALTH_TIMEOUT, KeptRuns, check_ids
 from shoal.runtimes.usage import bytes_used
+from shoal.runtimes.work_files import put_files
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +97,14 @@ class ProcessRuntime(KeptRuns):
         check_ids(request)
         message = self._start_message(request)
         await self._make_directories(request)
+        await asyncio.to_thread(_put_files, message.working_dir, message.user, request.files)
         return await self._start(message)
+
+    async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+        """Put new contents into the files of a run."""
+        record = self._link.runs.get(run_id)
+        if record is not None and record.exit is None and record.working_dir:
+            await asyncio.to_thread(_put_files, record.working_dir, record.user, files)
 
     async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether a command exits with 0 in time, in the surroundings of a run."""
@@ -185,6 +193,15 @@ def remove_stray_groups(data_dir: Path) -> None:
     files = KeeperFiles(data_dir)
     if files.home.exists() and read_keeper_pid(data_dir) is None:
         Cgroups.find(files.keeper_id()).close()
+
+
+def _put_files(folder: str, user: str, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+    if files:
+        try:
+            owner = find_user(user)[1:] if user else None
+        except KeyError:
+            owner = None  # the start says so
+        put_files(Path(folder), files, owner=owner)
 
 
 def _check_user(user: str) -> None:

@@ -20,7 +20,7 @@ from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, pr
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import Exit, FailureReason, Usage, WorkloadType
+from shoal.model.workloads import Exit, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest
 
 ENV_PREFIX = "SHOAL_FAKE_"
@@ -121,6 +121,8 @@ class FakeMachine:
         self.runs: dict[str, _FakeRun] = {}
         self.logs: dict[str, list[FakeOutput]] = {}
         self.started_with: dict[str, RunRequest] = {}
+        #: The files of runs that were replaced while they went on.
+        self.files: dict[str, tuple[tuple[FileSpec, bytes], ...]] = {}
         #: What work directories use, in bytes, by workload.
         self.disk_used: dict[str, int] = {}
         self._failed_starts: dict[str, int] = {}
@@ -393,6 +395,11 @@ class FakeRuntime:
         self._machine.check()
         for run_id in run_ids:
             self._machine.set_deadline(run_id, until)
+
+    async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+        """Note the new contents."""
+        self._machine.check()
+        self._machine.files[run_id] = files
 
     async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the script says that the run is ready by now."""

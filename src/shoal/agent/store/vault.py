@@ -40,19 +40,23 @@ class Vault:
         await self._database.write(_drop_strays)
         self._sealed = await self._database.read(_load)
 
-    async def keep(self, workload_id: WorkloadId, body: Body, values: Mapping[str, bytes]) -> None:
-        """Take over what came with an order. An order without values, such as one to stop, leaves those there are."""
+    async def keep(self, workload_id: WorkloadId, body: Body, values: Mapping[str, bytes]) -> bool:
+        """Take over what came with an order, and return whether values changed.
+
+        An order without values, such as one to stop, leaves those there are.
+        """
         if not body.secret_names:
             if workload_id in self._sealed:
                 await self._database.write(lambda connection: forget(connection, workload_id))
                 self.drop(workload_id)
-            return
+            return False
         if not values or self._opened(workload_id) == values:
-            return
+            return False
         text = json.dumps({name: base64.b64encode(value).decode("ascii") for name, value in values.items()})
         sealed = self._open_sealer().seal(text.encode(), purpose=_purpose(workload_id))
         await self._database.write(lambda connection: _put(connection, workload_id, sealed))
         self._sealed[workload_id] = sealed
+        return True
 
     def drop(self, workload_id: WorkloadId) -> None:
         """A workload is gone from the database."""

@@ -97,6 +97,7 @@ from shoal.runtimes.base import (
     RunPhase,
     RunRequest,
     Runtime,
+    SupportsFiles,
     SupportsPrepare,
     SupportsUpdate,
 )
@@ -485,6 +486,29 @@ class WorkloadActor:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)
         self.post(Forgotten())
+
+    def replace_files(self) -> None:
+        """The value of a secret has changed: files that hold it are written again, if the run goes on."""
+        spec, runtime = self.state.spec, self._runtime
+        if spec is None or not any(file.secret for file in spec.body.files) or not self.state.is_current:
+            return
+        if self.state.stage in RUNNING_STAGES and isinstance(runtime, SupportsFiles):
+            work = self._replace_files(runtime, self.state.progress.run_id, self.state, spec)
+            self._around.scope.start(work, name=f"files {self.workload_id}")
+
+    async def _replace_files(
+        self, runtime: SupportsFiles, run_id: RunId, decided: WorkloadState, spec: AgentSpec
+    ) -> None:
+        failures = 0
+        while self.state.progress.run_id == run_id and self.state.stage in RUNNING_STAGES:
+            try:
+                await runtime.replace_files(run_id, self._request(run_id, decided, spec, {}).files)
+            except (ShoalError, OSError) as error:
+                failures += 1
+                log.warning("workload %s: its files could not be replaced yet: %s", self.workload_id, error)
+                await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
+            else:
+                return
 
     async def _forget_run(self, run_id: RunId) -> None:
         """Tell the runtime that a run's end is recorded. One that is not told now is told after the next restart."""

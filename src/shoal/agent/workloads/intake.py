@@ -118,7 +118,11 @@ class Intake:
             if actor is None:
                 self._admit_one_more(command)
             # Before the order itself: a start that it causes finds them, also after a crash in between.
-            await self._around.vault.keep(command.workload_id, command.spec.body, command.secrets)
+            if (
+                await self._around.vault.keep(command.workload_id, command.spec.body, command.secrets)
+                and actor is not None
+            ):
+                actor.replace_files()
             if decision.intent is None or not decision.stored:
                 return self._nothing_to_do(actor, decision)
             action = None if decision.skipped else self._new_action(ActionType.APPLY, decision.intent)

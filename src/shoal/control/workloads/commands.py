@@ -53,14 +53,23 @@ class CommandLog:
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
         known = self._commands.get(record.workload_id)
         same = known is not None and known.is_same(kind, record.node_id, record.generation)
-        command = Command(kind, record.node_id, record.generation, failures=known.failures if same and known else 0)
+        command = Command(
+            kind,
+            record.node_id,
+            record.generation,
+            failures=known.failures if same and known else 0,
+            stale_secret=known.stale_secret if same and known else False,
+        )
         self._commands[record.workload_id] = command
         return command
 
     def applied(self, workload_id: WorkloadId, command: Command) -> None:
         """An agent took it. Should it drop it again at once, the command is not repeated in a tight circle."""
         not_before = self._clock.monotonic() + SAME_COMMAND_SECONDS
-        self.put(workload_id, dataclasses.replace(command, accepted=True, failures=0, not_before=not_before))
+        self.put(
+            workload_id,
+            dataclasses.replace(command, accepted=True, failures=0, not_before=not_before, stale_secret=False),
+        )
         self._refusals.pop(workload_id, None)
         self.trouble.pop(workload_id, None)
         self.without_secret.discard(workload_id)
@@ -111,6 +120,15 @@ class CommandLog:
         command = self._commands.get(workload_id)
         if command is not None and command.accepted and not command.gone:
             self._commands[workload_id] = dataclasses.replace(command, accepted=False, asked=None, not_before=0.0)
+
+    def renew_secret(self, record: WorkloadRecord) -> None:
+        """A secret that files of a run hold has a new value: its agent is told again."""
+        if record.node_id is None or record.placed_generation != record.generation:
+            return
+        default = Command(CommandKind.APPLY, record.node_id, record.generation, accepted=True)
+        known = self._commands.get(record.workload_id, default)
+        if known.is_same(CommandKind.APPLY, record.node_id, record.generation):
+            self._commands[record.workload_id] = dataclasses.replace(known, stale_secret=True, not_before=0.0)
 
     def hurry(self, workload_id: WorkloadId) -> None:
         """What stood in the way of a command is gone: no backoff."""

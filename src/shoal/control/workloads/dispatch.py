@@ -126,9 +126,11 @@ class Dispatch:
             self._pending.capacity_changed()
 
     def _secrets_set(self, names: set[str]) -> None:
-        """Commands that failed without these secrets are sent at once."""
+        """Commands that failed without these secrets are sent at once, and again where files of a run hold one."""
         for record in self._fleet.workloads.values():
             if not names.isdisjoint(named_by(record)):
+                if not names.isdisjoint(file.secret for file in record.spec.body.files):
+                    self._commands.renew_secret(record)
                 self._commands.hurry(record.workload_id)
                 self._queue.enqueue(record.workload_id)
 

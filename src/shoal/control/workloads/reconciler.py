@@ -70,6 +70,8 @@ class Command:
     asked: RunState | None = None
     #: The first heartbeat that was made after the answer; None when the agent did not say.
     first_heartbeat: HeartbeatMark | None = None
+    #: A secret that files of the run hold has a new value since: the agent is told again.
+    stale_secret: bool = False
 
     def is_same(self, kind: CommandKind, node_id: NodeId | None, generation: int) -> bool:
         """Whether it says the same to the same node."""
@@ -395,8 +397,8 @@ def _place_when_due(facts: Facts, place: Place) -> Step:
 
 def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     command = _current_command(facts, CommandKind.APPLY)
-    if command is not None and command.accepted and command.absent_heartbeats >= ABSENT_HEARTBEATS:
-        return _send_when_due(facts, command, SendApply("its agent no longer has it"))
+    if command is not None and (why := _reason_to_repeat(command)):
+        return _send_when_due(facts, command, SendApply(why))
     if is_current(facts) and not _contradicts(facts, wanted):
         if not owner.foreign or _is_verified(facts, wanted):
             return Settled("its agent has it")
@@ -410,6 +412,13 @@ def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     if owner.foreign:
         return ConfirmWithForeignAgent("its agent does not push its statuses")
     return Settled("its agent has accepted it")
+
+
+def _reason_to_repeat(command: Command) -> str:
+    """Why a command is sent again although the agent accepted it; empty when there is no reason."""
+    if command.accepted and command.absent_heartbeats >= ABSENT_HEARTBEATS:
+        return "its agent no longer has it"
+    return "a secret in its files has a new value" if command.stale_secret else ""
 
 
 def _is_verified(facts: Facts, wanted: RunState) -> bool:

@@ -18,12 +18,14 @@ pytestmark = pytest.mark.looptime
 VALUE = b"correct-horse-battery-staple"
 
 
-async def apply(it, agent, *, generation=1, secrets=None, named=None, desired=agent_pb2.DESIRED_STATE_RUNNING):
+async def apply(it, agent, *, generation=1, secrets=None, named=None, desired=agent_pb2.DESIRED_STATE_RUNNING, file=""):
     request = agent_pb2.ApplyWorkloadRequest(
         id="w", type=agent_pb2.WORKLOAD_TYPE_PROCESS, generation=generation, desired_state=desired
     )
     request.spec.process.command.extend(["sleep", "60"])
     request.spec.process.env_from_secrets.update({"PASSWORD": "db"} if named is None else named)
+    if file:
+        request.spec.process.files.add(path=file, secret="db")
     request.secrets.update({"db": VALUE} if secrets is None else secrets)
     channel = it.network.transport("control").connect(agent.address)
     try:
@@ -100,6 +102,21 @@ async def test_the_same_order_with_a_newer_value_is_for_the_next_start(tmp_path)
         it.machine.kill(run.run_id)
         await asyncio.sleep(10)
         assert dict(started(it).secrets) == {"PASSWORD": "newer"}
+
+
+async def test_files_of_a_run_are_replaced_when_their_secret_changes(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent, file="etc/key")
+        await asyncio.sleep(1)
+        ((file, content),) = started(it).files
+        assert (file.path, content) == ("etc/key", VALUE)
+        (run,) = it.machine.alive("w")
+        await apply(it, agent, file="etc/key", secrets={"db": b"newer"})
+        await asyncio.sleep(1)
+        assert it.machine.files[run.run_id] == ((file, b"newer"),)
+        assert it.machine.alive("w") == [run]
+        assert b"newer" not in on_disk(it)
 
 
 async def test_what_is_not_named_any_more_is_dropped_and_so_is_what_is_gone(tmp_path):

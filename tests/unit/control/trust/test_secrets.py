@@ -94,6 +94,22 @@ async def test_a_new_value_is_for_the_next_order(kit):
     assert dict(node.runs["web"].request.secrets) == {"db-password": b"another"}
 
 
+async def test_a_new_value_is_sent_at_once_where_a_file_holds_it(kit):
+    node = kit.node("n1")
+    await set_secret(kit)
+    spec = control_pb2.WorkloadSpec(type="process")
+    spec.process.command.extend(["sleep", "60"])
+    spec.process.files.add(path="key", secret="db-password")
+    await kit.channel.call(AgentControl.APPLY_WORKLOAD, control_pb2.ApplyWorkloadRequest(workload_id="web", spec=spec))
+    await kit.wait_status("web", "Running")
+    before = (await view_of(kit)).generation
+    await set_secret(kit, value=b"another")
+    await asyncio.sleep(5)
+    assert dict(node.runs["web"].request.secrets) == {"db-password": b"another"}
+    view = await view_of(kit)
+    assert (view.generation, view.status) == (before, "Running")
+
+
 async def test_an_order_to_stop_carries_nothing(kit):
     node = kit.node("n1")
     await set_secret(kit)

@@ -1,0 +1,56 @@
+"""Puts the files of a spec into a directory that the workload itself may write to.
+
+No symbolic link is followed below the directory: a workload that runs as another user than the agent cannot make the
+agent write anywhere else. Each file is replaced whole. Called by `shoal.runtimes.process`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from shoal.model.workloads import FailureReason, FileSpec
+from shoal.runtimes.base import RunError
+
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def put_files(folder: Path, files: Iterable[tuple[FileSpec, bytes]], *, owner: tuple[int, int] | None = None) -> None:
+    """Write each file below `folder`, as its owner (uid, gid) if one is given. Raises `RunError`."""
+    for file, content in files:
+        *parents, name = [part for part in file.path.split("/") if part not in ("", ".")]
+        try:
+            with contextlib.ExitStack() as stack:
+                directory = _opened(stack, folder, None)
+                for parent in parents:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(parent, 0o755, dir_fd=directory)
+                    directory = _opened(stack, parent, directory)
+                _replace(directory, name, content, mode=file.mode, owner=owner)
+        except OSError as error:
+            raise RunError(
+                f"the file {file.path!r} cannot be written: {error.strerror}",
+                failure=FailureReason.STORAGE_ERROR,
+                transient=True,
+            ) from error
+
+
+def _opened(stack: contextlib.ExitStack, path: str | Path, directory: int | None) -> int:
+    descriptor = os.open(path, _DIRECTORY, dir_fd=directory)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _replace(directory: int, name: str, content: bytes, *, mode: int, owner: tuple[int, int] | None) -> None:
+    partial = f".{name[:200]}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(partial, flags, 0o600, dir_fd=directory), "wb") as written:
+        written.write(content)
+        if owner is not None:
+            os.fchown(written.fileno(), *owner)
+        os.fchmod(written.fileno(), mode)
+    os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
