@@ -311,9 +311,23 @@ def wait_for_checkpoints(flow: engine.RunningFlow, wanted: int) -> None:
     """Until so many are complete, or it has ended."""
     pause, waited = threading.Event(), 0.0
     while not flow.is_done and flow.metrics().checkpoints.completed < wanted:
-        assert waited < PATIENCE, f"{flow.metrics().checkpoints.completed} checkpoints of {wanted}"
+        assert waited < PATIENCE, f"{flow.metrics().checkpoints.completed} checkpoints of {wanted}; {whereabouts(flow)}"
         pause.wait(0.003)
         waited += 0.003
+
+
+def whereabouts(flow: engine.RunningFlow) -> str:
+    """What a flow that stalls waits for: the state of the checkpoint, and what each task has done for it."""
+    tasks = [
+        f"{task.name} has snapshotted {task._snapshotted}, orders {[*task.mailbox._orders]}, queues "
+        + str([(len(queue.items), queue.used, queue.aligned, queue.ended) for queue in _queues(task)])
+        for task in flow._tasks.values()
+    ]
+    return "\n".join([str(flow._coordinator and flow._coordinator._state), *tasks])
+
+
+def _queues(task: Any) -> Sequence[Any]:
+    return task._inbox._queues if hasattr(task, "_inbox") else ()
 
 
 def params(case: Case, paces: Sequence[Pace], interval: float) -> Any:
