@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from shoal.agent.node.probes import parse_memory
 from shoal.agent.server import ENV_NAMES as AGENT_ENV
 from shoal.agent.server import AgentSettings
+from shoal.agent.settings import parse_pool
 from shoal.cli.commands.specs import parse_specs, read_specs
 from shoal.cli.connection.session import read_addresses
 from shoal.cli.local.children import read_json
@@ -321,6 +322,9 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.wire.convert.nodes.node_usage_from_proto": _message(convert.node_usage_from_proto, control.NodeUsage),
     "shoal.wire.convert.nodes.read_node_usage": _message(
         _collecting(nodes.read_node_usage), control.NodeUsage, errors=()
+    ),
+    "shoal.agent.settings.parse_pool": ParserCase(
+        parse_pool, texts | changed_text("fast=/srv/fast:200"), (ValueError,), good=("fast=/srv/fast:200",)
     ),
     "shoal.wire.convert.agent_kinds.compose_from_agent": _message(
         _collecting(agent_kinds.compose_from_agent), agent.ComposeSpec, errors=()
