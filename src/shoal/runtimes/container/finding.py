@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _USUAL_SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _SERVICE_START_SECONDS = 20.0
 _SERVICE_STOP_SECONDS = 5.0
+#: The service of an agent that was killed ends after so many seconds without a connection. A runtime keeps one open.
+_SERVICE_IDLE_SECONDS = 30
 #: The kernel takes no longer path for a unix socket.
 _MAX_SOCKET_PATH = 100
 
@@ -115,7 +117,7 @@ class PodmanService:
                 "podman",
                 *runtime,
                 *self._arguments,
-                *("system", "service", "--time", "0", f"unix://{self._socket}"),
+                *("system", "service", "--time", str(_SERVICE_IDLE_SECONDS), f"unix://{self._socket}"),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
