@@ -8,6 +8,8 @@ with their names, and with CI=true they fail.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import json
 import os
 import shutil
 import subprocess
@@ -51,8 +53,11 @@ class Engine:
 
 
 @contextlib.contextmanager
-def private_engine() -> Iterator[Engine]:
-    """An engine with the test image, until the end of the block."""
+def private_engine(*, insecure: tuple[str, ...] = (), size: str = "") -> Iterator[Engine]:
+    """An engine with the test image, until the end of the block.
+
+    `insecure` are registries that are spoken to over HTTP. With a `size`, such as 16m, its disk has that size.
+    """
     missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
     if os.geteuid() != 0:
         do_without("containers are tested as root")
@@ -61,18 +66,73 @@ def private_engine() -> Iterator[Engine]:
     # Short: the paths of sockets below it must fit.
     folder = Path(tempfile.mkdtemp(prefix="shoal-podman-", dir="/var/tmp"))
     engine = Engine(folder)
-    try:
+    if size:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", str(folder)], check=True, timeout=60
+        )
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_engine, engine)
+        registries = folder / "registries.conf"
+        registries.write_text("".join(f'[[registry]]\nlocation = "{each}"\ninsecure = true\n' for each in insecure))
+        stack.enter_context(_environment("CONTAINERS_REGISTRIES_CONF", str(registries)))
+        stack.enter_context(_own_network(folder))
         engine.podman("import", "-", IMAGE, given=root_file_system())
         yield engine
-    finally:
-        subprocess.run(
-            ["podman", *engine.arguments, "rm", "--all", "--force", "--time", "0"], capture_output=True, check=False
+
+
+@contextlib.contextmanager
+def _own_network(folder: Path) -> Iterator[None]:
+    """A bridge and addresses of the engine's own: others may run at the same time."""
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            lock = stack.enter_context(Path(f"/var/tmp/shoal-test-network-{number}").open("w"))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        networks = folder / "networks"
+        networks.mkdir()
+        settings = folder / "containers.conf"
+        settings.write_text(
+            f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{networks}"\n'
+            f'default_subnet_pools = [{{"base" = "10.{100 + number}.128.0/17", "size" = 24}}]\n'
         )
-        subprocess.run(["podman", *engine.arguments, "system", "reset", "--force"], capture_output=True, check=False)
-        with contextlib.suppress(OSError):
-            for mount in _mounts_below(folder):
-                subprocess.run(["umount", "-l", mount], capture_output=True, check=False)
-        shutil.rmtree(folder, ignore_errors=True)
+        default = {
+            "name": "podman",
+            "id": "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9",
+            "driver": "bridge",
+            "network_interface": f"shoaltest{number}",
+            "created": "2026-01-01T00:00:00Z",
+            "subnets": [{"subnet": f"10.{100 + number}.0.0/24", "gateway": f"10.{100 + number}.0.1"}],
+            "ipv6_enabled": False,
+            "internal": False,
+            "dns_enabled": False,
+            "ipam_options": {"driver": "host-local"},
+        }
+        (networks / "podman.json").write_text(json.dumps(default))
+        with _environment("CONTAINERS_CONF", str(settings)):
+            yield
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable until the end of the block: for every podman that is called."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _remove_engine(engine: Engine) -> None:
+    for words in (("rm", "--all", "--force", "--time", "0"), ("system", "reset", "--force")):
+        subprocess.run(["podman", *engine.arguments, *words], capture_output=True, check=False, timeout=60)
+    with contextlib.suppress(OSError):
+        for mount in _mounts_in(engine.folder):
+            subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
+    shutil.rmtree(engine.folder, ignore_errors=True)
 
 
 def root_file_system() -> bytes:
@@ -94,6 +154,6 @@ def root_file_system() -> bytes:
         return archive.read_bytes()
 
 
-def _mounts_below(folder: Path) -> list[str]:
+def _mounts_in(folder: Path) -> list[str]:
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [point for point in reversed(points) if point.startswith(f"{folder}/")]
+    return [point for point in reversed(points) if point == str(folder) or point.startswith(f"{folder}/")]

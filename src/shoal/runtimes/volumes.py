@@ -84,17 +84,15 @@ class Volumes:
     async def delete(self, workload_id: WorkloadId) -> None:
         """A workload was deleted: remove those of its volumes whose retain policy is Delete. Raises OSError."""
         records = await asyncio.to_thread(self._records, workload_id)
-        for name, record in records.items():
-            if record.delete:
-                await asyncio.to_thread(_remove, Path(record.path))
-                del records[name]
-                await asyncio.to_thread(self._write, workload_id, records)
+        for name in [name for name, record in records.items() if record.delete]:
+            await asyncio.to_thread(_remove, Path(records.pop(name).path))
+            await asyncio.to_thread(self._write, workload_id, records)
 
     async def close(self) -> None:
         """Unmount what was mounted. What is in use stays."""
         for name, place in self._pools.items():
             target = self._target(name)
-            if _is_export(place) and await asyncio.to_thread(os.path.ismount, target):
+            if _is_export(place) and await asyncio.to_thread(_is_mounted, target):
                 await _run((*self._unmount, str(target)))
 
     # --- checks -------------------------------------------------------------------------------------------
@@ -129,13 +127,13 @@ class Volumes:
     async def _mounted(self, volume: ManagedVolume, place: str) -> Path:
         """The directory where an export is mounted."""
         target = self._target(volume.pool_name)
-        if await asyncio.to_thread(os.path.ismount, target):
+        if await asyncio.to_thread(_is_mounted, target):
             return target
         if shutil.which(self._mount[0]) is None:
             raise _refused(volume, f"needs the program {self._mount[0]}, which this node does not have")
         await asyncio.to_thread(target.mkdir, mode=0o700, parents=True, exist_ok=True)
         said = await _run((*self._mount, "-t", volume.fs_type or NFS, place, str(target)))
-        if said or not await asyncio.to_thread(os.path.ismount, target):
+        if said or not await asyncio.to_thread(_is_mounted, target):
             why = said or "nothing is mounted there"
             raise _storage_error(f"volume {volume.name!r}: {place} cannot be mounted: {why}")
         return target
@@ -211,6 +209,13 @@ def _check_room(path: Path, volume: ManagedVolume) -> None:
         raise _storage_error(
             f"volume {volume.name!r} needs {volume.size_gb} GB, and its disk has {free / _GIB:.1f} GB left"
         )
+
+
+def _is_mounted(target: Path) -> bool:
+    """Whether something is mounted at a directory."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    wanted = str(target.absolute()).replace("\\", "\\134").replace(" ", "\\040")
+    return any(line.split()[4] == wanted for line in lines)
 
 
 def _file_system_of(path: Path) -> str:

@@ -336,7 +336,7 @@ class ComposeRuntime:
 
     async def _have_images(self, api: EngineApi, request: RunRequest, project: Project, folder: Path) -> None:
         for image, policy in project.images:
-            await images.ensure_image(api, image, policy)
+            await images.ensure_image(api, image, policy, clock=self._clock)
         if project.is_built:
             marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, {})
             content = render(project, additions_for(request, self._owner, marks))

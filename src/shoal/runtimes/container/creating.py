@@ -24,6 +24,12 @@ RUN_LABEL = "shoal.run"
 PORTS_LABEL = "shoal.ports"
 STOP_SIGNAL_LABEL = "shoal.stop-signal"
 GRACE_LABEL = "shoal.stop-grace"
+#: Of a run that a guard ends at its deadline.
+AT_MOST_ONE_LABEL = "shoal.at-most-one"
+#: Of a container that was only made to see whether it can be, and is never started.
+TRIAL_LABEL = "shoal.trial"
+#: Where the files of a spec are in a container. Their paths are links to here, so each can be replaced at once.
+FILES_PATH = "/run/shoal/files"
 
 #: The engine's log of one container; the agent copies it into its own files when the run ends.
 _LOG_SIZE = "10m"
@@ -58,14 +64,21 @@ class RunLabels:
     ports: Mapping[str, int]
     stop_signal: str
     grace: float
+    at_most_one: bool = False
 
 
-def create_body(request: RunRequest, spec: ContainerSpec, owner: Owner, *, ulimit_ceiling: int) -> dict[str, Any]:
-    """The body of a create call. `ulimit_ceiling` is what this machine allows the default `nofile` to be."""
+def create_body(
+    request: RunRequest, spec: ContainerSpec, owner: Owner, *, ulimit_ceiling: int, files: str = ""
+) -> dict[str, Any]:
+    """The body of a create call.
+
+    `ulimit_ceiling` is what this machine allows the default `nofile` to be, `files` the directory of the spec's files.
+    """
     bindings: dict[str, list[dict[str, str]]] = {}
     for port in spec.ports:
         key = f"{port.container_port}/{port.protocol or 'tcp'}"
-        bindings.setdefault(key, []).append({"HostPort": str(port.host_port) if port.host_port else ""})
+        number = request.ports.get(port.name, port.host_port) if port.name else port.host_port
+        bindings.setdefault(key, []).append({"HostPort": str(number) if number else ""})
     environment = {
         **spec.env,
         **request.secrets,
@@ -84,9 +97,7 @@ def create_body(request: RunRequest, spec: ContainerSpec, owner: Owner, *, ulimi
         "StopSignal": f"SIG{spec.stop.signal or 'TERM'}",
         "ExposedPorts": {key: {} for key in bindings},
         "HostConfig": {
-            "Binds": [
-                f"{mount.host_path}:{mount.container_path}{':ro' if mount.read_only else ''}" for mount in spec.volumes
-            ],
+            "Binds": _binds(request, spec, files),
             "PortBindings": bindings,
             "Privileged": spec.privileged,
             "Init": spec.init,
@@ -115,7 +126,26 @@ def read_labels(labels: Mapping[str, str]) -> RunLabels | None:
         grace = float(labels.get(GRACE_LABEL, "10"))
     except (ValueError, TypeError, AttributeError):
         return None
-    return RunLabels(RunId(run_id), WorkloadId(workload_id), ports, labels.get(STOP_SIGNAL_LABEL, "SIGTERM"), grace)
+    return RunLabels(
+        RunId(run_id),
+        WorkloadId(workload_id),
+        ports,
+        labels.get(STOP_SIGNAL_LABEL, "SIGTERM"),
+        grace,
+        at_most_one=AT_MOST_ONE_LABEL in labels,
+    )
+
+
+def _binds(request: RunRequest, spec: ContainerSpec, files: str) -> list[str]:
+    """Directories of the host, as `source:target[:ro]`."""
+    mounts = [(mount.host_path, mount.container_path, mount.read_only) for mount in spec.volumes]
+    for volume in spec.managed_volumes:
+        if volume.name in request.volumes and volume.mount_path:
+            read_only = volume.read_only or volume.access_mode == "ReadOnlyMany"
+            mounts.append((request.volumes[volume.name], volume.mount_path, read_only))
+    if files:
+        mounts.append((files, FILES_PATH, True))
+    return [f"{source}:{target}{':ro' if read_only else ''}" for source, target, read_only in mounts]
 
 
 def _run_labels(request: RunRequest, spec: ContainerSpec, owner: Owner) -> dict[str, str]:
@@ -128,6 +158,7 @@ def _run_labels(request: RunRequest, spec: ContainerSpec, owner: Owner) -> dict[
         PORTS_LABEL: json.dumps(dict(request.ports)),
         STOP_SIGNAL_LABEL: f"SIG{spec.stop.signal or 'TERM'}",
         GRACE_LABEL: str(spec.stop.grace.total_seconds()),
+        **({AT_MOST_ONE_LABEL: "1"} if request.deadline is not None else {}),
     }
 
 

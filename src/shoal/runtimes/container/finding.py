@@ -68,6 +68,11 @@ class PodmanService:
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
 
+    @property
+    def pid(self) -> int:
+        """Of the service; 0 while it does not run."""
+        return 0 if self._process is None or self._process.returncode is not None else self._process.pid
+
     @staticmethod
     def is_possible() -> bool:
         """Whether there is a `podman` binary."""

@@ -1,7 +1,7 @@
 """Makes sure that the image of a container is there: pull policy, progress, and logins from the usual file.
 
-Logins are read from `$REGISTRY_AUTH_FILE`, `$DOCKER_CONFIG/config.json` or `~/.docker/config.json` for each pull, so a
-changed password needs no restart.
+Logins are read from `$REGISTRY_AUTH_FILE`, `$XDG_RUNTIME_DIR/containers/auth.json`, `$DOCKER_CONFIG/config.json` or
+`~/.docker/config.json` for each pull, so a changed password needs no restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from shoal.core.clock import Clock
 from shoal.model.workloads import ContainerSpec, FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container import failures
@@ -24,14 +26,17 @@ log = logging.getLogger(__name__)
 
 _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
 _MAX_CONFIG = 1 << 20
+#: Between two lines of progress in the agent's log.
+_PROGRESS_SECONDS = 5.0
+_MAX_LAYERS = 1000
 
 
-async def ensure(api: EngineApi, spec: ContainerSpec) -> None:
+async def ensure(api: EngineApi, spec: ContainerSpec, *, clock: Clock) -> None:
     """Have the image at hand, by the spec's pull policy. Raises `RunError`."""
-    await ensure_image(api, spec.image, spec.pull_policy)
+    await ensure_image(api, spec.image, spec.pull_policy, clock=clock)
 
 
-async def ensure_image(api: EngineApi, image: str, policy: str) -> None:
+async def ensure_image(api: EngineApi, image: str, policy: str, *, clock: Clock) -> None:
     """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
     if policy != "always" and await api.image(image) is not None:
         return
@@ -42,11 +47,47 @@ async def ensure_image(api: EngineApi, image: str, policy: str) -> None:
             hint="load the image on the node, or set pull_policy to missing",
         )
     login = await asyncio.to_thread(find_login, image, os.environ)
+    progress = PullProgress()
+    told_at = clock.monotonic()
+    log.info("pulling %s", image)
     try:
         async for step in api.pull(image, auth=login):
-            log.debug("pulling %s: %s", image, step.get("status", ""))
+            progress.note(step)
+            if clock.monotonic() - told_at >= _PROGRESS_SECONDS:
+                told_at = clock.monotonic()
+                log.info("pulling %s: %s", image, progress)
+        log.info("pulled %s", image)
     except EngineError as error:
         raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
+
+
+class PullProgress:
+    """How far a pull is, from the steps that the engine tells: layers, and bytes where it knows them."""
+
+    def __init__(self) -> None:
+        self._layers: dict[str, tuple[int, int]] = {}
+        self._done: set[str] = set()
+
+    def note(self, step: Mapping[str, Any]) -> None:
+        """Take in one step."""
+        layer, status = str(step.get("id") or ""), str(step.get("status") or "")
+        if not layer or len(self._layers) >= _MAX_LAYERS:
+            return
+        detail = step.get("progressDetail")
+        numbers = detail if isinstance(detail, dict) else {}
+        current, total = numbers.get("current"), numbers.get("total")
+        if isinstance(current, int) and isinstance(total, int):
+            self._layers[layer] = (current, total)
+        else:
+            self._layers.setdefault(layer, (0, 0))
+        if status in ("Pull complete", "Download complete", "Already exists"):
+            self._done.add(layer)
+
+    def __str__(self) -> str:
+        current, total = (
+            (sum(numbers) for numbers in zip(*self._layers.values(), strict=True)) if self._layers else (0, 0)
+        )
+        return f"{len(self._done)} of {len(self._layers)} layers, {current >> 20} of {total >> 20} MiB"
 
 
 def registry_of(image: str) -> str:
@@ -78,6 +119,8 @@ def _login_files(environ: Mapping[str, str]) -> list[Path]:
     files = []
     if given := environ.get("REGISTRY_AUTH_FILE"):
         files.append(Path(given))
+    if given := environ.get("XDG_RUNTIME_DIR"):
+        files.append(Path(given) / "containers" / "auth.json")
     if given := environ.get("DOCKER_CONFIG"):
         files.append(Path(given) / "config.json")
     if home := environ.get("HOME"):

@@ -23,6 +23,7 @@ from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase
 from shoal.runtimes.cgroups import read_memberships
+from shoal.runtimes.container.health import readiness_of
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class ContainerRun:
     end: RunEnd | None = None
     ended_by: str = ""
     last_output: str = ""
+    at_most_one: bool = False
+    #: The HEALTHCHECK of its image, as the engine tells it.
+    healthcheck: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cgroups(self) -> tuple[str, ...]:
@@ -89,6 +93,7 @@ class ContainerRun:
             ports=self.ports,
             last_output=self.last_output,
             ended_by=self.ended_by if end is not None else "",
+            readiness=readiness_of(self.healthcheck),
         )
 
 

@@ -12,16 +12,17 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import resource
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.errors import (
     DeadlineError,
     InvalidError,
+    NotFoundError,
     PreconditionError,
     ShoalError,
     UnavailableError,
@@ -31,32 +32,32 @@ from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import Signal, TaskScope
 from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
-from shoal.model.workloads import ContainerSpec, FailureReason, Usage, WorkloadType
+from shoal.model.workloads import ContainerSpec, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
-from shoal.runtimes.container import failures, images
 from shoal.runtimes.container.api import EngineApi, EngineError
-from shoal.runtimes.container.creating import Owner, RunLabels, create_body, read_labels
+from shoal.runtimes.container.connection import Connect, EngineConnection
+from shoal.runtimes.container.creating import TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
 from shoal.runtimes.container.exec import start_command
+from shoal.runtimes.container.files import write_files
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.output import OutputCopies
 from shoal.runtimes.container.records import ContainerRun, RunEnd, RunRecords, run_from_json
+from shoal.runtimes.container.starting import Starter
 from shoal.runtimes.container.states import end_of, has_started, is_running, millis
+from shoal.runtimes.guard.client import Guard
+from shoal.runtimes.keeper.lifecycle import deadline_at
 from shoal.runtimes.log_reading import read_logs
 from shoal.runtimes.usage import Meter
 
 log = logging.getLogger(__name__)
 
-#: How often everything is compared with the engine, whatever its events say.
-_COMPARE_SECONDS = 15.0
-_RECONNECT_SECONDS = 1.0
 #: A container that was killed and is still there after this long: the engine is at fault.
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
-_HEALTH_SECONDS = 5.0
 _LAST_OUTPUT_BYTES = 4096
-
-Connect = Callable[[], Awaitable[EngineApi]]
+#: Between two looks at deadlines while none is near.
+_DEADLINE_SECONDS = 60.0
 
 
 class ContainerRuntime:
@@ -68,20 +69,23 @@ class ContainerRuntime:
         """`connect` finds the engine; it is called again after the engine was lost."""
         self._clock = clock
         self._owner = owner
-        self._connect = connect
-        self._allow_privileged = allow_privileged
         self._workloads = data_dir / "workloads"
         self._records = RunRecords(data_dir / "containers", run_from_json)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
-        self._api: EngineApi | None = None
-        self._problem = "the engine was not asked yet"
+        self._guard = Guard(data_dir / "containers" / "guard", clock=clock)
+        self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
+        self._starter = Starter(
+            self._workloads, owner=owner, guard=self._guard, clock=clock, allow_privileged=allow_privileged
+        )
         self._scope = TaskScope("containers")
         self._output = OutputCopies(self._logs_of, self._scope)
-        self._compare_now = Signal()
         self._changed = asyncio.Condition()
         self._starting: dict[str, asyncio.Lock] = {}
         self._ending: dict[RunId, asyncio.Lock] = {}
+        #: When at-most-one runs are asked to end, on the clock's `monotonic()`.
+        self._ask_at: dict[RunId, float] = {}
+        self._deadlines_moved = Signal()
 
     @property
     def type(self) -> WorkloadType:
@@ -93,31 +97,20 @@ class ContainerRuntime:
     async def open(self) -> None:
         """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
         await asyncio.to_thread(self._records.load)
-        try:
-            await self._reach()
-        except ShoalError as error:
-            log.warning("containers cannot be run now: %s", error)
-        self._scope.start(self._follow_engine(), name="follow")
+        await self._guard.open()
+        await self._connection.open(self._scope)
+        self._scope.start(self._follow_deadlines(), name="deadlines")
 
     async def close(self) -> None:
         """Let go of the engine. Containers go on."""
         await self._scope.close()
         self._memory.close()
-        await self._lose("closed")
+        await self._connection.close()
+        await self._guard.close()
 
     async def health(self) -> str:
         """`healthy`, or `unhealthy: ` and why."""
-        api = self._api
-        if api is None:
-            return f"unhealthy: {self._problem}"
-        try:
-            async with asyncio.timeout(_HEALTH_SECONDS):
-                await api.version()
-        except TimeoutError:
-            return "unhealthy: the container engine does not answer"
-        except ShoalError as error:
-            return f"unhealthy: {error.message}"
-        return "healthy"
+        return await self._connection.health()
 
     # --- runs ---------------------------------------------------------------------------------------------
 
@@ -129,16 +122,21 @@ class ContainerRuntime:
             known = self._records.runs.get(request.run_id)
             if known is not None:
                 return known.info
-            if spec.privileged and not self._allow_privileged:
-                raise RunError(
-                    "this agent runs no privileged containers",
-                    failure=FailureReason.INVALID_SPEC,
-                    hint="start the agent with --allow-privileged",
-                )
-            api = self._engine()
-            await images.ensure(api, spec)
-            await self._make_room(api, request)
-            return await self._create_and_start(api, request, spec)
+            api = self._connection.engine()
+            await self._starter.make_ready(api, spec)
+            run = await self._make_room(api, request)
+            if run is None:
+                found = await self._starter.start(api, request, spec)
+                run = await self._adopt(api, found)
+            if run is None:
+                raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
+            if request.deadline is not None:
+                self._plan_end(run, request.deadline)
+            return run.info
+
+    async def prepare(self, request: RunRequest) -> None:
+        """Have the image, and see that the container can be made."""
+        await self._starter.prepare(self._connection.engine(), request, checked_spec(request, ContainerSpec))
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
         """Ask the main process to end, kill what is left after the grace period, and wait for the end."""
@@ -149,7 +147,7 @@ class ContainerRuntime:
             return run.info
         if not run.ended_by:
             run = await self._put(dataclasses.replace(run, ended_by="stop"))
-        api = self._engine()
+        api = self._connection.engine()
         await api.kill(run.container_id, run.stop_signal)
         ended = await self._wait_end(run_id, run.grace)
         if ended is None:
@@ -162,9 +160,10 @@ class ContainerRuntime:
     async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
         run = self._records.runs.get(run_id)
-        if run is not None and run.end is None and self._api is not None:
+        api = self._connection.current
+        if run is not None and run.end is None and api is not None:
             with contextlib.suppress(UnavailableError, DeadlineError):
-                await self._look_at(self._api, run)
+                await self._look_at(api, run)
         run = self._records.runs.get(run_id)
         return None if run is None else run.info
 
@@ -189,6 +188,7 @@ class ContainerRuntime:
         runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]
         if any(run.end is None for run in runs):
             raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
+        await self._remove_unstarted(workload_id)
         for run in runs:
             await asyncio.to_thread(self._records.drop, run.run_id)
         await asyncio.to_thread(shutil.rmtree, self._workloads / workload_id, ignore_errors=True)
@@ -227,7 +227,7 @@ class ContainerRuntime:
         run = self._records.runs.get(run_id)
         if run is None or run.end is not None:
             return False
-        api = self._engine()
+        api = self._connection.engine()
         try:
             async with asyncio.timeout(timeout):
                 exec_id = await api.create_exec(run.container_id, command, tty=False, stdin=False)
@@ -242,16 +242,34 @@ class ContainerRuntime:
         run = self._records.runs.get(run_id)
         if run is None or run.end is not None:
             raise PreconditionError(f"run {run_id!r} does not run")
-        return await start_command(self._engine(), run.container_id, command, self._clock)
+        return await start_command(self._connection.engine(), run.container_id, command, self._clock)
+
+    async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
+        """Put new contents into the files of a run; the container sees them at once."""
+        run = self._records.runs.get(run_id)
+        if run is None:
+            raise NotFoundError("run", run_id)
+        await asyncio.to_thread(write_files, self._starter.files_of(run.workload_id), files)
+
+    async def extend_deadlines(self, run_ids: tuple[RunId, ...], until: float) -> None:
+        """Let at-most-one runs go on until then: each is killed then, unless extended again."""
+        runs = [run for run_id in run_ids if (run := self._records.runs.get(run_id)) is not None]
+        self._guard.extend((run.container_id for run in runs), until)
+        for run in runs:
+            if run.end is None and run.at_most_one:
+                self._plan_end(run, until)
 
     # --- starting -----------------------------------------------------------------------------------------
 
-    async def _make_room(self, api: EngineApi, request: RunRequest) -> None:
-        """Free the workload's name: from a container that was created and never started, or whose run has ended."""
+    async def _make_room(self, api: EngineApi, request: RunRequest) -> ContainerRun | None:
+        """Free the name of a workload's container; the run itself when it was started already.
+
+        An agent that was killed may have left a container that never started, one that has ended, or the run itself.
+        """
         name = self._owner.name_of(request.workload_id)
         found = await api.container(name)
         if found is None:
-            return
+            return None
         labels = (found.get("Config") or {}).get("Labels") or {}
         if any(labels.get(key) != value for key, value in self._owner.labels.items()):
             raise RunError(
@@ -260,31 +278,18 @@ class ContainerRuntime:
                 transient=True,
                 hint=f"remove it, or give it another name: it has the id {str(found.get('Id'))[:12]}",
             )
-        if has_started(found):
-            await self._adopt(api, found)
-        else:
-            await api.remove(str(found["Id"]))
-
-    async def _create_and_start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> RunInfo:
-        ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        body = create_body(request, spec, self._owner, ulimit_ceiling=ceiling)
-        try:
-            container_id = await api.create(self._owner.name_of(request.workload_id), body)
-        except EngineError as error:
-            raise failures.run_error(error, failures.judge_start(error), what="cannot create the container") from error
-        try:
-            await api.start(container_id)
-        except EngineError as error:
-            with contextlib.suppress(ShoalError):
-                await api.remove(container_id)
-            raise failures.run_error(error, failures.judge_start(error), what="cannot start the container") from error
-        found = await api.container(container_id)
-        if found is None:
-            raise UnavailableError(f"the container of run {request.run_id!r} is gone right after its start")
+        if not has_started(found):
+            await self._remove(api, str(found["Id"]))
+            return None
         run = await self._adopt(api, found)
-        if run is None:
-            raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
-        return run.info
+        if run is None or run.run_id == request.run_id:
+            return run
+        if run.end is None:
+            raise RunError(
+                f"run {run.run_id!r} of the workload has not ended", failure=FailureReason.RUNTIME_ERROR, transient=True
+            )
+        await self._remove(api, run.container_id)
+        return None
 
     async def _adopt(self, api: EngineApi, found: dict[str, Any]) -> ContainerRun | None:
         """Take a started container of ours into the records, with its end if it has ended."""
@@ -293,43 +298,63 @@ class ContainerRuntime:
             return None
         run = self._records.runs.get(labels.run_id)
         if run is None:
-            run = await self._put(_run_of(labels, found))
+            image = await api.image(str(found.get("Image") or ""))
+            run = await self._put(_run_of(labels, found, image))
         if run.end is None:
             if is_running(found):
                 self._memory.watch(run.run_id, run.pid)
                 self._output.begin(api, run.run_id, run.workload_id, run.container_id)
+                await self._check_guarded(api, run)
             else:
                 await self._end(api, run, found)
         return self._records.runs.get(labels.run_id, run)
 
-    # --- following the engine -----------------------------------------------------------------------------
+    async def _remove_unstarted(self, workload_id: WorkloadId) -> None:
+        """Remove containers of a workload that were made and never started."""
+        api = self._connection.current
+        if api is None:
+            return
+        for each in await api.containers({**self._owner.labels, WORKLOAD_LABEL: workload_id}):
+            if each.get("State") == "created":
+                await self._remove(api, str(each["Id"]))
 
-    async def _follow_engine(self) -> None:
-        """Connect, compare, and look again at every event; start over when the engine is lost."""
+    async def _remove(self, api: EngineApi, container_id: str) -> None:
+        await api.remove(container_id)
+        self._guard.release(container_id)
+
+    # --- deadlines ----------------------------------------------------------------------------------------
+
+    def _plan_end(self, run: ContainerRun, until: float) -> None:
+        """An at-most-one run is asked to end a little before its guard kills it."""
+        self._ask_at[run.run_id] = deadline_at(until, grace=run.grace, now=self._clock.monotonic()).ask_at
+        self._deadlines_moved.set()
+
+    async def _follow_deadlines(self) -> None:
+        """Ask runs to end whose deadline is near."""
         while True:
-            try:
-                api = await self._reach()
-                await self._compare(api)
-                await self._follow_events(api)
-            except ShoalError as error:
-                await self._lose(error.message)
-            await self._clock.sleep(_RECONNECT_SECONDS)
+            now = self._clock.monotonic()
+            for run_id in [run_id for run_id, moment in self._ask_at.items() if moment <= now]:
+                del self._ask_at[run_id]
+                with contextlib.suppress(ShoalError):  # the guard needs no engine
+                    await self._ask(run_id)
+            wait = min((moment - now for moment in self._ask_at.values()), default=_DEADLINE_SECONDS)
+            await self._deadlines_moved.wait(max(0.0, wait))
 
-    async def _follow_events(self, api: EngineApi) -> None:
-        async with asyncio.TaskGroup() as group:
-            listener = group.create_task(self._listen(api))
-            try:
-                while not listener.done():
-                    await self._compare_now.wait(_COMPARE_SECONDS)
-                    await self._compare(api)
-            finally:
-                listener.cancel()
+    async def _ask(self, run_id: RunId) -> None:
+        run = self._records.runs.get(run_id)
+        if run is not None and run.end is None:
+            if not run.ended_by:
+                run = await self._put(dataclasses.replace(run, ended_by="deadline"))
+            await self._connection.engine().kill(run.container_id, run.stop_signal)
 
-    async def _listen(self, api: EngineApi) -> None:
-        with contextlib.suppress(ShoalError):
-            async for _event in api.events(self._owner.labels):
-                self._compare_now.set()
-        self._compare_now.set()
+    async def _check_guarded(self, api: EngineApi, run: ContainerRun) -> None:
+        """Kill an at-most-one run whose deadline nobody knows: its guards are gone with an earlier agent."""
+        if run.at_most_one and self._guard.seconds_left(run.container_id) is None:
+            log.warning("run %s: its deadline is lost, and it is killed", run.run_id)
+            await self._put(dataclasses.replace(run, ended_by="deadline"))
+            await api.kill(run.container_id, "SIGKILL")
+
+    # --- following the engine -----------------------------------------------------------------------------
 
     async def _compare(self, api: EngineApi) -> None:
         """Compare the records with the engine: take in what was missed, and end what is gone."""
@@ -339,10 +364,14 @@ class ContainerRuntime:
             if run.end is None and (containers.get(run.container_id) or {}).get("State") != "running":
                 await self._look_at(api, run)
             elif run.end is not None and run.container_id in containers:
-                await api.remove(run.container_id)  # stored before, and not removed yet
+                await self._remove(api, run.container_id)  # stored before, and not removed yet
         for container_id in containers.keys() - known:
+            if TRIAL_LABEL in (containers[container_id].get("Labels") or {}):
+                if container_id not in self._starter.trials:
+                    await api.remove(container_id)  # left by an agent that was killed
+                continue
             if containers[container_id].get("State") == "created":
-                continue  # being started now, or left by an agent that died: the next start removes it
+                continue  # being started now, or left by an agent that was killed: the next start removes it
             found = await api.container(container_id)
             if found is not None:
                 await self._adopt(api, found)
@@ -358,13 +387,19 @@ class ContainerRuntime:
             current = self._records.runs.get(run.run_id)
             if current is None or current.end is not None:
                 return
+            faults.reach("container.end.before")
             output = await self._last_output(api, run, is_there=found is not None)
+            by = current.ended_by or ("deadline" if self._guard.seconds_left(run.container_id) == 0.0 else "")
             end = self._end_of(run, found)
-            await self._put(dataclasses.replace(current, end=end, last_output=output))
+            await self._put(dataclasses.replace(current, end=end, ended_by=by, last_output=output))
         self._ending.pop(run.run_id, None)
+        self._ask_at.pop(run.run_id, None)
+        faults.reach("container.remove.before")
         if found is not None:
             with contextlib.suppress(EngineError):
-                await api.remove(run.container_id)
+                await self._remove(api, run.container_id)
+        else:
+            self._guard.release(run.container_id)
 
     def _end_of(self, run: ContainerRun, found: dict[str, Any] | None) -> RunEnd:
         out_of_memory = self._memory.ran_out(run.run_id)
@@ -387,7 +422,7 @@ class ContainerRuntime:
             run = self._records.runs.get(run_id)
             if run is None or run.end is not None:
                 return None if run is None else run.info
-            await self._look_at(self._engine(), run)
+            await self._look_at(self._connection.engine(), run)
             current = self._records.runs.get(run_id)
             if current is not None and current.end is not None:
                 return current.info
@@ -395,27 +430,6 @@ class ContainerRuntime:
             if left <= 0:
                 return None
             await self._clock.sleep(min(_POLL_SECONDS, left))
-
-    # --- the engine ---------------------------------------------------------------------------------------
-
-    async def _reach(self) -> EngineApi:
-        if self._api is None:
-            self._api = await self._connect()
-            self._problem = ""
-        return self._api
-
-    async def _lose(self, why: str) -> None:
-        api, self._api = self._api, None
-        if why != self._problem:
-            log.warning("the container engine is lost: %s", why)
-        self._problem = why
-        if api is not None:
-            await api.close()
-
-    def _engine(self) -> EngineApi:
-        if self._api is None:
-            raise UnavailableError(f"the container engine is away: {self._problem}")
-        return self._api
 
     def _logs_of(self, workload_id: str) -> Path:
         return self._workloads / workload_id / "logs"
@@ -427,8 +441,9 @@ class ContainerRuntime:
         return run
 
 
-def _run_of(labels: RunLabels, found: dict[str, Any]) -> ContainerRun:
+def _run_of(labels: RunLabels, found: dict[str, Any], image: dict[str, Any] | None) -> ContainerRun:
     state = found["State"]
+    config = (image or {}).get("Config") or {}
     return ContainerRun(
         run_id=labels.run_id,
         workload_id=labels.workload_id,
@@ -438,4 +453,6 @@ def _run_of(labels: RunLabels, found: dict[str, Any]) -> ContainerRun:
         stop_signal=labels.stop_signal,
         grace=labels.grace,
         ports=labels.ports,
+        at_most_one=labels.at_most_one,
+        healthcheck=config.get("Healthcheck") or {},
     )

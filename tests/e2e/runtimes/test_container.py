@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from shoal.core.clock import SystemClock
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import ContainerSpec, StopPolicy
 from shoal.runtimes.base import RunRequest, Runtime
@@ -16,29 +16,19 @@ from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import RuntimeSuite
-from tests.services.engine import IMAGE, Engine, private_engine
+from tests.e2e.runtimes.containers import engine, owner, service
+from tests.services.engine import IMAGE
+
+__all__ = ["engine", "owner", "service"]
 
 pytestmark = pytest.mark.e2e
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    with private_engine() as made:
-        yield made
 
 
 class TestContainer(RuntimeSuite):
     __test__ = True
 
     @pytest.fixture
-    async def service(self, engine: Engine, tmp_path: Path) -> AsyncIterator[PodmanService]:
-        service = PodmanService(engine.folder / "service", clock=SystemClock(), arguments=engine.arguments)
-        yield service
-        await service.close()
-
-    @pytest.fixture
-    def make_runtime(self, tmp_path: Path, service: PodmanService) -> Callable[[], Runtime]:
-        owner = Owner("test", NodeId("n1"))
+    def make_runtime(self, tmp_path: Path, owner: Owner, service: PodmanService) -> Callable[[], Runtime]:
         return lambda: ContainerRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=service.open)
 
     def make_request(
@@ -63,7 +53,7 @@ class TestContainer(RuntimeSuite):
             limits=limits or Resources(),
             ports=ports or {},
             identity={"SHOAL_TEST_IDENTITY": "this one"},
-            deadline=deadline,
+            deadline=None if deadline is None else SystemClock().monotonic() + deadline,
         )
 
     def make_missing_program(self, run_id: str) -> RunRequest:

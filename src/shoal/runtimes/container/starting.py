@@ -1,0 +1,117 @@
+"""Makes and starts containers, and frees their names. Called by `shoal.runtimes.container.runtime`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+from pathlib import Path
+from typing import Any
+
+from shoal.core import faults
+from shoal.core.clock import Clock
+from shoal.core.errors import ShoalError, UnavailableError
+from shoal.model.workloads import ContainerSpec, FailureReason
+from shoal.runtimes.base import RunError, RunRequest
+from shoal.runtimes.container import failures, images
+from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.creating import TRIAL_LABEL, Owner, create_body
+from shoal.runtimes.container.files import links_archive, write_files
+from shoal.runtimes.guard.client import Guard
+
+_ROOT = "/"
+
+
+class Starter:
+    """Makes the containers of one agent."""
+
+    def __init__(self, workloads: Path, *, owner: Owner, guard: Guard, clock: Clock, allow_privileged: bool) -> None:
+        self._workloads = workloads
+        self._owner = owner
+        self._guard = guard
+        self._clock = clock
+        self._allow_privileged = allow_privileged
+        #: The ids of containers that are being tried now.
+        self.trials: set[str] = set()
+
+    async def prepare(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> None:
+        """See that a container can be made: have its image, make it under another name, and remove it again."""
+        await self.make_ready(api, spec)
+        name = f"{self._owner.name_of(request.workload_id)}-trial"
+        await api.remove(name)
+        # Its ports are taken by the run that it is to replace.
+        container_id = await self._create(api, request, spec, name, trial=True)
+        await api.remove(container_id)
+        self.trials.discard(container_id)
+
+    async def make_ready(self, api: EngineApi, spec: ContainerSpec) -> None:
+        """Check what this agent allows, and have the image at hand. Raises `RunError`."""
+        if spec.privileged and not self._allow_privileged:
+            raise RunError(
+                "this agent runs no privileged containers",
+                failure=FailureReason.INVALID_SPEC,
+                hint="start the agent with --allow-privileged",
+            )
+        await images.ensure(api, spec, clock=self._clock)
+
+    async def start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> dict[str, Any]:
+        """Make and start the container of a run; what the engine says of it then."""
+        faults.reach("container.create.before")
+        container_id = await self._create(api, request, spec, self._owner.name_of(request.workload_id))
+        faults.reach("container.create.after")
+        try:
+            if request.deadline is not None:
+                # Before it is started: no moment without a guard, also if the agent is killed now.
+                await self._guard.protect(container_id, request.deadline)
+            await api.start(container_id)
+            faults.reach("container.start.after")
+            found = await api.container(container_id)
+            if found is None:
+                raise UnavailableError(f"the container of run {request.run_id!r} is gone right after its start")
+            self._check_guard(request, found)
+        except EngineError as error:
+            await self._remove(api, container_id)
+            raise failures.run_error(error, failures.judge_start(error), what="cannot start the container") from error
+        except RunError:
+            await self._remove(api, container_id)
+            raise
+        return found
+
+    def files_of(self, workload_id: str) -> Path:
+        """The directory of a workload's files."""
+        return self._workloads / workload_id / "files"
+
+    async def _create(
+        self, api: EngineApi, request: RunRequest, spec: ContainerSpec, name: str, *, trial: bool = False
+    ) -> str:
+        folder = self.files_of(request.workload_id)
+        if request.files and not trial:
+            await asyncio.to_thread(write_files, folder, request.files)
+        ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        files = str(folder) if request.files and not trial else ""
+        body = create_body(request, spec, self._owner, ulimit_ceiling=ceiling, files=files)
+        if trial:
+            body["Labels"][TRIAL_LABEL] = "1"
+        try:
+            container_id = await api.create(name, body)
+            if trial:
+                self.trials.add(container_id)
+            elif request.files:
+                await api.put_archive(container_id, _ROOT, links_archive(request.files))
+        except EngineError as error:
+            raise failures.run_error(error, failures.judge_start(error), what="cannot create the container") from error
+        return container_id
+
+    def _check_guard(self, request: RunRequest, found: dict[str, Any]) -> None:
+        pid = int(found["State"].get("Pid") or 0)
+        if request.deadline is not None and pid and not self._guard.can_see(str(found["Id"]), pid):
+            raise RunError(
+                "an at-most-one container cannot be guarded: its processes are not visible to the agent",
+                failure=FailureReason.RUNTIME_ERROR,
+                hint="run the agent on the host of the engine, outside of a container",
+            )
+
+    async def _remove(self, api: EngineApi, container_id: str) -> None:
+        with contextlib.suppress(ShoalError):
+            await api.remove(container_id)
+            self._guard.release(container_id)

@@ -1,0 +1,116 @@
+"""Fixtures and requests for tests of containers on a real engine."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import socket
+import tarfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.errors import ShoalError
+from shoal.core.ids import NodeId, RunId, WorkloadId
+from shoal.model.workloads import ContainerSpec
+from shoal.runtimes.base import RunRequest
+from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.runtime import ContainerRuntime
+from tests.services.engine import IMAGE, Engine, private_engine
+from tests.services.registry import Registry, serve_registry
+
+OwnContainers = Callable[[], list[str]]
+OpenContainers = Callable[..., Awaitable[ContainerRuntime]]
+FOREVER = "echo up; exec sleep 1000"
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[Registry]:
+    with serve_registry() as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def engine(registry: Registry) -> Iterator[Engine]:
+    with private_engine(insecure=(f"127.0.0.1:{registry.port}",)) as made:
+        yield made
+
+
+@pytest.fixture
+async def service(engine: Engine) -> AsyncIterator[PodmanService]:
+    made = PodmanService(engine.folder / "service", clock=SystemClock(), arguments=engine.arguments)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def owner() -> Owner:
+    """Of one test alone: the engine is shared, and what another test left in it is not this one's."""
+    return Owner("test", NodeId(f"n{secrets.token_hex(4)}"))
+
+
+@pytest.fixture
+def own_containers(engine: Engine, owner: Owner) -> Callable[[], list[str]]:
+    """The names of the containers of this test, without what they have in common."""
+    prefix = f"shoal-{owner.node_id}-"
+    return lambda: [name.removeprefix(prefix) for name in engine.containers() if name.startswith(prefix)]
+
+
+@pytest.fixture
+async def open_containers(tmp_path: Path, owner: Owner, service: PodmanService) -> AsyncIterator[OpenContainers]:
+    """Opens runtimes on the same ground, one after another, and ends their runs after the test."""
+    opened: list[ContainerRuntime] = []
+
+    async def open_one(**options: Any) -> ContainerRuntime:
+        options = {"owner": owner, "connect": service.open, **options}
+        runtime = ContainerRuntime(tmp_path / "agent", clock=SystemClock(), **options)
+        await runtime.open()
+        opened.append(runtime)
+        return runtime
+
+    yield open_one
+    for runtime in opened:
+        with suppress(ShoalError):
+            for run in await runtime.list_runs():
+                await runtime.stop(run.run_id)
+        await runtime.close()
+
+
+def request(
+    script: str = FOREVER,
+    *,
+    run_id: str = "web-1",
+    deadline: float | None = None,
+    given: Mapping[str, Any] | None = None,
+    **fields: Any,
+) -> RunRequest:
+    """A run of a shell script in the test image; `given` are further fields of the request."""
+    fields = {"image": IMAGE, "command": ("sh", "-c", script), "init": True, **fields}
+    return RunRequest(
+        run_id=RunId(run_id),
+        workload_id=WorkloadId(run_id.rpartition("-")[0]),
+        spec=ContainerSpec(**fields),
+        deadline=None if deadline is None else SystemClock().monotonic() + deadline,
+        **(given or {}),
+    )
+
+
+def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def random_layer(size: int) -> bytes:
+    """A layer of an image with one file that cannot be compressed."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        entry = tarfile.TarInfo("filling")
+        entry.size = size
+        tar.addfile(entry, io.BytesIO(secrets.token_bytes(size)))
+    return archive.getvalue()

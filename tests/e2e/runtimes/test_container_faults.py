@@ -1,0 +1,367 @@
+"""What the container runtime does when images, disks, engine, guards and agent fail, on a real Podman."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.errors import UnavailableError
+from shoal.core.ids import RunId, WorkloadId
+from shoal.model.resources import Resources
+from shoal.model.workloads import FailureReason, PortMapping, VolumeMount
+from shoal.runtimes.base import RunError, RunPhase
+from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.runtime import ContainerRuntime
+from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
+from tests.e2e.runtimes.containers import (
+    OpenContainers,
+    OwnContainers,
+    engine,
+    open_containers,
+    own_containers,
+    owner,
+    random_layer,
+    registry,
+    request,
+    service,
+)
+from tests.e2e.runtimes.processes import is_alive, wait_until
+from tests.services.engine import Engine, private_engine, root_file_system
+from tests.services.registry import Registry, serve_registry
+
+__all__ = ["engine", "open_containers", "own_containers", "owner", "registry", "service"]
+
+pytestmark = pytest.mark.e2e
+
+ROOT = Path(__file__).parents[3]
+StartAgent = Callable[..., subprocess.Popen[str]]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Reasons
+
+
+async def failure_of(runtime: ContainerRuntime, **fields: object) -> tuple[FailureReason, bool]:
+    with pytest.raises(RunError) as raised:
+        await runtime.start(request(**fields))
+    assert await runtime.list_runs() == ()
+    return raised.value.failure, raised.value.transient
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason", "transient"),
+    [
+        ({"image": "localhost/nothing:1", "pull_policy": "never"}, FailureReason.IMAGE_NOT_FOUND, False),
+        ({"image": "NOT A NAME"}, FailureReason.INVALID_SPEC, False),
+        ({"image": "127.0.0.1:1/nobody:1"}, FailureReason.IMAGE_PULL_FAILED, True),
+        ({"command": ("/nowhere/program",)}, FailureReason.INVALID_SPEC, False),
+        ({"command": ("/etc",), "init": False}, FailureReason.INVALID_SPEC, False),
+        ({"user": "stranger"}, FailureReason.INVALID_SPEC, False),
+        ({"given": {"limits": Resources(memory_mb=1)}}, FailureReason.INVALID_SPEC, False),
+    ],
+    ids=["no image", "no name", "no registry", "no program", "not a program", "no user", "too little memory"],
+)
+async def test_a_container_that_cannot_be_started_says_why(
+    open_containers: OpenContainers,
+    own_containers: OwnContainers,
+    fields: dict[str, object],
+    reason: FailureReason,
+    transient: bool,
+) -> None:
+    assert await failure_of(await open_containers(), **fields) == (reason, transient)
+    assert own_containers() == []
+
+
+async def test_a_taken_port_is_a_network_error(open_containers: OpenContainers) -> None:
+    runtime = await open_containers()
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        ports = (PortMapping(container_port=80, host_port=taken.getsockname()[1]),)
+        assert await failure_of(runtime, ports=ports) == (FailureReason.NETWORK_ERROR, True)
+    assert (await runtime.start(request(ports=ports))).phase is RunPhase.RUNNING
+
+
+async def test_images_are_pulled_by_policy_and_with_a_login(
+    open_containers: OpenContainers, registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await open_containers()
+    image = registry.add("pulled", "1", root_file_system(), {"Cmd": ["sh"]})
+    missing = f"127.0.0.1:{registry.port}/pulled:2"
+    never = {"image": image, "pull_policy": "never"}
+    assert await failure_of(runtime, **never) == (FailureReason.IMAGE_NOT_FOUND, False)
+    assert await failure_of(runtime, image=missing) == (FailureReason.IMAGE_NOT_FOUND, False)
+    logins = tmp_path / "logins.json"
+    monkeypatch.setenv("REGISTRY_AUTH_FILE", str(logins))
+    registry.login = "reader:right"
+    try:
+        assert await failure_of(runtime, image=image) == (FailureReason.IMAGE_PULL_FAILED, False)
+        for password, works in (("wrong", False), ("right", True)):
+            login = base64.b64encode(f"reader:{password}".encode()).decode()
+            logins.write_text(json.dumps({"auths": {f"127.0.0.1:{registry.port}": {"auth": login}}}))
+            if not works:
+                assert await failure_of(runtime, image=image) == (FailureReason.IMAGE_PULL_FAILED, False)
+        assert (await runtime.start(request(image=image))).phase is RunPhase.RUNNING
+        await runtime.stop(RunId("web-1"))
+        registry.broken_with = 503
+        # What the engine has needs no registry, unless the policy says so.
+        await runtime.start(request("exit 0", run_id="web-2", image=image))
+        await wait_ended(runtime, "web-2")
+        with pytest.raises(RunError) as raised:
+            await runtime.start(request(run_id="web-3", image=image, pull_policy="always"))
+        assert (raised.value.failure, raised.value.transient) == (FailureReason.IMAGE_PULL_FAILED, True)
+        registry.broken_with = 0
+        pulls = registry.pulls
+        await runtime.start(request("exit 0", run_id="web-3", image=image, pull_policy="always"))
+        assert registry.pulls > pulls
+    finally:
+        registry.login, registry.broken_with = "", 0
+
+
+async def test_a_full_disk_is_a_storage_error(tmp_path: Path, owner: Owner) -> None:
+    with (
+        serve_registry() as registry,
+        private_engine(insecure=(f"127.0.0.1:{registry.port}",), size="24m") as engine,
+    ):
+        service = PodmanService(tmp_path / "s", clock=SystemClock(), arguments=engine.arguments)
+        runtime = ContainerRuntime(tmp_path / "agent", clock=SystemClock(), owner=owner, connect=service.open)
+        try:
+            await runtime.open()
+            image = registry.add("large", "1", random_layer(32 << 20), {"Cmd": ["sh"]})
+            assert await failure_of(runtime, image=image) == (FailureReason.STORAGE_ERROR, True)
+        finally:
+            await runtime.close()
+            await service.close()
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The engine
+
+
+async def unhealthy(runtime: ContainerRuntime) -> str:
+    async with asyncio.timeout(30):
+        while (health := await runtime.health()) == "healthy":
+            await asyncio.sleep(0.05)
+    return health
+
+
+async def healthy(runtime: ContainerRuntime) -> None:
+    async with asyncio.timeout(60):
+        while await runtime.health() != "healthy":
+            await asyncio.sleep(0.05)
+
+
+async def test_a_killed_engine_loses_nothing_and_returns(
+    open_containers: OpenContainers, service: PodmanService, tmp_path: Path
+) -> None:
+    runtime = await open_containers()
+    go = tmp_path / "go"
+    go.mkdir()
+    mount = (VolumeMount(host_path=str(go), container_path="/go"),)
+    long = await runtime.start(
+        request(
+            "echo up; while test ! -e /go/more; do sleep 0.05; done; echo more; sleep 1000",
+            run_id="long-1",
+            volumes=mount,
+        )
+    )
+    await runtime.start(
+        request("while test ! -e /go/now; do sleep 0.05; done; echo done; exit 7", run_id="short-1", volumes=mount)
+    )
+    await wait_output(runtime, b"up\n", workload_id="long")
+    short = await runtime.inspect(RunId("short-1"))
+    assert short is not None
+    os.kill(service.pid, signal.SIGKILL)
+    (go / "now").touch()
+    await wait_until(lambda: not is_alive(short.pid))
+    # The runtime has another engine by now, or none; it concludes nothing from that.
+    assert {run.run_id for run in await runtime.list_runs()} == {"long-1", "short-1"}
+    await healthy(runtime)
+    ended = await wait_ended(runtime, "short-1")
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.unknown, ended.last_output) == (7, False, "done\n")
+    (go / "more").touch()
+    assert await wait_output(runtime, b"more\n", workload_id="long") == b"up\nmore\n"
+    after = await runtime.inspect(RunId("long-1"))
+    assert after == long
+
+
+async def test_an_engine_that_is_away_is_told_and_found_again(
+    open_containers: OpenContainers, service: PodmanService
+) -> None:
+    away = False
+
+    async def connect():
+        if away:
+            raise UnavailableError("the engine was switched off")
+        return await service.open()
+
+    runtime = await open_containers(connect=connect)
+    info = await runtime.start(request())
+    away = True
+    await service.close()
+    assert (await unhealthy(runtime)).startswith("unhealthy: ")
+    async with asyncio.timeout(30):
+        while "switched off" not in await runtime.health():
+            await asyncio.sleep(0.05)
+    assert await runtime.inspect(RunId("web-1")) == info
+    with pytest.raises(UnavailableError, match="switched off"):
+        await runtime.start(request(run_id="db-1"))
+    away = False
+    await healthy(runtime)
+    assert await runtime.inspect(RunId("web-1")) == info
+    assert is_alive(info.pid)
+    assert (await runtime.stop(RunId("web-1"))).ended_by == "stop"
+
+
+async def test_a_container_that_somebody_else_removed_has_ended(
+    open_containers: OpenContainers, engine: Engine, owner: Owner
+) -> None:
+    runtime = await open_containers()
+    await runtime.start(request())
+    await wait_output(runtime, b"up\n")
+    engine.podman("rm", "--force", "--time", "0", f"shoal-{owner.node_id}-web")
+    ended = await wait_ended(runtime, "web-1")
+    assert ended.exit is not None
+    assert ended.exit.unknown or ended.exit.signal == signal.SIGKILL
+    assert await read_all(runtime) == b"up\n"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The agent
+
+
+@pytest.fixture
+async def start_agent(tmp_path: Path, owner: Owner, service: PodmanService) -> Iterator[StartAgent]:
+    """Starts an agent's stand-in on the same ground as `open_containers`, and kills it after the test."""
+    started: list[subprocess.Popen[str]] = []
+    api = await service.open()
+    await api.close()
+
+    def start_one(*runs: dict[str, object], fault: str = "") -> subprocess.Popen[str]:
+        script = Path(__file__).with_name("container_agent.py")
+        command = [sys.executable, str(script), str(tmp_path / "agent"), api.address, owner.node_id, json.dumps(runs)]
+        env = {**os.environ, "SHOAL_FAULTS": fault, "PYTHONPATH": str(ROOT)}
+        agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env)
+        started.append(agent)
+        return agent
+
+    yield start_one
+    for agent in started:
+        agent.kill()
+        agent.wait()
+        agent.stdout.close()
+
+
+@pytest.mark.parametrize("point", ["container.create.before", "container.create.after", "container.start.after"])
+@pytest.mark.parametrize("deadline", [None, 600.0])
+async def test_an_agent_that_is_killed_while_it_starts_a_run_leaves_one_container(
+    start_agent: StartAgent,
+    open_containers: OpenContainers,
+    own_containers: OwnContainers,
+    point: str,
+    deadline: float | None,
+) -> None:
+    agent = start_agent(
+        {"run_id": "web-1", "script": "echo up; exec sleep 1000", "deadline": deadline}, fault=f"{point}=kill"
+    )
+    assert agent.wait(timeout=60) == -signal.SIGKILL
+    runtime = await open_containers()
+    info = await runtime.start(request(deadline=deadline))
+    assert info.phase is RunPhase.RUNNING
+    assert await wait_output(runtime, b"up\n") == b"up\n"
+    assert own_containers() == ["web"]
+    assert [run.run_id for run in await runtime.list_runs()] == ["web-1"]
+
+
+@pytest.mark.parametrize("point", ["container.end.before", "container.remove.before"])
+async def test_an_agent_that_is_killed_while_a_run_ends_knows_the_end(
+    start_agent: StartAgent, open_containers: OpenContainers, own_containers: OwnContainers, point: str
+) -> None:
+    agent = start_agent({"run_id": "web-1", "script": "echo bye; exit 5"}, fault=f"{point}=kill")
+    assert agent.wait(timeout=60) == -signal.SIGKILL
+    runtime = await open_containers()
+    async with asyncio.timeout(30):
+        while not await runtime.list_runs():
+            await asyncio.sleep(0.05)
+    ended = await wait_ended(runtime, "web-1")
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.unknown, ended.last_output) == (5, False, "bye\n")
+    assert await read_all(runtime) == b"bye\n"
+    await wait_until(lambda: not own_containers())
+    assert (await runtime.start(request("exit 0"))) == ended
+
+
+async def test_a_container_that_never_started_goes_with_its_workload(
+    start_agent: StartAgent, open_containers: OpenContainers, own_containers: OwnContainers
+) -> None:
+    agent = start_agent({"run_id": "web-1", "script": "exit 0"}, fault="container.create.after=kill")
+    agent.wait(timeout=60)
+    assert own_containers() == ["web"]
+    runtime = await open_containers()
+    await runtime.forget_workload(WorkloadId("web"), delete_data=True)
+    assert own_containers() == []
+
+
+# ---------------------------------------------------------------------------------------------------------
+# At most one
+
+
+@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
+async def test_an_at_most_one_container_ends_without_its_agent(
+    start_agent: StartAgent,
+    open_containers: OpenContainers,
+    service: PodmanService,
+    tmp_path: Path,
+    how: signal.Signals,
+) -> None:
+    deaf = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
+    agent = start_agent(
+        {"run_id": "one-1", "script": deaf, "deadline": 3.0}, {"run_id": "free-1", "script": "exec sleep 1000"}
+    )
+    assert agent.stdout.readline() == "ready\n"
+    pids = {path.stem: json.loads(path.read_text())["pid"] for path in (tmp_path / "agent/containers").glob("*.json")}
+    os.kill(agent.pid, how)
+    os.kill(service.pid, signal.SIGSTOP)
+    try:
+        await wait_until(lambda: not is_alive(pids["one-1"]))
+        assert is_alive(pids["free-1"])
+    finally:
+        os.kill(service.pid, signal.SIGCONT)
+    agent.kill()
+    agent.wait()
+    runtime = await open_containers()
+    async with asyncio.timeout(30):
+        while len(await runtime.list_runs()) < 2:
+            await asyncio.sleep(0.05)
+    ended = await wait_ended(runtime, "one-1")
+    assert ended.ended_by == "deadline"
+    free = await runtime.inspect(RunId("free-1"))
+    assert free is not None
+    assert free.phase is RunPhase.RUNNING
+
+
+async def test_an_at_most_one_container_without_guards_is_killed_by_the_next_agent(
+    start_agent: StartAgent, open_containers: OpenContainers, tmp_path: Path
+) -> None:
+    agent = start_agent({"run_id": "one-1", "script": "exec sleep 1000", "deadline": 600.0})
+    assert agent.stdout.readline() == "ready\n"
+    os.kill(agent.pid, signal.SIGKILL)
+    agent.wait()
+    for path in (tmp_path / "agent/containers/guard").iterdir():
+        os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+    runtime = await open_containers()
+    ended = await wait_ended(runtime, "one-1")
+    assert (ended.ended_by, ended.exit.signal) == ("deadline", signal.SIGKILL)
