@@ -130,7 +130,7 @@ def _remove_engine(engine: Engine) -> None:
     for words in (("rm", "--all", "--force", "--time", "0"), ("system", "reset", "--force")):
         subprocess.run(["podman", *engine.arguments, *words], capture_output=True, check=False, timeout=60)
     with contextlib.suppress(OSError):
-        for mount in _mounts_in(engine.folder):
+        for mount in mounts_in(engine.folder):
             subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
     shutil.rmtree(engine.folder, ignore_errors=True)
 
@@ -154,6 +154,7 @@ def root_file_system() -> bytes:
         return archive.read_bytes()
 
 
-def _mounts_in(folder: Path) -> list[str]:
+def mounts_in(folder: Path) -> list[str]:
+    """What is mounted at a directory and below it, the innermost first."""
     points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
     return [point for point in reversed(points) if point == str(folder) or point.startswith(f"{folder}/")]

@@ -67,8 +67,8 @@ async def open_containers(tmp_path: Path, owner: Owner, service: PodmanService) 
     opened: list[ContainerRuntime] = []
 
     async def open_one(**options: Any) -> ContainerRuntime:
-        options = {"owner": owner, "connect": service.open, **options}
-        runtime = ContainerRuntime(tmp_path / "agent", clock=SystemClock(), **options)
+        options = {"data_dir": tmp_path / "agent", "owner": owner, "connect": service.open, **options}
+        runtime = ContainerRuntime(clock=SystemClock(), **options)
         await runtime.open()
         opened.append(runtime)
         return runtime

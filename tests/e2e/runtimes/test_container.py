@@ -16,10 +16,10 @@ from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import RuntimeSuite
-from tests.e2e.runtimes.containers import engine, owner, service
+from tests.e2e.runtimes.containers import engine, owner, registry, service
 from tests.services.engine import IMAGE
 
-__all__ = ["engine", "owner", "service"]
+__all__ = ["engine", "owner", "registry", "service"]
 
 pytestmark = pytest.mark.e2e
 

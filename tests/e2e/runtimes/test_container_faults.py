@@ -66,7 +66,7 @@ async def failure_of(runtime: ContainerRuntime, **fields: object) -> tuple[Failu
         ({"image": "localhost/nothing:1", "pull_policy": "never"}, FailureReason.IMAGE_NOT_FOUND, False),
         ({"image": "NOT A NAME"}, FailureReason.INVALID_SPEC, False),
         ({"image": "127.0.0.1:1/nobody:1"}, FailureReason.IMAGE_PULL_FAILED, True),
-        ({"command": ("/nowhere/program",)}, FailureReason.INVALID_SPEC, False),
+        ({"command": ("/nowhere/program",), "init": False}, FailureReason.INVALID_SPEC, False),
         ({"command": ("/etc",), "init": False}, FailureReason.INVALID_SPEC, False),
         ({"user": "stranger"}, FailureReason.INVALID_SPEC, False),
         ({"given": {"limits": Resources(memory_mb=1)}}, FailureReason.INVALID_SPEC, False),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import sys
 import urllib.request
 from contextlib import suppress
 from datetime import timedelta
@@ -28,12 +29,30 @@ from tests.e2e.runtimes.containers import (
     request,
     service,
 )
-from tests.services.engine import Engine, root_file_system
+from tests.services.engine import IMAGE, Engine, root_file_system
 from tests.services.registry import Registry
 
 __all__ = ["engine", "open_containers", "owner", "registry", "service"]
 
 pytestmark = pytest.mark.e2e
+
+
+ANSWERS = """
+import socket
+link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+link.bind(("", 53))
+while True:
+    link.sendto(b"there", link.recvfrom(100)[1])
+"""
+
+
+def lent_directories() -> list[str]:
+    """What a Python of this machine needs."""
+    found = [sys.base_prefix]
+    for path in ("/lib", "/lib64", "/usr/lib"):
+        if Path(path).exists() and not path.startswith(f"{sys.base_prefix}/"):
+            found.append(path)
+    return found
 
 
 def inspect(engine: Engine, name: str) -> dict[str, object]:
@@ -44,13 +63,18 @@ def inspect(engine: Engine, name: str) -> dict[str, object]:
 async def test_ports_lead_into_the_container(open_containers: OpenContainers) -> None:
     runtime = await open_containers()
     tcp, named, udp = free_port(), free_port(), free_port(socket.SOCK_DGRAM)
-    script = "echo hello > /index.html; udpsvd 0 53 echo there & httpd -p 8080 -h /; echo up; exec httpd -f -p 80 -h /"
+    python = f"{sys.base_prefix}/bin/python3"
+    script = (
+        f"echo hello > /index.html; {python} -c '{ANSWERS}' & httpd -p 8080 -h /; echo up; exec httpd -f -p 80 -h /"
+    )
+    # The image has no program that answers over UDP: it is lent the Python of this machine.
+    lent = [VolumeMount(host_path=path, container_path=path, read_only=True) for path in lent_directories()]
     ports = (
         PortMapping(container_port=80, host_port=tcp),
         PortMapping(container_port=8080, name="web"),
         PortMapping(container_port=53, host_port=udp, protocol="udp"),
     )
-    info = await runtime.start(request(script, ports=ports, given={"ports": {"web": named}}))
+    info = await runtime.start(request(script, ports=ports, volumes=tuple(lent), given={"ports": {"web": named}}))
     assert dict(info.ports) == {"web": named}
     await wait_output(runtime, b"up\n")
 
@@ -75,7 +99,7 @@ async def test_ports_lead_into_the_container(open_containers: OpenContainers) ->
                     assert await asyncio.to_thread(fetch, port) == b"hello\n"
                     break
                 await asyncio.sleep(0.1)
-    assert await asyncio.to_thread(ask) == b"there\n"
+    assert await asyncio.to_thread(ask) == b"there"
     usage = await runtime.usage(RunId("web-1"))
     assert usage is not None
     assert usage.net_rx_bytes > 0
@@ -156,7 +180,7 @@ async def test_files_are_read_only_and_replaced_at_once(open_containers: OpenCon
     runtime = await open_containers()
     files = (FileSpec(path="/etc/app/conf", content="one"), FileSpec(path="/etc/passwd", content="x", mode=0o400))
     script = (
-        "cat /etc/app/conf; echo; echo more >> /etc/app/conf 2>/dev/null || echo read-only; echo up; "
+        "cat /etc/app/conf; echo; (echo more >> /etc/app/conf) 2>/dev/null || echo read-only; echo up; "
         "while ! grep -q two /etc/app/conf; do sleep 0.05; done; cat /etc/app/conf /etc/passwd"
     )
     contents = ((files[0], b"one"), (files[1], b"users\n"))
@@ -199,7 +223,7 @@ async def test_an_agent_sees_only_what_is_its_own(
 ) -> None:
     runtime = await open_containers()
     await runtime.start(request())
-    other = await open_containers(owner=Owner("elsewhere", owner.node_id))
+    other = await open_containers(owner=Owner("elsewhere", owner.node_id), data_dir=tmp_path / "other")
     assert await other.list_runs() == ()
     # The name is the same, and so taken: nothing is removed for it.
     with pytest.raises(RunError, match="not this agent's") as raised:
@@ -209,7 +233,8 @@ async def test_an_agent_sees_only_what_is_its_own(
     assert info is not None
     assert info.phase is RunPhase.RUNNING
     name = f"shoal-{owner.node_id}-db"
-    engine.podman("create", "--name", name, "--ulimit", "nofile=100", "--ulimit", "nproc=100", "localhost/shoal-test:1")
+    limits = ("--ulimit", "nofile=100", "--ulimit", "nproc=100")
+    engine.podman("create", "--name", name, *limits, IMAGE, "sleep", "1000")
     with pytest.raises(RunError, match="not this agent's"):
         await runtime.start(request(run_id="db-1"))
     assert name in engine.containers()

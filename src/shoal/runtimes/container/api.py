@@ -22,6 +22,8 @@ from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 
 #: The oldest version of the API that has everything used here (Docker 19.03); Podman 4 serves it too.
 API_VERSION = "v1.40"
+#: Of the few calls that only Podman has.
+_PODMAN_API = "v4.0.0"
 _CALL_SECONDS = 30.0
 #: An answer that is longer than this is not read to its end.
 _MAX_BODY = 16 << 20
@@ -85,6 +87,18 @@ class EngineApi:
     async def image(self, name: str) -> dict[str, Any] | None:
         """An image that the engine has, or None."""
         return await self._found("GET", f"/images/{name}/json")
+
+    async def image_healthcheck(self, name: str) -> dict[str, Any]:
+        """The HEALTHCHECK of an image; empty without one. Podman tells it in its own API only."""
+        image = await self.image(name) or {}
+        found = (image.get("Config") or {}).get("Healthcheck")
+        if found is None:
+            image = (
+                await self._found("GET", str(self._http.base_url.join(f"/{_PODMAN_API}/libpod/images/{name}/json")))
+                or {}
+            )
+            found = image.get("Healthcheck")
+        return dict(found) if isinstance(found, dict) else {}
 
     async def pull(self, image: str, *, auth: Mapping[str, str] | None = None) -> AsyncIterator[dict[str, Any]]:
         """Pull an image and yield its progress. A failed pull is an `EngineError` although its HTTP status is 200."""

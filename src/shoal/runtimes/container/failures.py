@@ -62,6 +62,8 @@ _START: tuple[tuple[re.Pattern[str], Verdict], ...] = tuple(
         (r"address already in use|port is already allocated", Verdict(FailureReason.NETWORK_ERROR, transient=True)),
         (r"unable to set memory limit to|Minimum memory limit", _SPEC),
         (r"unable to find user|unable to find group", _SPEC),
+        (r"invalid reference format", _SPEC),
+        (r"ulimit option .* failed to be parsed", _SPEC),
         (r"exec: .*(no such file or directory|executable file not found|permission denied)", _SPEC),
     )
 )

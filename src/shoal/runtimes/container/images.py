@@ -29,6 +29,7 @@ _MAX_CONFIG = 1 << 20
 #: Between two lines of progress in the agent's log.
 _PROGRESS_SECONDS = 5.0
 _MAX_LAYERS = 1000
+_MAX_HEALTHCHECKS = 256
 
 
 async def ensure(api: EngineApi, spec: ContainerSpec, *, clock: Clock) -> None:
@@ -38,7 +39,7 @@ async def ensure(api: EngineApi, spec: ContainerSpec, *, clock: Clock) -> None:
 
 async def ensure_image(api: EngineApi, image: str, policy: str, *, clock: Clock) -> None:
     """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
-    if policy != "always" and await api.image(image) is not None:
+    if policy != "always" and await _is_there(api, image):
         return
     if policy == "never":
         raise RunError(
@@ -59,6 +60,28 @@ async def ensure_image(api: EngineApi, image: str, policy: str, *, clock: Clock)
         log.info("pulled %s", image)
     except EngineError as error:
         raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
+
+
+async def _is_there(api: EngineApi, image: str) -> bool:
+    try:
+        return await api.image(image) is not None
+    except EngineError as error:
+        raise failures.run_error(error, failures.judge_start(error), what=f"cannot look for {image}") from error
+
+
+class Healthchecks:
+    """The HEALTHCHECKs of images, asked for once: the image of an id never changes."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    async def of(self, api: EngineApi, image_id: str) -> Mapping[str, Any]:
+        """The HEALTHCHECK of an image; empty without one."""
+        if image_id not in self._known:
+            if len(self._known) >= _MAX_HEALTHCHECKS:
+                self._known.clear()
+            self._known[image_id] = await api.image_healthcheck(image_id)
+        return self._known[image_id]
 
 
 class PullProgress:

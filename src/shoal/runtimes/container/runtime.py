@@ -13,7 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
+from shoal.runtimes.container import images
 from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.connection import Connect, EngineConnection
 from shoal.runtimes.container.creating import TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
@@ -73,6 +74,7 @@ class ContainerRuntime:
         self._records = RunRecords(data_dir / "containers", run_from_json)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
+        self._healthchecks = images.Healthchecks()
         self._guard = Guard(data_dir / "containers" / "guard", clock=clock)
         self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
         self._starter = Starter(
@@ -82,7 +84,8 @@ class ContainerRuntime:
         self._output = OutputCopies(self._logs_of, self._scope)
         self._changed = asyncio.Condition()
         self._starting: dict[str, asyncio.Lock] = {}
-        self._ending: dict[RunId, asyncio.Lock] = {}
+        #: One writer of a run's record at a time.
+        self._writing: dict[RunId, asyncio.Lock] = {}
         #: When at-most-one runs are asked to end, on the clock's `monotonic()`.
         self._ask_at: dict[RunId, float] = {}
         self._deadlines_moved = Signal()
@@ -145,8 +148,7 @@ class ContainerRuntime:
             return None
         if run.end is not None:
             return run.info
-        if not run.ended_by:
-            run = await self._put(dataclasses.replace(run, ended_by="stop"))
+        await self._note_ending(run_id, by="stop")
         api = self._connection.engine()
         await api.kill(run.container_id, run.stop_signal)
         ended = await self._wait_end(run_id, run.grace)
@@ -178,7 +180,7 @@ class ContainerRuntime:
             return
         if run.end is None:
             raise PreconditionError(f"run {run_id!r} has not ended")
-        await asyncio.to_thread(self._records.drop, run_id)
+        await self._drop(run_id)
 
     async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Let go of everything kept for a workload. Raises `PreconditionError` while a run of it has not ended."""
@@ -190,7 +192,7 @@ class ContainerRuntime:
             raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
         await self._remove_unstarted(workload_id)
         for run in runs:
-            await asyncio.to_thread(self._records.drop, run.run_id)
+            await self._drop(run.run_id)
         await asyncio.to_thread(shutil.rmtree, self._workloads / workload_id, ignore_errors=True)
         self._starting.pop(workload_id, None)
 
@@ -298,16 +300,24 @@ class ContainerRuntime:
             return None
         run = self._records.runs.get(labels.run_id)
         if run is None:
-            image = await api.image(str(found.get("Image") or ""))
-            run = await self._put(_run_of(labels, found, image))
+            healthcheck = await self._healthchecks.of(api, str(found.get("Image") or ""))
+            run = await self._take_in(_run_of(labels, found, healthcheck))
         if run.end is None:
             if is_running(found):
-                self._memory.watch(run.run_id, run.pid)
-                self._output.begin(api, run.run_id, run.workload_id, run.container_id)
-                await self._check_guarded(api, run)
+                await self._follow_run(api, run)
             else:
                 await self._end(api, run, found)
         return self._records.runs.get(labels.run_id, run)
+
+    async def _follow_run(self, api: EngineApi, run: ContainerRun) -> None:
+        """Watch a container that runs, unless that is done already."""
+        self._memory.watch(run.run_id, run.pid)
+        self._output.begin(api, run.run_id, run.workload_id, run.container_id)
+        if run.at_most_one and self._guard.seconds_left(run.container_id) is None and not run.ended_by:
+            # Its guards are gone with an earlier agent, and nobody knows its deadline.
+            log.warning("run %s: its deadline is lost, and it is killed", run.run_id)
+            await self._note_ending(run.run_id, by="deadline")
+            await api.kill(run.container_id, "SIGKILL")
 
     async def _remove_unstarted(self, workload_id: WorkloadId) -> None:
         """Remove containers of a workload that were made and never started."""
@@ -343,16 +353,8 @@ class ContainerRuntime:
     async def _ask(self, run_id: RunId) -> None:
         run = self._records.runs.get(run_id)
         if run is not None and run.end is None:
-            if not run.ended_by:
-                run = await self._put(dataclasses.replace(run, ended_by="deadline"))
+            await self._note_ending(run_id, by="deadline")
             await self._connection.engine().kill(run.container_id, run.stop_signal)
-
-    async def _check_guarded(self, api: EngineApi, run: ContainerRun) -> None:
-        """Kill an at-most-one run whose deadline nobody knows: its guards are gone with an earlier agent."""
-        if run.at_most_one and self._guard.seconds_left(run.container_id) is None:
-            log.warning("run %s: its deadline is lost, and it is killed", run.run_id)
-            await self._put(dataclasses.replace(run, ended_by="deadline"))
-            await api.kill(run.container_id, "SIGKILL")
 
     # --- following the engine -----------------------------------------------------------------------------
 
@@ -361,9 +363,11 @@ class ContainerRuntime:
         containers = {str(each["Id"]): each for each in await api.containers(self._owner.labels)}
         known = {run.container_id for run in self._records.runs.values()}
         for run in list(self._records.runs.values()):
-            if run.end is None and (containers.get(run.container_id) or {}).get("State") != "running":
+            if run.end is None and (containers.get(run.container_id) or {}).get("State") == "running":
+                await self._follow_run(api, run)
+            elif run.end is None:
                 await self._look_at(api, run)
-            elif run.end is not None and run.container_id in containers:
+            elif run.container_id in containers:
                 await self._remove(api, run.container_id)  # stored before, and not removed yet
         for container_id in containers.keys() - known:
             if TRIAL_LABEL in (containers[container_id].get("Labels") or {}):
@@ -383,7 +387,7 @@ class ContainerRuntime:
 
     async def _end(self, api: EngineApi, run: ContainerRun, found: dict[str, Any] | None) -> None:
         """Store the end of a run, then remove its container."""
-        async with self._ending.setdefault(run.run_id, asyncio.Lock()):
+        async with self._writer_of(run.run_id):
             current = self._records.runs.get(run.run_id)
             if current is None or current.end is not None:
                 return
@@ -392,7 +396,6 @@ class ContainerRuntime:
             by = current.ended_by or ("deadline" if self._guard.seconds_left(run.container_id) == 0.0 else "")
             end = self._end_of(run, found)
             await self._put(dataclasses.replace(current, end=end, ended_by=by, last_output=output))
-        self._ending.pop(run.run_id, None)
         self._ask_at.pop(run.run_id, None)
         faults.reach("container.remove.before")
         if found is not None:
@@ -434,16 +437,39 @@ class ContainerRuntime:
     def _logs_of(self, workload_id: str) -> Path:
         return self._workloads / workload_id / "logs"
 
-    async def _put(self, run: ContainerRun) -> ContainerRun:
+    # --- records ------------------------------------------------------------------------------------------
+
+    def _writer_of(self, run_id: RunId) -> asyncio.Lock:
+        return self._writing.setdefault(run_id, asyncio.Lock())
+
+    async def _take_in(self, run: ContainerRun) -> ContainerRun:
+        """Write a run down, unless that was done meanwhile; the run as it is known."""
+        async with self._writer_of(run.run_id):
+            known = self._records.runs.get(run.run_id)
+            if known is None:
+                await self._put(run)
+            return known or run
+
+    async def _note_ending(self, run_id: RunId, *, by: str) -> None:
+        """Write down why a run is going to end; the first reason stays."""
+        async with self._writer_of(run_id):
+            run = self._records.runs.get(run_id)
+            if run is not None and run.end is None and not run.ended_by:
+                await self._put(dataclasses.replace(run, ended_by=by))
+
+    async def _put(self, run: ContainerRun) -> None:
+        """Store a run. Called by its only writer."""
         await asyncio.to_thread(self._records.put, run)
         async with self._changed:
             self._changed.notify_all()
-        return run
+
+    async def _drop(self, run_id: RunId) -> None:
+        await asyncio.to_thread(self._records.drop, run_id)
+        self._writing.pop(run_id, None)
 
 
-def _run_of(labels: RunLabels, found: dict[str, Any], image: dict[str, Any] | None) -> ContainerRun:
+def _run_of(labels: RunLabels, found: dict[str, Any], healthcheck: Mapping[str, Any]) -> ContainerRun:
     state = found["State"]
-    config = (image or {}).get("Config") or {}
     return ContainerRun(
         run_id=labels.run_id,
         workload_id=labels.workload_id,
@@ -454,5 +480,5 @@ def _run_of(labels: RunLabels, found: dict[str, Any], image: dict[str, Any] | No
         grace=labels.grace,
         ports=labels.ports,
         at_most_one=labels.at_most_one,
-        healthcheck=config.get("Healthcheck") or {},
+        healthcheck=healthcheck,
     )

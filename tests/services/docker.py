@@ -1,0 +1,88 @@
+"""A Docker daemon for tests: private, with its own storage and no network of the machine's.
+
+Needs root and the Debian package docker.io. Where the daemon does not come up, as in some sandboxes, its tests are
+skipped with what it said; with CI=true they fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.services.absence import do_without
+from tests.services.engine import IMAGE, mounts_in, root_file_system
+
+_START_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Docker:
+    """A private daemon."""
+
+    folder: Path
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"unix://{self.folder}/d.sock"
+
+
+@contextlib.contextmanager
+def private_docker() -> Iterator[Docker]:
+    """A daemon with the test image, until the end of the block."""
+    if os.geteuid() != 0:
+        do_without("the Docker daemon is tested as root")
+    if shutil.which("dockerd") is None:
+        do_without("not installed: dockerd (on Debian: apt-get install docker.io)")
+    folder = Path(tempfile.mkdtemp(prefix="shoal-docker-", dir="/var/tmp"))
+    docker = Docker(folder)
+    command = ["dockerd", "--host", docker.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
+    command += ["--data-root", str(folder / "data"), "--exec-root", str(folder / "exec")]
+    command += ["--pidfile", str(folder / "pid")]
+    with (folder / "log").open("wb") as output:
+        daemon = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder, start_new_session=True)
+    try:
+        _wait(daemon, folder)
+        _import_image(folder)
+        yield docker
+    finally:
+        daemon.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            daemon.wait(timeout=30)
+        daemon.kill()
+        daemon.wait()
+        for mount in mounts_in(folder):
+            subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _client(folder: Path) -> httpx.Client:
+    transport = httpx.HTTPTransport(uds=str(folder / "d.sock"))
+    return httpx.Client(transport=transport, base_url="http://docker", timeout=60)
+
+
+def _wait(daemon: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while daemon.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(httpx.TransportError), _client(folder) as client:
+            if client.get("/version").status_code == 200:
+                return
+        time.sleep(0.1)
+    said = (folder / "log").read_text(errors="replace").strip().splitlines()
+    do_without(f"dockerd does not come up here: {said[-1] if said else 'it says nothing'}")
+
+
+def _import_image(folder: Path) -> None:
+    repository, _, tag = IMAGE.rpartition(":")
+    params = {"fromSrc": "-", "repo": repository, "tag": tag}
+    with _client(folder) as client:
+        client.post("/images/create", params=params, content=root_file_system()).raise_for_status()
