@@ -30,6 +30,7 @@ fi
 if [ "$(id -u)" = 0 ]; then
     command -v podman >/dev/null || missing+=(podman)
     command -v runc >/dev/null || missing+=(runc)
+    command -v dockerd >/dev/null || missing+=(docker.io)
     command -v busybox >/dev/null || missing+=(busybox-static)
     command -v catatonit >/dev/null || [ -x /usr/libexec/podman/catatonit ] || missing+=(catatonit)
     [ -x /usr/lib/podman/netavark ] || missing+=(netavark)

@@ -13,13 +13,7 @@ import shoal
 _READS = re.compile(r"(parse|read|from|decode|load|unpack)(_.*)?|.*_from_.*")
 
 #: Generated, or made for tests.
-_LEFT_OUT = (
-    "shoal.wire.pb",
-    "shoal.testing",
-    "shoal.__main__",
-    "shoal.runtimes.guard.__main__",
-    "shoal.runtimes.keeper.__main__",
-)
+_LEFT_OUT = ("shoal.wire.pb", "shoal.testing")
 
 
 def find_parsers() -> set[str]:
@@ -29,7 +23,8 @@ def find_parsers() -> set[str]:
 
 def _modules() -> Iterator[str]:
     for found in pkgutil.walk_packages(shoal.__path__, "shoal."):
-        if not found.name.startswith(_LEFT_OUT):
+        # A module that runs when it is imported has no parsers.
+        if not found.name.startswith(_LEFT_OUT) and not found.name.endswith("__main__"):
             yield found.name
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -73,9 +74,9 @@ def _client(folder: Path) -> httpx.Client:
 def _wait(daemon: subprocess.Popen[bytes], folder: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while daemon.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError), _client(folder) as client:
-            if client.get("/version").status_code == 200:
-                return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
+            link.connect(str(folder / "d.sock"))
+            return
         time.sleep(0.1)
     said = (folder / "log").read_text(errors="replace").strip().splitlines()
     do_without(f"dockerd does not come up here: {said[-1] if said else 'it says nothing'}")

@@ -44,6 +44,7 @@ from shoal.model.nodes import ROOT_POOL, ConditionType, Feature, HeartbeatMark, 
 from shoal.model.resources import Resources
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
+from shoal.runtimes.volumes import Volumes
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import parse_address
 from shoal.wire.http import HttpServer, serve_http
@@ -106,6 +107,9 @@ class Agent:
         self._found: FoundRuntimes | None = None
         self._ports = ports
         self._database = AgentDatabase(settings.directory, threads=database_threads)
+        self._volumes = Volumes(
+            settings.directory / "volumes", pools={pool.name: pool.place for pool in settings.pools.values()}
+        )
         self._scope = TaskScope("agent")
         self._changed = Signal()
         self._contact = Contact(self.clock)
@@ -204,6 +208,7 @@ class Agent:
             ports=self._ports,
             metrics=self.metrics,
             certificates=self._certificates,
+            volumes=self._volumes,
         )
         self._watch = NodeWatch(
             executor=self._executor,
@@ -351,7 +356,7 @@ class Agent:
             endpoint=self.settings.endpoint(self.address, local_host=self._local_host) if self.address else "",
             capacity=node.capacity,
             workload_types=types,
-            storage_drivers=("local",),
+            storage_drivers=self._volumes.drivers,
             storage_pools=self._storage_pools(node.capacity),
             labels={"os": platform.system().lower(), "arch": platform.machine().lower(), **self.settings.all_labels},
             agent_version=self.version,
@@ -363,7 +368,7 @@ class Agent:
         return spec
 
     def _storage_pools(self, capacity: Resources) -> tuple[StoragePool, ...]:
-        declared = [StoragePool(pool.name, total_gb=pool.total_gb) for pool in self.settings.pools.values()]
+        declared = [StoragePool(pool.name, pool.driver, pool.total_gb) for pool in self.settings.pools.values()]
         return (StoragePool(ROOT_POOL, total_gb=capacity.disk_gb), *declared) if declared else ()
 
     def _local_host(self) -> str:
@@ -398,7 +403,7 @@ class Agent:
             pass_env=settings.pass_env,
             default_user=settings.default_user,
             allow_privileged=settings.allow_privileged,
-            pools={pool.name: pool.path for pool in settings.pools.values()},
+            pools={pool.name: pool.path for pool in settings.pools.values() if not pool.server},
         )
         self._found = FoundRuntimes(known, clock=self.clock, wanted=settings.wanted_runtimes)
         return await self._found.find()

@@ -70,7 +70,7 @@ ENV_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-POOL_RULE = "must be name=path:GB, as fast=/srv/fast:200"
+POOL_RULE = "must be name=path:GB, as fast=/srv/fast:200, or name=server:/export:GB for one that is mounted over NFS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,32 @@ class Pool:
     name: str
     path: Path
     total_gb: int
+    #: The server of a pool that is mounted over NFS; the path is the server's then.
+    server: str = ""
+
+    @property
+    def driver(self) -> str:
+        """The storage driver of its volumes."""
+        return "nfs" if self.server else "local"
+
+    @property
+    def place(self) -> str:
+        """The directory, or server:/export."""
+        return f"{self.server}:{self.path}" if self.server else str(self.path)
 
 
 def parse_pool(text: str) -> Pool:
-    """A storage pool as name=path:GB. Raises `ValueError`."""
+    """A storage pool as name=path:GB or name=server:/export:GB. Raises `ValueError`."""
     name, _, rest = text.partition("=")
     path, _, size = rest.rpartition(":")
+    server = ""
+    if not path.startswith("/"):
+        server, _, path = path.partition(":")
     if not is_identifier(name) or not path.startswith("/") or not (size.isascii() and size.isdigit()):
         raise ValueError(POOL_RULE)
     if not 0 < int(size[:20]) <= MAX_DISK_GB:
         raise ValueError(f"the size of a pool must be between 1 and {MAX_DISK_GB:,} GB")
-    return Pool(name, Path(path), int(size))
+    return Pool(name, Path(path), int(size), server)
 
 
 def _is_pool(text: str) -> str | None:

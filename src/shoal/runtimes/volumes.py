@@ -42,6 +42,8 @@ class VolumeRecord:
     driver: str
     path: str
     delete: bool
+    #: Of a storage pool; empty for the agent's own directory.
+    pool: str = ""
 
 
 class Volumes:
@@ -78,14 +80,23 @@ class Volumes:
             provided[volume.name] = str(parent / workload_id / volume.name)
             await asyncio.to_thread(self._make, Path(provided[volume.name]), volume)
         if volumes:
-            await asyncio.to_thread(self._remember, workload_id, volumes, provided)
+            try:
+                await asyncio.to_thread(self._remember, workload_id, volumes, provided)
+            except UnavailableError as error:
+                raise _storage_error(error.message) from error
         return provided
 
     async def delete(self, workload_id: WorkloadId) -> None:
-        """A workload was deleted: remove those of its volumes whose retain policy is Delete. Raises OSError."""
+        """A workload was deleted: remove those of its volumes whose retain policy is Delete. May be repeated."""
         records = await asyncio.to_thread(self._records, workload_id)
         for name in [name for name, record in records.items() if record.delete]:
-            await asyncio.to_thread(_remove, Path(records.pop(name).path))
+            record = records.pop(name)
+            try:
+                if record.driver == NFS:
+                    await self._mounted(record.pool)
+                await asyncio.to_thread(_remove, Path(record.path))
+            except (RunError, OSError) as error:
+                raise UnavailableError(f"volume {name!r} cannot be removed: {error}") from error
             await asyncio.to_thread(self._write, workload_id, records)
 
     async def close(self) -> None:
@@ -121,21 +132,22 @@ class Volumes:
         place = self._pools[volume.pool_name]
         if not _is_export(place):
             return Path(place) / "volumes"
-        async with self._mounting.setdefault(volume.pool_name, asyncio.Lock()):
-            return await self._mounted(volume, place)
-
-    async def _mounted(self, volume: ManagedVolume, place: str) -> Path:
-        """The directory where an export is mounted."""
-        target = self._target(volume.pool_name)
-        if await asyncio.to_thread(_is_mounted, target):
-            return target
         if shutil.which(self._mount[0]) is None:
             raise _refused(volume, f"needs the program {self._mount[0]}, which this node does not have")
-        await asyncio.to_thread(target.mkdir, mode=0o700, parents=True, exist_ok=True)
-        said = await _run((*self._mount, "-t", volume.fs_type or NFS, place, str(target)))
-        if said or not await asyncio.to_thread(_is_mounted, target):
-            why = said or "nothing is mounted there"
-            raise _storage_error(f"volume {volume.name!r}: {place} cannot be mounted: {why}")
+        return await self._mounted(volume.pool_name, volume.fs_type)
+
+    async def _mounted(self, pool: str, fs_type: str = "") -> Path:
+        """The directory where the export of a pool is mounted. Raises `RunError`."""
+        target, place = self._target(pool), self._pools.get(pool, "")
+        async with self._mounting.setdefault(pool, asyncio.Lock()):
+            if await asyncio.to_thread(_is_mounted, target):
+                return target
+            if not _is_export(place):
+                raise _storage_error(f"the storage pool {pool!r} is no longer declared")
+            await asyncio.to_thread(target.mkdir, mode=0o700, parents=True, exist_ok=True)
+            said = await _run((*self._mount, "-t", fs_type or NFS, place, str(target)))
+            if said or not await asyncio.to_thread(_is_mounted, target):
+                raise _storage_error(f"{place} cannot be mounted: {said or 'nothing is mounted there'}")
         return target
 
     def _target(self, pool: str) -> Path:
@@ -161,7 +173,10 @@ class Volumes:
         records = self._records(workload_id)
         for volume in volumes:
             records[volume.name] = VolumeRecord(
-                volume.driver or LOCAL, provided[volume.name], delete=volume.retain_policy == "Delete"
+                volume.driver or LOCAL,
+                provided[volume.name],
+                delete=volume.retain_policy == "Delete",
+                pool=volume.pool_name,
             )
         self._write(workload_id, records)
 
@@ -182,7 +197,7 @@ class Volumes:
             make_private_directory(path.parent)
             replace_file(path, json.dumps({name: asdict(record) for name, record in records.items()}).encode())
         except OSError as error:
-            raise _storage_error(f"the volumes of {workload_id!r} cannot be written down: {error}") from error
+            raise UnavailableError(f"the volumes of {workload_id!r} cannot be written down: {error}") from error
 
 
 def records_from_json(text: bytes) -> dict[str, VolumeRecord]:

@@ -360,8 +360,10 @@ async def test_an_at_most_one_container_without_guards_is_killed_by_the_next_age
     assert agent.stdout.readline() == "ready\n"
     os.kill(agent.pid, signal.SIGKILL)
     agent.wait()
-    for path in (tmp_path / "agent/containers/guard").iterdir():
-        os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+    guards = [int(path.read_text().split()[0]) for path in (tmp_path / "agent/containers/guard").iterdir()]
+    for guard in guards:
+        os.kill(guard, signal.SIGKILL)
+    await wait_until(lambda: not any(map(is_alive, guards)))
     runtime = await open_containers()
     ended = await wait_ended(runtime, "one-1")
     assert (ended.ended_by, ended.exit.signal) == ("deadline", signal.SIGKILL)

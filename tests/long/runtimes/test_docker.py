@@ -12,8 +12,8 @@ from shoal.runtimes.base import Runtime
 from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
+from tests.e2e.runtimes import test_container
 from tests.e2e.runtimes.containers import owner
-from tests.e2e.runtimes.test_container import TestContainer as _Containers
 from tests.services.docker import Docker, private_docker
 
 __all__ = ["owner"]
@@ -25,7 +25,7 @@ def docker() -> Iterator[Docker]:
         yield made
 
 
-class TestDocker(_Containers):
+class TestDocker(test_container.TestContainer):
     @pytest.fixture
     def make_runtime(self, tmp_path: Path, owner: Owner, docker: Docker) -> Callable[[], Runtime]:
         async def connect() -> EngineApi:

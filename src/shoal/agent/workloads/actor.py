@@ -101,6 +101,7 @@ from shoal.runtimes.base import (
     SupportsPrepare,
     SupportsUpdate,
 )
+from shoal.runtimes.volumes import Volumes
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,8 @@ class Surroundings:
     vault: Vault
     #: None: this agent has no certificate itself, and so cannot get any for others.
     certificates: WorkloadCertificates | None
+    #: None: this agent has none to give.
+    volumes: Volumes | None
     #: What each run is told about itself and its node.
     identity: Callable[[WorkloadState, RunId], Mapping[str, str]]
     #: Called when a status has changed.
@@ -412,7 +415,8 @@ class WorkloadActor:
             if deadline is None or deadline <= self._around.clock.monotonic():
                 return await self._runtime.inspect(run_id) or StartRefused(run_id)
         ports = self._around.ports.choose(self.workload_id, spec.body.named_ports, before=decided.progress.ports)
-        request = replace(self._request(run_id, decided, spec, proof), ports=ports, deadline=deadline)
+        request = self._request(run_id, decided, spec, proof)
+        request = replace(request, ports=ports, deadline=deadline, volumes=await self._provide_volumes(spec.body))
         reach("agent.start.before")
         try:
             info = await self._runtime.start(request)
@@ -437,13 +441,20 @@ class WorkloadActor:
             files=tuple((file, values[file.secret] if file.secret else file.content.encode()) for file in body.files),
         )
 
+    async def _provide_volumes(self, body: Body) -> Mapping[str, str]:
+        """The directories of its managed volumes. Raises `RunError`."""
+        if not body.managed_volumes or self._around.volumes is None:
+            return {}
+        return await self._around.volumes.provide(self.workload_id, body.managed_volumes)
+
     async def _prepare(self, run_id: RunId, decided: WorkloadState, after: float) -> None:
         """Make everything ready for another spec, while the run of the present one goes on."""
         sha256, runtime = decided.intent.spec_sha256, self._runtime
         await self._around.clock.sleep(after)
         try:
             if decided.spec is not None and isinstance(runtime, SupportsPrepare):
-                await runtime.prepare(self._request(run_id, decided, decided.spec, {}))
+                request = self._request(run_id, decided, decided.spec, {})
+                await runtime.prepare(replace(request, volumes=await self._provide_volumes(decided.spec.body)))
         except (ShoalError, OSError) as error:
             self.post(_replace_failed(run_id, sha256, error))
         else:
@@ -482,6 +493,8 @@ class WorkloadActor:
         state = self.state
         delete_data = state.intent.deleting and state.spec is not None and state.spec.body.deletes_data
         await self._persist(lambda: self._runtime.forget_workload(self.workload_id, delete_data=delete_data), None)
+        if state.intent.deleting and self._around.volumes is not None:
+            await self._persist(partial(self._around.volumes.delete, self.workload_id), None)
         if self._around.certificates is not None:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)

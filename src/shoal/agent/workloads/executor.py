@@ -69,6 +69,7 @@ from shoal.runtimes.base import (
     SupportsLogs,
     SupportsUsage,
 )
+from shoal.runtimes.volumes import Volumes
 from shoal.wire.convert import agent_spec_from_proto, workload_type_to_agent
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 
@@ -110,7 +111,9 @@ class Executor:
         ports: PortBook | None = None,
         metrics: AgentMetrics | None = None,
         certificates: WorkloadCertificates | None = None,
+        volumes: Volumes | None = None,
     ) -> None:
+        """Without `volumes` no workload gets a managed volume."""
         self.node = node
         self.roster = Roster()
         self._database = database
@@ -135,6 +138,7 @@ class Executor:
             starts={kind: asyncio.Semaphore(MAX_STARTS) for kind in WorkloadType},
             vault=self._vault,
             certificates=certificates,
+            volumes=volumes,
             identity=self._identity,
             changed=changed,
             forgotten=self._forgotten,

@@ -14,13 +14,15 @@ from collections.abc import Awaitable, Callable, Mapping
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.core.tasks import Signal, TaskScope
-from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.api import EngineApi, EngineError
 
 log = logging.getLogger(__name__)
 
 #: How often everything is compared with the engine, whatever its events say.
 _COMPARE_SECONDS = 15.0
 _RECONNECT_SECONDS = 1.0
+#: An engine that refuses to list its containers, because one goes meanwhile, is asked again this soon.
+_AGAIN_SECONDS = 0.2
 _HEALTH_SECONDS = 5.0
 
 Connect = Callable[[], Awaitable[EngineApi]]
@@ -81,9 +83,7 @@ class EngineConnection:
         """Connect, compare, and compare again at every event; start over when the engine is lost."""
         while True:
             try:
-                api = await self._reach()
-                await self._compare(api)
-                await self._follow_events(api)
+                await self._follow_events(await self._reach())
             except ShoalError as error:
                 await self._lose(error.message)
             await self._clock.sleep(_RECONNECT_SECONDS)
@@ -91,12 +91,23 @@ class EngineConnection:
     async def _follow_events(self, api: EngineApi) -> None:
         listener = asyncio.get_running_loop().create_task(self._listen(api), name="engine events")
         try:
-            while not listener.done():
-                await self._compare_now.wait(_COMPARE_SECONDS)
-                await self._compare(api)
+            while True:
+                again = await self._compare_once(api)
+                if listener.done():
+                    return
+                await self._compare_now.wait(again)
         finally:
             listener.cancel()
             await asyncio.wait({listener})
+
+    async def _compare_once(self, api: EngineApi) -> float:
+        """Compare, and say when to do it again. A refusal is no outage: only an engine that does not answer is lost."""
+        try:
+            await self._compare(api)
+        except EngineError as error:
+            log.info("comparing with the container engine is tried again: %s", error)
+            return _AGAIN_SECONDS
+        return _COMPARE_SECONDS
 
     async def _listen(self, api: EngineApi) -> None:
         with contextlib.suppress(ShoalError):

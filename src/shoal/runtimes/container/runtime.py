@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
+import signal
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, chec
 from shoal.runtimes.container import images
 from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.connection import Connect, EngineConnection
-from shoal.runtimes.container.creating import TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
+from shoal.runtimes.container.creating import RUN_LABEL, TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
 from shoal.runtimes.container.exec import start_command
 from shoal.runtimes.container.files import write_files
 from shoal.runtimes.container.memory_kills import MemoryKills
@@ -129,8 +130,7 @@ class ContainerRuntime:
             await self._starter.make_ready(api, spec)
             run = await self._make_room(api, request)
             if run is None:
-                found = await self._starter.start(api, request, spec)
-                run = await self._adopt(api, found)
+                run = await self._make(api, request, spec)
             if run is None:
                 raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
             if request.deadline is not None:
@@ -293,6 +293,31 @@ class ContainerRuntime:
         await self._remove(api, run.container_id)
         return None
 
+    async def _make(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> ContainerRun | None:
+        """Make and start the container of a run."""
+        try:
+            return await self._adopt(api, await self._starter.start(api, request, spec))
+        except RunError:
+            if request.deadline is None or self._clock.monotonic() < request.deadline:
+                raise
+        # Its guard has killed what the engine was starting.
+        now = epoch_ms(self._clock.wall())
+        return await self._take_in(
+            ContainerRun(
+                run_id=request.run_id,
+                workload_id=request.workload_id,
+                container_id="",
+                started_at_ms=now,
+                pid=0,
+                stop_signal="SIGKILL",
+                grace=0.0,
+                ports=dict(request.ports),
+                end=RunEnd(signal=signal.SIGKILL, ended_at_ms=now),
+                ended_by="deadline",
+                at_most_one=True,
+            )
+        )
+
     async def _adopt(self, api: EngineApi, found: dict[str, Any]) -> ContainerRun | None:
         """Take a started container of ours into the records, with its end if it has ended."""
         labels = read_labels((found.get("Config") or {}).get("Labels") or {})
@@ -325,7 +350,7 @@ class ContainerRuntime:
         if api is None:
             return
         for each in await api.containers({**self._owner.labels, WORKLOAD_LABEL: workload_id}):
-            if each.get("State") == "created":
+            if each.get("State") == "created" and RUN_LABEL in (each.get("Labels") or {}):
                 await self._remove(api, str(each["Id"]))
 
     async def _remove(self, api: EngineApi, container_id: str) -> None:
@@ -360,7 +385,9 @@ class ContainerRuntime:
 
     async def _compare(self, api: EngineApi) -> None:
         """Compare the records with the engine: take in what was missed, and end what is gone."""
-        containers = {str(each["Id"]): each for each in await api.containers(self._owner.labels)}
+        # Those of compose projects carry no such label.
+        listed = [each for each in await api.containers(self._owner.labels) if RUN_LABEL in (each.get("Labels") or {})]
+        containers = {str(each["Id"]): each for each in listed}
         known = {run.container_id for run in self._records.runs.values()}
         for run in list(self._records.runs.values()):
             if run.end is None and (containers.get(run.container_id) or {}).get("State") == "running":

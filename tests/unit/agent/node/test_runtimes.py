@@ -48,6 +48,9 @@ async def test_storage_pools_are_registered_beside_the_disk(tmp_path):
 
 def test_a_pool_is_a_name_a_path_and_a_size(tmp_path):
     assert parse_pool("fast=/srv/a:b:200") == Pool("fast", type(tmp_path)("/srv/a:b"), 200)
+    far = parse_pool("far=filer:/export/a:200")
+    assert far == Pool("far", type(tmp_path)("/export/a"), 200, "filer")
+    assert (far.place, far.driver) == ("filer:/export/a", "nfs")
 
 
 @pytest.mark.parametrize(
