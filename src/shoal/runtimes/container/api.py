@@ -68,6 +68,11 @@ class EngineApi:
 
     # --- the engine ---------------------------------------------------------------------------------------
 
+    async def ping(self) -> None:
+        """Whether the engine answers. Cheap: for its version, Podman asks the package manager each time."""
+        async with self._stream("GET", "/_ping"):
+            pass
+
     async def version(self) -> dict[str, Any]:
         """What the engine says of itself."""
         return dict(await self._call("GET", "/version"))

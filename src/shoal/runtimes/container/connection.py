@@ -72,7 +72,7 @@ class EngineConnection:
             return f"unhealthy: {self._problem}"
         try:
             async with asyncio.timeout(_HEALTH_SECONDS):
-                await api.version()
+                await api.ping()
         except TimeoutError:
             return "unhealthy: the container engine does not answer"
         except ShoalError as error:

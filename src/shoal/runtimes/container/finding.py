@@ -48,7 +48,7 @@ async def connect(environ: Mapping[str, str]) -> EngineApi | None:
             continue
         api = EngineApi(address)
         try:
-            await api.version()
+            await api.ping()
         except ShoalError as error:
             log.info("no container engine at %s: %s", address, error)
             await api.close()
@@ -88,7 +88,7 @@ class PodmanService:
         deadline = self._clock.monotonic() + _SERVICE_START_SECONDS
         while True:
             try:
-                await api.version()
+                await api.ping()
             except ShoalError as error:
                 if self._clock.monotonic() > deadline or self._process is None or self._process.returncode is not None:
                     await api.close()
