@@ -204,7 +204,14 @@ def read_signing_request(pem: bytes) -> SigningRequest:
         key = request.public_key()
         proven = request.is_signature_valid
         found = read_alternatives(request)
-    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.DuplicateExtension):
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        InvalidSignature,
+        x509.DuplicateExtension,
+        x509.InvalidVersion,
+    ):
         raise broken from None
     if not proven or not isinstance(key, ec.EllipticCurvePublicKey | rsa.RSAPublicKey) or not _is_strong(key):
         raise broken

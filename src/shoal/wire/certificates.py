@@ -46,7 +46,7 @@ class CertificateFacts:
 def read_certificates(pem: bytes) -> tuple[x509.Certificate, ...]:
     """Every certificate in a PEM text, in order. Raises `InvalidError` when there is none, or one is broken."""
     found: list[x509.Certificate] = []
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, x509.InvalidVersion):
         found = x509.load_pem_x509_certificates(pem)
     if not found or len(found) != pem.count(_BEGIN):
         raise InvalidError([problem("certificate", None, "must be a certificate in PEM")])

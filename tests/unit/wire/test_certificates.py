@@ -100,6 +100,14 @@ def test_tampered_bytes_give_a_caller_or_a_refusal(changes):
     assert isinstance(caller, Caller)
 
 
+def test_a_version_that_nobody_knows_is_refused():
+    version = DER.index(b"\xa0\x03\x02\x01") + 4
+    changed = bytearray(DER)
+    changed[version] = 9
+    with pytest.raises(InvalidError):
+        read_certificates(pem(bytes(changed)))
+
+
 @given(st.binary(max_size=300))
 def test_any_bytes_are_refused(data):
     with pytest.raises(InvalidError):
