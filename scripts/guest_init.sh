@@ -1,6 +1,7 @@
 #!/bin/busybox sh
-# The first process of the small guest: runs the script of its seed (user-data), then powers off. Its output is the
-# console's. The power button ends the script with SIGTERM, and the guest goes on only when the script has ended.
+# The first process of the guests. With root= in the kernel's arguments it goes on with the system on that disk. Without,
+# it runs the script of its seed (user-data), then powers off. The script's output is the console's. The power button
+# ends the script with SIGTERM, and the guest powers off when the script has ended.
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -9,6 +10,13 @@ for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev vir
     evdev button; do
     insmod /modules/$module.ko 2>/dev/null
 done
+disk=$(sed -n 's/.*root=\([^ ]*\).*/\1/p' /proc/cmdline)
+if [ -n "$disk" ]; then
+    mount -t ext4 "$disk" /root
+    umount /proc /sys
+    mount --move /dev /root/dev
+    exec switch_root /root /sbin/init
+fi
 stty -F /dev/ttyS0 -opost 2>/dev/null
 seed=
 for disk in /dev/vd?; do

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.services.absence import do_without
 
-VERSION = 1
+VERSION = 2
 #: What costs time at boot without KVM and is of no use to a test, and nothing but the script's output on the console.
 KERNEL_ARGS = (
     "console=ttyS0 quiet loglevel=0 panic=-1 tsc=reliable no_timer_check mitigations=off nokaslr cryptomgr.notests"
@@ -28,28 +28,18 @@ class Guests:
 
     @property
     def kernel(self) -> str:
-        """The kernel of the small guest."""
+        """The kernel of both guests."""
         return str(self.folder / "vmlinux")
 
     @property
     def initrd(self) -> str:
-        """Its first file system."""
+        """Their first file system. With root= it goes on with the system on a disk."""
         return str(self.folder / "initrd")
 
     @property
     def debian_image(self) -> Path:
         """The disk of the Debian guest."""
         return self.folder / "debian.qcow2"
-
-    @property
-    def debian_kernel(self) -> str:
-        """Its kernel."""
-        return self.kernel
-
-    @property
-    def debian_initrd(self) -> str:
-        """Its initial file system."""
-        return str(self.folder / "debian.initrd")
 
 
 def find_guests() -> Guests:
