@@ -1,7 +1,8 @@
 """Whether KVM works here. It is trusted only after something has booted with it: the device may open and then hang.
 
-The test boots nothing but a boot sector of a few bytes that asks QEMU to exit. Its result is stored and holds until the
-machine boots again. Called by `shoal.runtimes.vm.runtime` before the first guest with the acceleration `auto`.
+The test boots nothing but a boot sector of a few bytes that asks QEMU to exit, with the processor that guests get: QEMU
+may also abort with it. Its result is stored and holds until the machine boots again. Called by
+`shoal.runtimes.vm.runtime` before the first guest with the acceleration `auto`.
 """
 
 from __future__ import annotations
@@ -72,6 +73,11 @@ class Acceleration:
             return  # a full disk: it is tested again after the next restart
 
 
+def processor(accelerator: str) -> str:
+    """The processor of a guest: all that the accelerator can do."""
+    return "host" if accelerator == "kvm" else "max"
+
+
 async def boots(accelerator: str, *, binary: str = QEMU, seconds: float = _TEST_SECONDS) -> bool:
     """Whether the test guest boots with an accelerator in time."""
     with tempfile.TemporaryDirectory(prefix="shoal-kvm-") as folder:
@@ -79,6 +85,7 @@ async def boots(accelerator: str, *, binary: str = QEMU, seconds: float = _TEST_
         await asyncio.to_thread(sector.write_bytes, _BOOT_SECTOR)
         process = await asyncio.create_subprocess_exec(
             binary,
+            *("-cpu", processor(accelerator)),
             *("-accel", accelerator, "-m", "16", "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
             *("-drive", f"file={sector},format=raw,if=ide"),
             *("-device", "isa-debug-exit,iobase=0x501,iosize=0x01"),

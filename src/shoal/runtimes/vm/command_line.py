@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.runtimes.vm.acceleration import processor
 from shoal.runtimes.vm.programs import QEMU
 
 #: The names of the sockets. QEMU serves one client per monitor: the keeper has its own, to ask the guest to shut down.
@@ -126,7 +127,7 @@ def qemu_arguments(guest: Guest, *, binary: str = QEMU) -> tuple[str, ...]:
         *("-name", _escaped(guest.name)),
         *("-machine", "q35"),
         *("-accel", f"tcg,tb-size={_TCG_CACHE_MB}" if tcg else guest.accelerator),
-        *("-cpu", "max" if tcg else "host"),
+        *("-cpu", processor(guest.accelerator)),
         *("-smp", str(guest.vcpus)),
         *("-m", str(guest.memory_mb)),
         *("-nodefaults", "-no-user-config", "-display", "none"),
