@@ -1,26 +1,36 @@
 """Writes docs/reference from the code, or with --check says whether it is up to date.
 
 Called by `make docs` and `make check`. One JSON Schema per kind of workload and one for groups, for editors and other
-checkers, and the tables of the metrics, the states and the events.
+checkers, the commands, and the tables of the metrics, the states and the events.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
+import typing
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
 
 from shoal.agent.metrics import AgentMetrics
+from shoal.cli.main import build
 from shoal.control.metrics import ControlMetrics
 from shoal.control.state.lifecycle.phases import CONTRACT_STATUSES
+from shoal.core.shape import field_kinds, plain_kind
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.documents import group_schema, workload_schema
-from shoal.model.events import EventKind
+from shoal.model.events import Event, EventKind
 from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
-from shoal.model.workloads import WorkloadType
+from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
+from shoal.model.workloads import WorkloadSpec, WorkloadType
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
+COMMANDS = ROOT / "docs" / "reference" / "cli.md"
 METRICS = ROOT / "docs" / "reference" / "metrics.md"
 EVENTS = ROOT / "docs" / "reference" / "events.md"
 
@@ -84,6 +94,42 @@ events instead of polling, and removes nothing without a command.
 """
 
 
+COMMANDS_PAGE = """# Commands
+
+Written by `make docs` from the code. [command-line.md](../command-line.md) says what the commands have in common: how
+they find the control plane, what they print, how they wait and their exit codes.
+
+`-h` or `--help` after any command shows the same.
+
+## Options of every client command
+
+Commands that talk to a control plane also take these. They are marked with † below.
+
+{shared}
+
+{commands}
+
+## JSON
+
+Commands with `--json` print documents of these parts ([command-line.md](../command-line.md#json) has the document of
+each command). `spec` has the fields of the [schemas](schemas).
+
+{parts}
+"""
+
+#: The name of each part of a JSON document, and its type.
+PARTS: Mapping[str, type] = {
+    "NODE": NodeView,
+    "WORKLOAD": WorkloadView,
+    "GROUP": GroupView,
+    "SUMMARY": ClusterSummary,
+    "EVENT": Event,
+}
+_PANELS = ("Start here", "The fleet", "Servers", "Other")
+_SHARED = ("--control", "--insecure", "--ca", "--cert", "--key")
+_HEADER = "| Argument or option | Means |\n| --- | --- |"
+
+
 def pages() -> dict[Path, str]:
     """Every file of the reference with its content."""
     schemas = {
@@ -91,7 +137,13 @@ def pages() -> dict[Path, str]:
         for name, schema in (*((kind.value, workload_schema(kind)) for kind in WorkloadType), ("group", group_schema()))
     }
     events = "\n".join(f"| `{kind.value}` | {kind.description} |" for kind in EventKind)
-    return {**schemas, METRICS: metrics_page(), STATES: states_page(), EVENTS: EVENTS_PAGE.format(events=events)}
+    return {
+        **schemas,
+        COMMANDS: commands_page(),
+        METRICS: metrics_page(),
+        STATES: states_page(),
+        EVENTS: EVENTS_PAGE.format(events=events),
+    }
 
 
 def states_page() -> str:
@@ -119,6 +171,72 @@ def _table(registry: MetricRegistry) -> str:
         labels = ", ".join(f"`{label}`" for label in each.labels)
         rows.append(f"| `{each.name}` | {each.kind} | {labels} | {each.help_text} |")
     return "\n".join(rows)
+
+
+def commands_page() -> str:
+    """Every command, and the keys behind `--json`, as a page."""
+    tree: Any = get_command(build())
+    shared = [each for each in tree.commands["apply"].params if each.opts[0] in _SHARED]
+    by_panel: dict[str, list[str]] = {panel: [] for panel in _PANELS}
+    for name, command in tree.commands.items():
+        by_panel[str(command.rich_help_panel)] += _sections(f"shoal {name}", command)
+    commands = [f"## {panel}\n\n" + "\n\n".join(sections) for panel, sections in by_panel.items()]
+    parts = [f"{name}: {', '.join(_keys(kind))}." for name, kind in PARTS.items()]
+    return COMMANDS_PAGE.format(
+        shared="\n".join([_HEADER, *(_row(each) for each in shared)]),
+        commands="\n\n".join(commands),
+        parts="\n\n".join(parts),
+    )
+
+
+def _sections(path: str, command: Any) -> Iterator[str]:
+    below: Mapping[str, Any] = getattr(command, "commands", {})
+    for name, each in below.items():
+        yield from _sections(f"{path} {name}", each)
+    if below:
+        return
+    options = [each for each in command.params if not getattr(each, "hidden", False)]
+    own = [each for each in options if "SHOAL" not in str(each.envvar)]
+    lines = [f"### `{path}`{' †' if len(own) < len(options) else ''}", "", _prose(command.help)]
+    if own:
+        lines += ["", _HEADER, *(_row(each) for each in own)]
+    yield "\n".join(lines)
+
+
+def _prose(text: str) -> str:
+    """The help of a command: its paragraphs, each on one line."""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
+def _row(option: Any) -> str:
+    names = sorted((*option.opts, *option.secondary_opts), key=lambda name: (not name.startswith("--"), name))
+    if not names[0].startswith("-"):
+        names = [option.metavar or names[0].upper()]
+    elif option.metavar:
+        names = [f"{names[0]} {option.metavar}", *names[1:]]
+    words = option.help or ""
+    default = option.default
+    if default and not isinstance(default, bool) and not callable(default):
+        words += f" [{default}]"
+    if option.envvar:
+        words += f" [env: {option.envvar}]"
+    cells = (", ".join(f"`{name}`" for name in names), words)
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _keys(kind: type) -> Iterator[str]:
+    """The keys of a part, each with those below it."""
+    for name, declared in field_kinds(kind).items():
+        inner = plain_kind(declared)
+        for argument in typing.get_args(inner):
+            inner = argument if dataclasses.is_dataclass(argument) else inner
+        named = next((part for part, each in PARTS.items() if each is inner), "")
+        if named:
+            yield f"`{name}` ({named}s)"
+        elif dataclasses.is_dataclass(inner) and inner is not WorkloadSpec:
+            yield f"`{name}` ({', '.join(_keys(typing.cast('type', inner)))})"
+        else:
+            yield f"`{name}`"
 
 
 def main() -> None:

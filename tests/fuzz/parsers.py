@@ -216,10 +216,10 @@ PARSERS: dict[str, ParserCase] = {
     "shoal.cli.connection.session.read_addresses": ParserCase(
         read_addresses, texts | changed_text("a:1,[::1]:2"), good=("a", "a:1,b:2")
     ),
-    "shoal.cli.commands.specs.parse_specs": ParserCase(
+    "shoal.cli.commands.common.specs.parse_specs": ParserCase(
         lambda text: parse_specs(text, source="x"), texts | changed_text(YAML), good=(YAML,)
     ),
-    "shoal.cli.commands.specs.read_specs": ParserCase(
+    "shoal.cli.commands.common.specs.read_specs": ParserCase(
         with_folder(file_named("a.yaml"), lambda folder: read_specs([str(folder / "a.yaml")])),
         texts | blobs | changed_text(YAML),
         good=(YAML,),
@@ -516,8 +516,8 @@ NO_PARSERS: dict[str, str] = {
     "shoal.control.store.sql.read_events": "runs queries; rows are read by shoal.control.store.rows",
     "shoal.core.files.read_bytes": "bytes as they are",
     "shoal.core.filesystems.read_object": "bytes as they are",
-    "shoal.core.private_files.read_regular": "bytes as they are",
-    "shoal.core.private_files.read_private": "bytes as they are",
+    "shoal.core.disk.private_files.read_regular": "bytes as they are",
+    "shoal.core.disk.private_files.read_private": "bytes as they are",
     "shoal.runtimes.keeper.children.read_report": "from a pipe to our own child, before it becomes the workload",
     "shoal.runtimes.keeper.procfs.read_environ": "bytes as they are",
     "shoal.runtimes.keeper.procfs.read_stat": "is parse_stat, of a process that may be gone",

@@ -31,7 +31,7 @@ def test_the_codecs_are_found():
 def test_no_line_is_for_a_function_that_is_gone():
     assert [name for name in PARSERS if not exists(function_of(name))] == []
     assert not exists("shoal.core.durations.parse_hours")
-    assert not exists("shoal.cli.commands.specs.parse_duration"), "or was only moved"
+    assert not exists("shoal.cli.commands.common.specs.parse_duration"), "or was only moved"
     assert not exists("shoal.topics.codecs.objects.JsonCodec.parse")
 
 

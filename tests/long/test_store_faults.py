@@ -5,7 +5,7 @@ import time
 import pytest
 
 from shoal.testing.stores import Fault
-from tests.unit.control.leadership.test_two_leaders import company
+from tests.unit.control.leadership.test_two_leaders import two_control_planes
 from tests.unit.control.store_faults import WORKS, WRITES, check_work, check_write, checked_kit, name_of
 from tests.unit.control.trust_faults import (
     ISSUING,
@@ -55,5 +55,5 @@ async def test_a_follower_of_events_misses_none(tmp_path, fault):
 
 @pytest.mark.parametrize("fault", Fault, ids=name_of)
 async def test_a_control_plane_that_follows_survives_a_store_that_fails(tmp_path, fault):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await check_following(it, fault)

@@ -114,6 +114,26 @@ async def test_a_spec_that_an_answer_calls_invalid_is_failed_and_not_tried_elsew
     await stage.client.wait_status("web", "Running")
 
 
+async def test_an_update_that_an_answer_calls_invalid_is_failed_while_the_old_copy_runs(stage):
+    foreign = await stage.agent("n1", interval=0.1)
+    await stage.client.apply("web", container())
+    await stage.client.wait_status("web", "Running")
+    foreign.behavior = Behavior(calls_invalid=True)
+    assert (await stage.client.apply("web", container("nginx:2"), revision="r2")).success
+    view = await stage.client.wait_status("web", "Failed")
+    sent, seen = len(foreign.calls_of("ApplyWorkload", "web")), len(foreign.heartbeats)
+    await until(lambda: len(foreign.heartbeats) >= seen + 30, "more heartbeats, which say that it runs")
+    view = await stage.client.view("web")
+    assert (view.status, view.failure_reason, view.reason.retryable) == ("Failed", "INVALID_SPEC", False)
+    assert "must contain a pool" in view.reason.message
+    assert len(foreign.calls_of("ApplyWorkload", "web")) == sent
+    assert "web" in foreign.runs
+
+    foreign.behavior = Behavior()
+    assert (await stage.client.apply("web", container("nginx:3"), revision="r3")).success
+    await stage.client.wait_status("web", "Running")
+
+
 @pytest.mark.parametrize(
     "says",
     [{"workers": 0, "depth": 0}, {}, {"forgets_failed": True}],

@@ -75,7 +75,7 @@ async def secure(tmp_path, issued):
         yield stage
 
 
-async def test_an_agent_registers_beats_and_is_given_work(secure, issued):
+async def test_an_agent_registers_sends_heartbeats_and_gets_work(secure, issued):
     files = issued["agent"]
     foreign = await secure.agent("n1", client=as_client(files), server=as_server(files))
     assert foreign.registrations[0].accepted

@@ -125,7 +125,7 @@ async def test_a_refusal_is_raised(setup, answer, error):
             await control.apply(document())
 
 
-async def test_refusals_of_other_wishes(setup):
+async def test_refusals_of_other_requests(setup):
     async with setup.client() as control:
         with pytest.raises(NotFoundError):
             await control.delete("nobody")

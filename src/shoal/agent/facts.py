@@ -1,7 +1,7 @@
-"""The vocabulary of one workload on this node: what is known of it, what can happen to it, what can be done about it.
+"""The values that describe one workload on this node: what is known, what can happen, what can be done. Pure.
 
-Pure values. `shoal.agent.workloads.state` makes them into a machine, `shoal.agent.workloads.views` into reports,
-`shoal.agent.store.intents` keeps the durable ones (`Intent`, `Progress`), and `shoal.agent.workloads.executor` carries
+`shoal.agent.workloads.state` decides with them, `shoal.agent.workloads.views` makes reports of them,
+`shoal.agent.store.intents` stores the durable ones (`Intent`, `Progress`), and `shoal.agent.workloads.actor` carries
 the instructions out.
 """
 
@@ -28,7 +28,7 @@ from shoal.model.workloads import (
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """What the agent was told, exactly; on disk before anybody is told that it was accepted."""
+    """What the agent was told, exactly. It is on disk before the command is answered."""
 
     workload_id: WorkloadId
     type: WorkloadType
@@ -38,11 +38,11 @@ class Intent:
     spec_bytes: bytes
     spec_sha256: bytes
     generation: int
-    #: The generation that began this life of the workload. Applied again after a delete, it is a new life.
+    #: The generation that created the workload here. An apply after a delete creates it anew.
     born: int
     created_at: datetime
     updated_at: datetime
-    #: Grows when the same spec is to be run once more although it has ended or failed.
+    #: Raised when the same spec is to be run again although it has completed or failed.
     attempt: int = 0
     #: It is to be removed.
     deleting: bool = False
@@ -85,20 +85,20 @@ class Outcome(enum.Enum):
     """How a workload ended for good, if it did."""
 
     NONE = "none"
-    COMPLETED = "completed"  # it ran to its end and is not run again unless somebody asks
-    FAILED = "failed"  # it is not tried again unless somebody asks
+    COMPLETED = "completed"  # it ran to its end, and is run again only on request
+    FAILED = "failed"  # it is tried again only on request
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What must be remembered of a workload besides its intent."""
+    """What is stored of a workload besides its intent."""
 
-    #: The life that all of this is about.
+    #: The `Intent.born` that all of this is about.
     born: int
     #: The present run, or the last; empty before the first.
     run_id: RunId = RunId("")
     run_sha256: bytes = b""
-    #: The attempt of the intent that the run answers.
+    #: The attempt of the intent that the run belongs to.
     attempt: int = 0
     started_at: datetime | None = None
     ports: Mapping[str, int] = field(default_factory=dict)
@@ -112,13 +112,13 @@ class Progress:
     outcome: Outcome = Outcome.NONE
     failure: FailureReason = FailureReason.NONE
     message: str = ""
-    #: Ends in a row of runs that were not healthy before. Decides the delay, and with on-failure when to give up.
+    #: Ends in a row of runs that were not healthy. Decides the delay, and with on-failure the end of restarts.
     failures: int = 0
-    #: Starts in a row that did not succeed for a passing reason. They cost no retries.
+    #: Starts in a row that failed for a temporary reason. They do not count as restarts.
     start_failures: int = 0
     restarts: int = 0
     next_start_at: datetime | None = None
-    #: The generation whose failure is final: a higher one asks for another try.
+    #: The generation whose failure is final. A higher one is tried again.
     failed_generation: int = 0
 
 
@@ -169,12 +169,12 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadState:
-    """Everything there is to know about one workload on this node. Changed only by `handle`."""
+    """The whole state of one workload on this node. Changed only by `handle`."""
 
     intent: Intent
     rules: RunRules
     progress: Progress
-    #: What the intent's bytes say; None when they cannot be read any more.
+    #: What the intent's bytes say; None when they can no longer be read.
     spec: AgentSpec | None = None
     stage: Stage = Stage.RESTING
     #: When the stage was last changed.
@@ -182,7 +182,7 @@ class WorkloadState:
     pid: int = 0
     #: Why it is in this stage, for people.
     note: str = ""
-    #: Counts waits, so that a timer of an earlier one is not taken for the present one's.
+    #: Counts waits, so that the timer of an earlier wait is ignored.
     waits: int = 0
     #: Set while a run is stopped because it failed: why.
     failing: str = ""
@@ -213,10 +213,10 @@ class WorkloadState:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What an event may use besides itself."""
+    """The arguments of a decision besides the event."""
 
     now: datetime
-    #: Never used before; taken if a run is begun.
+    #: An unused id, for a run that starts.
     run_id: RunId
     #: From 0 to 1, for jitter.
     chance: float = 0.0
@@ -224,7 +224,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """What a runtime says of the run that was under way when the agent went away."""
+    """What a runtime says of the run that the previous agent process had."""
 
     run_id: RunId
     started_at: datetime
@@ -244,7 +244,7 @@ class FoundRun:
 
 @dataclass(frozen=True, slots=True)
 class IntentChanged:
-    """An order was accepted and stored."""
+    """A command was accepted and stored."""
 
     intent: Intent
     rules: RunRules
@@ -366,7 +366,7 @@ class LivenessFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is over without having been told to stop by this agent."""
+    """The run ended, and this agent did not stop it."""
 
     run_id: RunId
     exit: Exit
@@ -387,21 +387,21 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The time of a wait has come."""
+    """A wait is over."""
 
     serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipConfirmed:
-    """The control plane says that this generation is this node's."""
+    """The control plane confirms that this node owns the generation."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class OwnershipDenied:
-    """The control plane says that it is not, or cannot be asked."""
+    """The control plane says that another node owns it, or cannot be asked."""
 
     generation: int
     message: str
@@ -487,7 +487,7 @@ class ProbeReadiness:
 
 @dataclass(frozen=True, slots=True)
 class WatchReadiness:
-    """Go on probing a run that is ready; answer with BecameUnready when it is not any longer."""
+    """Go on probing a ready run; answer with BecameUnready when the probe fails."""
 
     run_id: RunId
 
@@ -549,7 +549,7 @@ class Step:
     instructions: tuple[Instruction, ...] = ()
 
     def then(self, *instructions: Instruction) -> Step:
-        """The same with more to do."""
+        """The same step with more instructions."""
         return replace(self, instructions=(*self.instructions, *instructions))
 
 
@@ -559,7 +559,7 @@ def new_run_id(workload_id: str, token: str) -> RunId:
 
 
 def describe_exit(exit_: Exit) -> str:
-    """How a run ended, in words."""
+    """How a run ended, for people."""
     if exit_.unknown:
         return "ended, and how is not known"
     if exit_.out_of_memory:
@@ -574,10 +574,10 @@ def describe_exit(exit_: Exit) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HealthReport:
-    """How the agent is."""
+    """The health of the agent."""
 
     healthy: bool
-    #: How each runtime is by its name, and what else is not well.
+    #: The health of each runtime by name, and of other unhealthy parts.
     parts: Mapping[str, str] = field(default_factory=dict)
     cpu_percent: float = 0.0
     memory_percent: float = 0.0
@@ -591,6 +591,6 @@ class WorkloadReport:
     status: RunStatus
     type: WorkloadType
     desired: DesiredState
-    #: When it was first applied, and when it was last changed by an order.
+    #: When it was first applied, and when it was last changed by a command.
     created_at: datetime
     updated_at: datetime

@@ -1,6 +1,6 @@
 """The agent's metrics, as Prometheus series. Nothing is decided by them.
 
-The series `persys_agent_…` have the names and labels that existing dashboards ask for. docs/reference/metrics.md lists
+The series `persys_agent_…` have the names and labels that dashboards for Persys use. docs/reference/metrics.md lists
 every series. Without an HTTP server there is no registry, and counting does nothing.
 """
 

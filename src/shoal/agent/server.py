@@ -1,7 +1,7 @@
 """Builds an agent from its settings and runs it until it is told to stop. The only place that wires it.
 
 SIGTERM and a restart leave workloads running: they are children of the keeper. `stop_workloads_on_exit` stops them
-first, and with nothing left to keep the keeper ends too. Called by `shoal agent` and by `shoal.testing`.
+first, and a keeper without runs ends too. Called by `shoal agent` and by tests.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ __all__ = ["CONFIG_ENV", "ENV_NAMES", "Agent", "AgentSettings", "run_agent"]
 
 log = logging.getLogger(__name__)
 
-#: How long the control plane is told that workloads were stopped with their agent.
-FAREWELL_SECONDS = 2.0
+#: The timeout of the heartbeat that reports workloads that were stopped with the agent.
+LAST_HEARTBEAT_SECONDS = 2.0
 
 Runtimes = Mapping[WorkloadType, Runtime]
 
-#: Named one by one: a feature that is invented later is not this agent's before it was built.
+#: Listed one by one: an agent has a feature only once it was built.
 FEATURES = frozenset(
     feature.value
     for feature in (
@@ -126,11 +126,11 @@ class Agent:
         self._http: HttpServer | None = None
 
     # -----------------------------------------------------------------------------------------------------
-    # What it is
+    # Properties
 
     @property
     def node_id(self) -> str:
-        """Who this node is."""
+        """The id of this node."""
         return self.executor.node.node_id
 
     @property
@@ -154,21 +154,21 @@ class Agent:
 
     @property
     def registration(self) -> Registration | None:
-        """How it stands with the control plane; None when it stands alone."""
+        """Its registration; None for a standalone agent."""
         return self._registration
 
     @property
     def version(self) -> str:
-        """What it calls its version."""
+        """Its version."""
         import shoal
 
         return self.settings.version or shoal.__version__
 
     # -----------------------------------------------------------------------------------------------------
-    # Life
+    # Starting and stopping
 
     async def start(self) -> None:
-        """Take up what was left, serve, and register. What was opened is closed again when it fails."""
+        """Take over stored workloads, serve, and register. Closes everything when it fails."""
         try:
             await self._start()
         except BaseException:
@@ -176,20 +176,20 @@ class Agent:
             raise
 
     async def stop(self) -> None:
-        """End: workloads go on, unless the settings say that they end first."""
+        """Stop. Workloads go on, unless the settings say that they are stopped first."""
         if self._server is not None:
             await self._server.stop()
         if self._executor is not None and self.settings.stop_workloads_on_exit:
-            if self._handlers is not None:  # orders still come through the stream
+            if self._handlers is not None:  # commands still come through the stream
                 self._handlers.refuses_commands = True
             await self._scope.close()
             stopped = await self._executor.stop_all(self.settings.stop_grace.total_seconds())
             if self._registration is not None:
-                await self._registration.say_farewell(stopped, seconds=FAREWELL_SECONDS)
+                await self._registration.send_last_heartbeat(stopped, seconds=LAST_HEARTBEAT_SECONDS)
         await self._close()
 
     async def failed(self) -> None:
-        """Wait until something breaks that should not, and raise it."""
+        """Wait until a background task fails, and raise its error."""
         await first_of(self._scope.failed(), self.executor.failed())
 
     async def _start(self) -> None:
@@ -239,7 +239,7 @@ class Agent:
             version=self.version,
             metrics=self.metrics,
             terms=self._terms,
-            next_beat=self._next_heartbeat,
+            next_heartbeat=self._next_heartbeat,
         )
         exec_handlers = ExecHandlers(executor, check_call=self._handlers.check_call)
         self._services = (
@@ -255,7 +255,7 @@ class Agent:
             )
 
     def _next_heartbeat(self) -> HeartbeatMark:
-        return self._registration.next_beat() if self._registration is not None else HeartbeatMark(NO_SESSION, 0)
+        return self._registration.next_heartbeat() if self._registration is not None else HeartbeatMark(NO_SESSION, 0)
 
     async def _begin_registration(self, watch: NodeWatch, node: NodeSelf) -> None:
         previous = await self._database.read(partial(intents.get_meta, key="session"))
@@ -286,7 +286,7 @@ class Agent:
             self._begin_renewal()
 
     def _begin_renewal(self) -> None:
-        # Only here: an agent that has not joined does not load what it takes.
+        # Imported here: an agent that has not joined does not need it.
         from shoal.agent.contact.renewal import Renewal
         from shoal.wire.credentials import CredentialPaths
 
@@ -296,7 +296,7 @@ class Agent:
         self._scope.start(renewal.run(), name="renewal")
 
     def _make_certificates(self) -> WorkloadCertificates | None:
-        """What gets certificates for workloads; None for an agent that has none itself, or nobody to ask."""
+        """Gets certificates for workloads; None for an agent without a certificate or a control plane."""
         identity, addresses = self._transport.identity, self.settings.control_addresses
         if identity is None or not addresses:
             return None
@@ -412,7 +412,7 @@ class Agent:
     # Health
 
     def is_ready(self) -> bool:
-        """Whether it is well and takes work."""
+        """Whether it is healthy and accepts work."""
         return self._watch is not None and self._watch.report().healthy
 
     def health(self) -> tuple[int, Mapping[str, object]]:
@@ -436,7 +436,7 @@ class Agent:
         return (200 if report.healthy else 503), body
 
     def _control_trouble(self) -> str:
-        """What is wrong with this agent's standing. A control plane that is away is no fault of the agent's."""
+        """What is wrong with the registration. A control plane that cannot be reached is no fault of the agent."""
         registration = self._registration
         if registration is not None and registration.state in (RegistrationState.SUPERSEDED, RegistrationState.REFUSED):
             return f"{registration.state.value}: {registration.reason}"
@@ -473,7 +473,7 @@ async def run_agent(
     metrics: AgentMetrics | None = None,
     on_ready: Callable[[Agent], None] | None = None,
 ) -> None:
-    """Run an agent until `stop` is set, or until something of it breaks that should not."""
+    """Run an agent until `stop` is set, or until one of its tasks fails."""
     agent = Agent(settings, transport=transport, clock=clock, entropy=entropy, runtimes=runtimes, metrics=metrics)
     await agent.start()
     try:
@@ -485,7 +485,7 @@ async def run_agent(
 
 
 def _standing_conditions(settings: AgentSettings) -> dict[ConditionType, str]:
-    """What is wrong with the node by how its agent was started."""
+    """The conditions that follow from how the agent was started."""
     if os.geteuid() != 0 or settings.default_user:
         return {}
     words = "the agent runs as root, and so do workloads that name no `user`; --default-user names another"
@@ -493,7 +493,7 @@ def _standing_conditions(settings: AgentSettings) -> dict[ConditionType, str]:
 
 
 def _with_identity(settings: AgentSettings, identity: Identity | None) -> AgentSettings:
-    """The settings with what they leave to the certificate. Raises `InvalidError` for another's."""
+    """The settings, completed from the certificate. Raises `InvalidError` if they contradict it."""
     check_own_identity(
         identity, Role.AGENT, insecure=settings.insecure, cluster_id=settings.cluster_id, node_id=settings.node_id
     )

@@ -1,9 +1,9 @@
-"""`persys.agent.v1.AgentService`: read and check the request, call, write the answer. No decisions here.
+"""Serves `persys.agent.v1.AgentService`: convert, call, convert. No decision is made here.
 
-An apply is answered as soon as it is on disk, with the status PENDING; one that changes nothing also with `skipped` and
-the present status. Its entry in the log of actions (`metadata["task_id"]`) completes when the workload runs and is
-ready, has run to its end or is stopped as requested, and fails when the agent gives up or a later command overtakes it.
-Deletes can be repeated: removing what is not here succeeds, and is in the log as completed.
+An apply is answered once it is on disk, with the status PENDING; an apply that changes nothing also has `skipped` and
+the present status. Its entry in the action log (`metadata["task_id"]`) completes when the workload is ready, has
+completed or is stopped as requested. It fails when the agent no longer restarts the workload, or when a later command
+replaces it. Deletes can be repeated: deleting an unknown workload succeeds and is logged as completed.
 
 Served by `shoal.agent.server`; calls `shoal.agent.workloads.executor`.
 """
@@ -56,15 +56,15 @@ class AgentHandlers:
         version: str,
         metrics: AgentMetrics,
         terms: Terms,
-        next_beat: Callable[[], HeartbeatMark] | None = None,
+        next_heartbeat: Callable[[], HeartbeatMark] | None = None,
     ) -> None:
         self._executor = executor
-        self._next_heartbeat = next_beat or (lambda: HeartbeatMark(NO_SESSION, 0))
+        self._next_heartbeat = next_heartbeat or (lambda: HeartbeatMark(NO_SESSION, 0))
         self._terms = terms
         self._health = health
         self._version = version
         self._metrics = metrics
-        #: Whether the agent is about to end: what was asked for now would not be done.
+        #: Whether the agent is stopping: a new command would not be carried out.
         self.refuses_commands = False
 
     async def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call) -> pb.ApplyWorkloadResponse:
@@ -104,7 +104,7 @@ class AgentHandlers:
         return pb.GetWorkloadStatusResponse(status=_write(self._executor.roster.report(WorkloadId(request.id))))
 
     async def get_workload_spec(self, request: pb.GetWorkloadSpecRequest, call: Call) -> pb.GetWorkloadSpecResponse:
-        """What a workload runs from, byte for byte; NOT_FOUND when it is not here."""
+        """The exact spec of a workload; NOT_FOUND when it is not here."""
         self._check_route(call)
         _raise(_id_problems(request.id))
         state = self._executor.roster.latest(WorkloadId(request.id))
@@ -132,7 +132,7 @@ class AgentHandlers:
         return pb.ListWorkloadsResponse(workloads=[_write(report) for report in reports])
 
     async def health_check(self, request: pb.HealthCheckRequest, call: Call) -> pb.HealthCheckResponse:
-        """How the agent and each of its runtimes are."""
+        """The health of the agent and of each runtime."""
         del request
         self._check_route(call)
         report = self._health()
@@ -146,7 +146,7 @@ class AgentHandlers:
         )
 
     async def list_actions(self, request: pb.ListActionsRequest, call: Call) -> pb.ListActionsResponse:
-        """What the agent was told, and what became of it."""
+        """The action log."""
         self._check_route(call)
         query = ActionQuery(
             workload_id=request.workload_id,
@@ -169,7 +169,7 @@ class AgentHandlers:
         async for piece in self._executor.read_logs(WorkloadId(request.workload_id), query):
             for start in range(0, len(piece.data), MAX_CHUNK):
                 rest = piece.data[start : start + MAX_CHUNK]
-                # Only the last part of a piece ends where its position is.
+                # Only the last part of a chunk ends at its position.
                 position = piece.position if start + MAX_CHUNK >= len(piece.data) else ""
                 time = epoch_ms(piece.time) if piece.time is not None else 0
                 yield pb.LogChunk(data=rest, stream=piece.stream, time_ms=time, position=position)
@@ -180,7 +180,7 @@ class AgentHandlers:
         await self._check_term(call)
 
     def _check_route(self, call: Call) -> None:
-        """An address can come to belong to another agent: a call for that node must not be taken for this one's."""
+        """Refuse calls for another node: an address may belong to another agent by now."""
         meant_for, own = call.metadata.get(NODE_HEADER, ""), self._executor.node.node_id
         if meant_for and meant_for != own:
             raise MisroutedError(
@@ -188,7 +188,7 @@ class AgentHandlers:
             )
 
     async def _check_term(self, call: Call) -> None:
-        """Orders of a control plane that does not lead any more are refused. A foreign scheduler has no term."""
+        """Refuse commands of a control plane that no longer leads. A foreign scheduler has no term."""
         if self.refuses_commands:
             raise UnavailableError("this agent is stopping")
         said = call.metadata.get(TERM_HEADER, "")

@@ -28,7 +28,7 @@ CONTROL_PORT = 8085
 AGENT_PORT = 50051
 JOIN_PORT = 8086
 
-# As `shoal.wire.credentials` names them; that loads what an agent without certificates has no need of.
+# As in `shoal.wire.credentials`, which an agent without certificates does not load.
 CA_FILE, CERT_FILE, KEY_FILE = "ca.pem", "cert.pem", "key.pem"
 
 _OTHERWISE = "join with --join TOKEN, or make them with `shoal certs issue --role agent`"
@@ -128,11 +128,11 @@ def _is_memory(text: str) -> str | None:
 class AgentSettings:
     """Everything that can be set about an agent."""
 
-    #: Where the agent remembers what it was told, and where its workloads' files and logs are. Made when missing.
+    #: Where the agent stores its state, and its workloads' files and logs. Made when missing.
     data_dir: Annotated[str, MaxLength(4096, 1)]
     #: The control plane's addresses, host:port (8085 when the port is left out), tried in turn.
     control: Annotated[tuple[Annotated[str, MaxLength(300, 1)], ...], MaxLength(32)] = ()
-    #: Serve orders without registering anywhere.
+    #: Serve commands without registering anywhere.
     standalone: bool = False
     #: The authorities that are trusted, this agent's certificate and its key: paths of PEM files.
     ca: Annotated[str, MaxLength(4096)] = ""
@@ -142,14 +142,14 @@ class AgentSettings:
     join: Annotated[str, MaxLength(256)] = ""
     #: Where to join, host or host:port, tried in turn. Empty: where the control plane is, at the usual port.
     join_address: Annotated[tuple[Annotated[str, MaxLength(300, 1)], ...], MaxLength(32)] = ()
-    #: Speak without certificates, and obey anyone who can connect. Has to be asked for.
+    #: No TLS: anyone who can connect may do everything.
     insecure: bool = False
-    #: Who this node is. Empty: whom the certificate names; without one the machine's name, remembered.
+    #: The id of this node. Empty: that of the certificate, else the host name, which is stored.
     node_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
-    #: The address that the control plane dials. None: every one, and loopback alone when nobody is known.
+    #: The address to listen on. None: every address; loopback alone with `insecure`.
     grpc_host: Annotated[str, MaxLength(255)] | None = None
     grpc_port: Annotated[int, Range(0, 65535)] = AGENT_PORT
-    #: Listen nowhere: orders come only through the stream that the agent opens to the control plane.
+    #: Listen nowhere: commands come only through the stream that the agent opens to the control plane.
     no_listen: bool = False
     #: What is registered instead of the address above: host, or host:port. For agents behind another address.
     advertise: Annotated[str, MaxLength(300)] = ""
@@ -168,7 +168,7 @@ class AgentSettings:
     #: Shorthands for the labels `region` and `env`.
     region: LABEL_VALUE = ""
     environment: LABEL_VALUE = ""
-    #: A control plane of another cluster refuses the node. Empty: the certificate's, or whichever it is without one.
+    #: A control plane of another cluster refuses the node. Empty: the cluster of the certificate, or any.
     cluster_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
     #: Nodes with an equal one are on one host. Empty: found out from the machine.
     host_id: Annotated[str, MaxLength(256)] = ""
@@ -202,7 +202,7 @@ class AgentSettings:
             rule = "is required: where is the control plane? An agent without one is started with --standalone"
             yield problem(f"{prefix}control", None, rule)
         if self.no_listen and not self.control_addresses:
-            yield problem(f"{prefix}no_listen", True, "needs a control plane: nobody else can give this agent orders")
+            yield problem(f"{prefix}no_listen", True, "needs a control plane: nobody else can send commands to it")
         for index, address in enumerate(self.control):
             yield from _address_problems(_with_port(address, CONTROL_PORT), f"{prefix}control[{index}]")
         yield from self._access_problems(prefix)
@@ -251,12 +251,12 @@ class AgentSettings:
 
     @property
     def has_joined(self) -> bool:
-        """Whether it proves who it is by that one."""
+        """Whether it uses that certificate."""
         return not self._given_access.is_given and (self.join != "" or _exists(self.credentials_dir / CERT_FILE))
 
     @property
     def access(self) -> Access:
-        """How it proves who it is: as given, else by what it got when it joined."""
+        """Its certificate: the given one, else the one it got by joining."""
         if not self.has_joined:
             return self._given_access
         ca, cert, key = (str(self.credentials_dir / name) for name in (CA_FILE, CERT_FILE, KEY_FILE))
@@ -306,7 +306,7 @@ class AgentSettings:
         return {**{key: value for key, value in named.items() if value}, **self.labels}
 
     def endpoint(self, served_at: str, *, local_host: Callable[[], str]) -> str:
-        """What is registered: as given, else where the agent serves, in a form that others can dial.
+        """The address to register: as given, else where the agent serves, as others can reach it.
 
         Args:
             served_at: the address that is really served, with its port.

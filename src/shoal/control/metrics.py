@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES, Waiting, contract_status, phase_of
+from shoal.control.state.lifecycle.phases import Waiting, contract_status, phase_of
 from shoal.control.store.base import Batch
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.nodes import NodeState
-from shoal.model.phases import WorkloadPhase
+from shoal.model.phases import ContractStatus, WorkloadPhase
 from shoal.model.workloads import DesiredState
 
 if TYPE_CHECKING:
@@ -182,14 +182,14 @@ def _count_workloads(fleet: Fleet, waiting: Waiting) -> tuple[dict[str, int], di
     Shown with 0 when there is none: a series that comes and goes makes a gap in every graph.
     """
     phases = dict.fromkeys((*WorkloadPhase, DELETED), 0)
-    statuses = dict.fromkeys((*WORKLOAD_STATUSES, DELETED), 0)
+    statuses = dict.fromkeys((*ContractStatus, DELETED), 0)
     desired = {state.value: 0 for state in DesiredState}
     for record in fleet.workloads.values():
-        owner = fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        owner = fleet.owner_of(record)
         observation = fleet.observations.get(record.workload_id)
         buried = fleet.is_buried(record)
         phases[DELETED if buried else phase_of(record, observation, owner, waiting)] += 1
-        statuses[DELETED if buried else contract_status(record, observation, owner)] += 1
+        statuses[DELETED if buried else contract_status(record, observation, owner, waiting)] += 1
         desired[record.desired.value] += 1
     return phases, statuses, desired
 

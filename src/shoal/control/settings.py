@@ -10,7 +10,7 @@ from typing import Annotated
 
 from shoal.control.nodes.leases import LeaseSettings
 from shoal.control.state.facts import Strategy
-from shoal.control.workloads.failover import FailoverSettings
+from shoal.control.workloads.decisions.failover import FailoverSettings
 from shoal.core.errors import Problem, problem
 from shoal.core.ids import IDENTIFIER, IDENTIFIER_RULE
 from shoal.core.shape import MaxLength, Pattern, Range, find_problems
@@ -52,13 +52,13 @@ class ControlSettings:
     insecure: bool = False
     #: Agents that name another cluster are turned away. Empty: the certificate's, and `default` without one.
     cluster_id: Annotated[str, Pattern(IDENTIFIER.pattern, IDENTIFIER_RULE, allow_empty=True)] = ""
-    #: How often agents are asked to beat.
+    #: How often agents send heartbeats.
     heartbeat_interval: timedelta = timedelta(seconds=10)
-    #: How long a node counts as alive after a beat.
+    #: How long a node counts as alive after a heartbeat.
     lease: timedelta = timedelta(seconds=30)
     #: spread: the emptiest node first. binpack: the fullest that still fits.
     strategy: Strategy = Strategy.SPREAD
-    #: Lost nodes are given up one after another: this share of the fleet at once (at least one node) …
+    #: Nodes are declared lost one after another: this share of the fleet at once (at least one node) …
     failover_burst: Annotated[float, Range(0.0, 1.0)] = 0.1
     #: … and so many more per second.
     failover_rate: Annotated[float, Range(0.001, 1000.0)] = 0.1

@@ -5,16 +5,16 @@
     ├── NotFoundError              the named thing does not exist
     ├── ConflictError              a compare-and-set lost: read again and decide again
     ├── PreconditionError          the state does not allow it
-    │   ├── StaleGenerationError   an order of an older generation than one already accepted
+    │   ├── StaleGenerationError   a command of an older generation than one already accepted
     │   ├── SessionSupersededError a newer session holds this node id
     │   ├── NotLeaderError         another control plane leads; its address is among the facts
-    │   ├── StaleTermError         an order of a control plane that no longer leads
+    │   ├── StaleTermError         a command of a control plane that no longer leads
     │   └── MisroutedError         the call was meant for another node
     ├── ExhaustedError             a bound was reached: memory, disk, queue, message size
     ├── UnauthenticatedError       who calls is not known: no certificate, or one that says nothing here
     ├── DeniedError                the caller's role does not allow it
     ├── UnavailableError           the other side cannot be reached now; try again
-    │   └── DamagedError           a file that this process lives by cannot be read any more
+    │   └── DamagedError           a file that this process lives by can no longer be read
     ├── DeadlineError              it took longer than allowed
     ├── UnsupportedError           this build or this peer cannot do it
     └── InternalError              a bug of ours
@@ -124,7 +124,7 @@ class PreconditionError(ShoalError):
 
 
 class StaleGenerationError(PreconditionError):
-    """An order from an older ownership of the workload."""
+    """A command from an older ownership of the workload."""
 
     def __init__(self, workload_id: str, *, offered: int, highest: int) -> None:
         super().__init__(
@@ -158,7 +158,7 @@ class NotLeaderError(PreconditionError):
 
 
 class StaleTermError(PreconditionError):
-    """An order of a control plane whose term is over."""
+    """A command of a control plane whose term is over."""
 
     def __init__(self, *, offered: int, highest: int) -> None:
         super().__init__(f"term {offered} is over: term {highest} has begun", offered=offered, highest=highest)
@@ -187,7 +187,7 @@ class UnavailableError(ShoalError):
 
 
 class DamagedError(UnavailableError):
-    """What was written to disk cannot be read any more. Nothing gets better by itself."""
+    """What was written to disk can no longer be read. Nothing gets better by itself."""
 
     retryable = False
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.core.errors import ExhaustedError, InvalidError, NotFoundError, ShoalError, problem
 from shoal.core.filesystems import (
     HDFS,

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.core.errors import (
     ConflictError,
     DeniedError,

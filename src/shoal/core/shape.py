@@ -132,7 +132,7 @@ class OneOf:
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema keywords."""
-        return {"enum": list(self.words)}
+        return {"enum": [str(word) for word in self.words]}
 
 
 @dataclass(frozen=True, slots=True)

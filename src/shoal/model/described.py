@@ -1,4 +1,4 @@
-"""The base of enums that people see: a name and a sentence. docs/reference is written from them."""
+"""The base of enums that people see: each member has a name and a sentence. docs/reference is written from them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import Identifier, MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
-from shoal.model.workloads import MAX_MEMBERS, MemberChanges, WorkloadSpec, WorkloadType
+from shoal.model.workloads import MAX_MEMBERS, DesiredState, MemberChanges, Restart, WorkloadSpec, WorkloadType
 
 T = TypeVar("T")
 
@@ -78,13 +78,13 @@ def write_document(document: Document) -> dict[str, Any]:
     plain: dict[str, Any] = {"id": document.id}
     if document.revision:
         plain["revision"] = document.revision
-    if document.desired_state != "Running":
+    if document.desired_state != DesiredState.RUNNING:
         plain["desired_state"] = document.desired_state
     spec = _without_defaults(document.spec)
     for kind, field in (("process", "restart"), ("container", "")):
         inner = spec.get(kind, {}).get(field, {}) if field else spec.get(kind, {})
         name = "policy" if field else "restart_policy"
-        if inner.get(name) == "no":
+        if inner.get(name) == Restart.NO:
             inner[name] = _NEVER
     return {**plain, **spec}
 

@@ -53,6 +53,11 @@ class EventKind(Described):
     WORKLOAD_MOVED = "WorkloadMoved", "A workload got another node."
     WORKLOAD_UNPLACEABLE = "WorkloadUnplaceable", "No node can take the workload; the message has every node's reason."
     WORKLOAD_PENDING = "WorkloadPending", "The agent has the workload and prepares to start it."
+    WORKLOAD_CRASHED = "WorkloadCrashed", "The workload ended by itself; its agent starts it again after a delay."
+    WORKLOAD_NOT_READY = (
+        "WorkloadNotReady",
+        "The readiness probe of a workload that was ready fails.",
+    )
     WORKLOAD_RUNNING = "WorkloadRunning", "The workload runs and is ready."
     WORKLOAD_STOPPED = "WorkloadStopped", "The agent has stopped the workload."
     WORKLOAD_FAILED = "WorkloadFailed", "The workload failed, and its agent does not try again by itself."

@@ -35,7 +35,7 @@ CONSTRAINT_KEY = Annotated[
 LEASE_MARGIN = 0.1
 
 
-class NodeState(enum.Enum):
+class NodeState(enum.StrEnum):
     """How the control plane sees a node."""
 
     READY = "Ready"  # heartbeats arrive; work may be placed on it
@@ -45,7 +45,7 @@ class NodeState(enum.Enum):
     DRAINED = "Drained"  # empty, and nothing new goes there
 
 
-class DesiredNodeState(enum.Enum):
+class DesiredNodeState(enum.StrEnum):
     """What an operator wants of a node. No report of an agent takes it back."""
 
     NONE = ""  # take work
@@ -62,7 +62,7 @@ class DesiredNodeState(enum.Enum):
 class Feature(enum.StrEnum):
     """What an agent can do beyond the published contract. A foreign agent has none of them."""
 
-    GENERATIONS = "generations"  # refuses orders of an older generation
+    GENERATIONS = "generations"  # refuses commands of an older generation
     SESSIONS = "sessions"  # sends its session with every heartbeat
     PUSH = "push"  # sends a heartbeat at once when a status changes; each one is a full snapshot
     LOGS = "logs"  # serves ReadLogs
@@ -161,7 +161,7 @@ class NodeRecord:
     """A node as the control plane stores it.
 
     Liveness itself (the time of the last heartbeat) is kept in memory and starts anew with the process, so that a
-    restarted control plane gives every node one full lease; `last_beat` is the last that was written down, for views.
+    restarted control plane gives every node one full lease; `last_heartbeat` is the last one stored, for views.
     """
 
     spec: NodeSpec
@@ -174,7 +174,7 @@ class NodeRecord:
     state_at: datetime
     registered_at: datetime
     last_heartbeat: datetime
-    #: The lease that was promised last; a restart with a shorter one still honours it.
+    #: The lease that was promised last; a restart with a shorter one still keeps it.
     lease_seconds: float
     desired: DesiredNodeState = stored_as("wish", default=DesiredNodeState.NONE)
     desired_at: datetime | None = stored_as("wish_at", default=None)

@@ -7,6 +7,8 @@ docs/reference/states.md.
 
 from __future__ import annotations
 
+import enum
+
 from shoal.model.described import Described
 
 
@@ -39,6 +41,25 @@ ACCEPTED = frozenset(
     }
 )
 """What `--status Accepted` selects: stored, and its newest generation has not been started."""
+
+
+class ContractStatus(enum.StrEnum):
+    """The state of a workload under the names of the published contract: `WorkloadView.status`."""
+
+    PENDING = "Pending"
+    SCHEDULED = "Scheduled"
+    UPDATING = "Updating"
+    RUNNING = "Running"
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    UNKNOWN = "Unknown"
+    STOPPING = "Stopping"
+    STOPPED = "Stopped"
+    DELETING = "Deleting"
+
+
+AS_REQUESTED = frozenset({ContractStatus.RUNNING, ContractStatus.STOPPED, ContractStatus.COMPLETED})
+"""A workload with such a status needs nobody's attention."""
 
 
 class GroupPhase(Described):

@@ -6,6 +6,7 @@ command line.
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,23 +24,31 @@ _EXISTS = re.compile(rf"(?P<operator>!?)\s*{_KEY}")
 _SPLIT = re.compile(r",(?![^(]*\))")
 
 
+class SelectorOperator(enum.StrEnum):
+    """How one label is compared."""
+
+    IN = "in"
+    NOT_IN = "notin"
+    EXISTS = "exists"
+    MISSING = "missing"
+
+
 @dataclass(frozen=True, slots=True)
 class Term:
     """One condition on one label."""
 
     key: str
-    #: in | notin | exists | missing
-    operator: str
+    operator: SelectorOperator
     values: frozenset[str] = frozenset()
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether the labels meet it."""
         value = labels.get(self.key)
-        if self.operator == "exists":
+        if self.operator is SelectorOperator.EXISTS:
             return value is not None
-        if self.operator == "missing":
+        if self.operator is SelectorOperator.MISSING:
             return value is None
-        return (value is not None and value in self.values) == (self.operator == "in")
+        return (value is not None and value in self.values) == (self.operator is SelectorOperator.IN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +78,13 @@ def parse_selector(text: str, *, field: str = "selector") -> Selector:
 def _term(text: str) -> Term | None:
     found = _EQUALS.fullmatch(text)
     if found is not None:
-        operator = "notin" if found["operator"] == "!=" else "in"
+        operator = SelectorOperator.NOT_IN if found["operator"] == "!=" else SelectorOperator.IN
         return Term(found["key"], operator, frozenset({found["value"]}))
     found = _SET.fullmatch(text)
     if found is not None:
         values = frozenset(each.strip() for each in found["values"].split(","))
-        return Term(found["key"], found["operator"], values)
+        return Term(found["key"], SelectorOperator(found["operator"]), values)
     found = _EXISTS.fullmatch(text)
-    return Term(found["key"], "missing" if found["operator"] else "exists") if found is not None else None
+    if found is None:
+        return None
+    return Term(found["key"], SelectorOperator.MISSING if found["operator"] else SelectorOperator.EXISTS)

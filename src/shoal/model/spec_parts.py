@@ -14,6 +14,7 @@ from typing import Annotated
 from shoal.core.errors import Problem, problem
 from shoal.core.shape import Check, Identifier, MaxLength, NumberToo, OneOf, Pattern, Range
 from shoal.model.resources import MAX_DISK_GB
+from shoal.model.spec_words import Restart
 
 MAX_TEXT = 64 * 1024
 MAX_PAYLOAD = 1024 * 1024
@@ -35,7 +36,7 @@ PortNumber = Annotated[int, Range(0, 65535)]
 _PORT_NAME = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _PORT_NAME_RULE = "must be a name of lower-case letters, digits and dashes"
 PortName = Annotated[str, Pattern(_PORT_NAME, _PORT_NAME_RULE)]
-RestartWord = Annotated[str, OneOf(("", "always", "on-failure", "no", "unless-stopped"))]
+RestartWord = Annotated[str, OneOf(tuple(Restart))]
 #: Whether data goes with a deleted workload. Empty means Retain: data is never deleted unless somebody asked for it.
 RetainPolicy = Annotated[str, OneOf(("", "Delete", "Retain"))]
 
@@ -102,7 +103,7 @@ ImageLocation = Annotated[str, MaxLength(4096)]
 class RestartPolicy:
     """When the agent starts a workload again by itself."""
 
-    policy: RestartWord = "always"
+    policy: RestartWord = Restart.ALWAYS
     max_retries: Annotated[int, Range(0, 1_000_000)] = 0
     delay: Duration = timedelta(milliseconds=500)
     max_delay: Duration = timedelta(seconds=60)
@@ -111,7 +112,7 @@ class RestartPolicy:
     @property
     def completes(self) -> bool:
         """Whether an exit with code 0 is the end of the workload."""
-        return self.policy in ("no", "on-failure")
+        return self.policy in (Restart.NO, Restart.ON_FAILURE)
 
 
 @dataclass(frozen=True, slots=True)

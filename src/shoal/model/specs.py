@@ -49,6 +49,7 @@ from shoal.model.spec_parts import (
     probed_ports,
     secret_problems,
 )
+from shoal.model.spec_words import ComposeSource, Restart
 
 # ---------------------------------------------------------------------------------------------------------
 # Processes
@@ -134,7 +135,7 @@ class ContainerSpec(Body):
     volumes: Annotated[tuple[VolumeMount, ...], MaxLength(256)] = ()
     ports: Annotated[tuple[PortMapping, ...], MaxLength(256)] = ()
     #: The restart policy in one word; `restart` says more.
-    restart_policy: RestartWord = ""
+    restart_policy: RestartWord = Restart.UNSET
     #: Needs an agent with --allow-privileged.
     privileged: bool = False
     managed_volumes: Annotated[tuple[ManagedVolume, ...], MaxLength(256)] = ()
@@ -165,7 +166,7 @@ class ContainerSpec(Body):
     @property
     def restart_rules(self) -> RestartPolicy:
         """`restart`, or what the one word means."""
-        return self.restart or RestartPolicy(policy=self.restart_policy or "always")
+        return self.restart or RestartPolicy(policy=self.restart_policy or Restart.ALWAYS)
 
     @property
     def port_mappings(self) -> tuple[PortMapping, ...]:
@@ -208,7 +209,7 @@ class ContainerSpec(Body):
 class ComposeSpec(Body):
     """A compose project, given in full or by a git repository."""
 
-    source_type: Annotated[str, OneOf(("git", "inline"))] = "inline"
+    source_type: Annotated[str, OneOf(tuple(ComposeSource))] = ComposeSource.INLINE
     #: A URL, or a path of the node.
     git_repo: Annotated[str, MaxLength(2048)] = ""
     git_ref: Annotated[str, MaxLength(256)] = ""
@@ -233,9 +234,9 @@ class ComposeSpec(Body):
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         prefix = f"{at}." if at else ""
-        if self.source_type == "git" and not self.git_repo:
+        if self.source_type == ComposeSource.GIT and not self.git_repo:
             yield problem(f"{prefix}git_repo", None, "is required when source_type is git")
-        if self.source_type == "inline" and not self.inline_yaml.strip():
+        if self.source_type == ComposeSource.INLINE and not self.inline_yaml.strip():
             yield problem(f"{prefix}inline_yaml", None, "is required when source_type is inline")
         yield from secret_problems(self, self.env, prefix)
         yield from file_problems(self.files, f"{prefix}files", absolute=False)

@@ -39,6 +39,14 @@ from shoal.model.spec_parts import (
     VmBoot,
     VolumeMount,
 )
+from shoal.model.spec_words import (
+    AffinityDirection,
+    ComposeSource,
+    ConstraintOperator,
+    FailoverPolicy,
+    MoveKind,
+    Restart,
+)
 from shoal.model.specs import (
     CloudInit,
     ComposeSpec,
@@ -56,18 +64,22 @@ __all__ = [
     "USER_PATTERN",
     "USER_RULE",
     "Affinity",
+    "AffinityDirection",
     "AgentSpec",
     "Body",
     "CloudInit",
     "CommandProbe",
+    "ComposeSource",
     "ComposeSpec",
     "Constraint",
+    "ConstraintOperator",
     "ContainerSpec",
     "DesiredState",
     "Duration",
     "EnvName",
     "Exit",
     "Failover",
+    "FailoverPolicy",
     "FailureReason",
     "FileSpec",
     "GroupMemberBefore",
@@ -86,6 +98,7 @@ __all__ = [
     "Readiness",
     "Rejection",
     "ResourceRequest",
+    "Restart",
     "RestartPolicy",
     "RetryState",
     "RunState",
@@ -117,7 +130,7 @@ class WorkloadType(enum.Enum):
     PROCESS = "process"
 
 
-class DesiredState(enum.Enum):
+class DesiredState(enum.StrEnum):
     """What a person wants of a workload. DELETED: its deletion was requested."""
 
     RUNNING = "Running"
@@ -125,7 +138,7 @@ class DesiredState(enum.Enum):
     DELETED = "Deleted"
 
 
-class RunState(enum.Enum):
+class RunState(enum.StrEnum):
     """What an agent reports. These five names and no others are accepted from the wire."""
 
     PENDING = "Pending"  # accepted; being prepared, waiting to be ready, or waiting to be restarted
@@ -158,15 +171,16 @@ class Constraint:
     """A rule on the labels of a node; the keys node_id and host_id stand for the node's own."""
 
     key: CONSTRAINT_KEY
-    operator: Annotated[str, OneOf(("in", "not_in", "exists", "not_exists"))] = "in"
+    operator: Annotated[str, OneOf(tuple(ConstraintOperator))] = ConstraintOperator.IN
     values: Annotated[tuple[LABEL_VALUE, ...], MaxLength(256)] = ()
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         field = f"{at}.values" if at else "values"
-        if self.operator in ("in", "not_in") and not self.values:
+        takes_values = self.operator in (ConstraintOperator.IN, ConstraintOperator.NOT_IN)
+        if takes_values and not self.values:
             yield problem(field, None, f"must not be empty for the operator {self.operator}")
-        if self.operator in ("exists", "not_exists") and self.values:
+        if not takes_values and self.values:
             yield problem(field, list(self.values), f"must be empty for the operator {self.operator}")
 
 
@@ -176,7 +190,7 @@ class Affinity:
 
     workloads: Annotated[Mapping[LABEL_KEY, LABEL_VALUE], MaxLength(64, 1)]
     scope: Annotated[str, MaxLength(128, 1)] = "node"
-    direction: Annotated[str, OneOf(("near", "apart"))] = "apart"
+    direction: Annotated[str, OneOf(tuple(AffinityDirection))] = AffinityDirection.APART
     required: bool = False
     weight: Annotated[int, Range(1, 100)] = 50
 
@@ -203,20 +217,18 @@ class ResourceRequest:
 class Failover:
     """What becomes of a workload when its node is lost, or emptied by an operator."""
 
-    #: replace: started elsewhere, `after` its node was lost. keep: left alone until the node is back, removed or
-    #: declared dead. stop: its agent stops it by itself `after` that long without contact, and then it is replaced.
-    policy: Annotated[str, OneOf(("replace", "keep", "stop"))] = "replace"
+    policy: Annotated[str, OneOf(tuple(FailoverPolicy))] = FailoverPolicy.REPLACE
     after: Duration = timedelta(0)
     #: When a node is drained: the replacement is ready before the old copy is stopped, or begun after. Empty is
     #: before; but after for a workload of which there may be only one copy, or that runs to an end.
-    migrate: Annotated[str, OneOf(("", "before", "after"))] = ""
+    migrate: Annotated[str, OneOf(("", *MoveKind))] = ""
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         field = f"{at}.after" if at else "after"
-        if self.policy == "stop" and not self.after:
+        if self.policy == FailoverPolicy.STOP and not self.after:
             yield problem(field, None, "is required with policy stop: how long it may run without contact")
-        if self.policy == "keep" and self.after:
+        if self.policy == FailoverPolicy.KEEP and self.after:
             yield problem(field, self.after, "must not be given with policy keep, which never moves it")
 
 
@@ -240,9 +252,9 @@ class WorkloadSpec:
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
         prefix = f"{at}." if at else ""
-        if self.at_most_one and self.failover.migrate == "before":
+        if self.at_most_one and self.failover.migrate == MoveKind.BEFORE:
             yield problem(f"{prefix}failover.migrate", "before", "must not be before with at_most_one: it needs two")
-        if self.at_most_one and self.failover.policy == "stop":
+        if self.at_most_one and self.failover.policy == FailoverPolicy.STOP:
             yield problem(
                 f"{prefix}failover.policy", "stop", "must not be stop with at_most_one, which stops it with its lease"
             )
@@ -278,13 +290,13 @@ class WorkloadSpec:
     @property
     def restarts(self) -> bool:
         """Whether it is tried again after it has failed."""
-        return self.body.restart_rules.policy != "no"
+        return self.body.restart_rules.policy != Restart.NO
 
     @property
     def migrates_first(self) -> bool:
         """Whether its replacement is ready before it is stopped on a node that is drained."""
         if self.failover.migrate:
-            return self.failover.migrate == "before" and not self.at_most_one
+            return self.failover.migrate == MoveKind.BEFORE and not self.at_most_one
         return not self.at_most_one and not self.completes
 
     @property
@@ -352,13 +364,6 @@ class RetryState:
     failed_generation: int = 0
 
 
-class MoveKind(enum.Enum):
-    """In which order a workload leaves one node and begins on another."""
-
-    BEFORE = "before"  # it runs on the new node before the copy on the old one is removed
-    AFTER = "after"  # the copy on the old node is removed first
-
-
 @dataclass(frozen=True, slots=True)
 class Move:
     """A workload on its way off a node that is still alive.
@@ -379,7 +384,7 @@ class WorkloadRecord:
     """A workload: its desired state and its owner.
 
     `generation` is the fencing token: it grows with every placement, every change of the spec and every change of
-    the desired state, so that an order that arrives late can be told from the newest one.
+    the desired state, so that a command that arrives late can be told from the newest one.
     """
 
     workload_id: WorkloadId

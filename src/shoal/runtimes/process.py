@@ -25,9 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal.core.clock import Clock
+from shoal.core.disk.private_files import let_others_pass
 from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.core.ids import NodeId, RunId, WorkloadId
-from shoal.core.private_files import let_others_pass
 from shoal.model.execs import ExecCommand
 from shoal.model.workloads import FailureReason, FileSpec, ProcessSpec, WorkloadType
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, port_variable, spec_of

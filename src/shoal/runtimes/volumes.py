@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
+from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import WorkloadId
-from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import FailureReason, ManagedVolume
 from shoal.runtimes.base import RunError
 

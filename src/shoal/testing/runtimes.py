@@ -1,9 +1,9 @@
-"""A runtime that runs nothing: runs are entries in a `FakeMachine`, which goes on when its agent is killed.
+"""A runtime that runs nothing: runs are entries in a `FakeMachine`, which survives its agent.
 
 Data scripts how a run behaves: a `FakeScript` given to the machine for a workload, or the same words in the environment
 of its spec (`SHOAL_FAKE_RUN_FOR=3`), for tests that only apply workloads. Time is the event loop's, so under virtual
-time a day of restarts takes no time. `FakeMachine.history` records everything that happens, for
-checks such as "never two runs of one workload at once".
+time a day of restarts takes no time. `FakeMachine.history` records everything that happens, for checks such as "never
+two runs of one workload at once". Used by tests of the agent.
 """
 
 from __future__ import annotations

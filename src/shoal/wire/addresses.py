@@ -27,7 +27,7 @@ class Address:
     port: int
 
     def __str__(self) -> str:
-        """The way it is dialled."""
+        """The way it is reached."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property

@@ -136,7 +136,7 @@ def sign(
         public_key: from a `SigningRequest`, or of a key made here.
         identity: the holder's identity.
         now: when.
-        hosts: names and addresses at which the holder is dialled. None: those of this machine, for roles that serve.
+        hosts: names and addresses at which the holder is reached. None: those of this machine, for roles that serve.
         lifetime: a year, and an hour for workloads, unless given; never longer than the authority's own.
     """
     if identity.cluster != authority.cluster:

@@ -1,8 +1,8 @@
-"""Calls the other way round: the control plane calls an agent through the stream that the agent opened.
+"""Lets the control plane call an agent through the stream that the agent opened.
 
-Each call travels as `call` and `call_reply` messages of a ControlStream, told apart by their ids, many at once. Small
-messages go before pieces of streams, and of those only as many are under way as their reader has room for, so that a
-reader of logs does not delay commands.
+Each call travels as `call` and `call_reply` messages of a ControlStream, many at once, told apart by their ids. Small
+messages go before pieces of streams, and a stream sends only what its reader has room for. So a reader of logs does not
+delay commands.
 
     control plane                                              agent
     StreamCalls (a `Channel`)  ── call, piece, cancel, credit ──▶  CallServer ──▶ handlers of the agent's services

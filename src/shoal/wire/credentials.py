@@ -20,6 +20,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.core.disk.private_files import (
+    Owner,
+    file_stamp,
+    make_private_directory,
+    move_private,
+    read_private,
+    write_private,
+)
 from shoal.core.errors import (
     InvalidError,
     NotFoundError,
@@ -28,14 +36,6 @@ from shoal.core.errors import (
     ShoalError,
     UnauthenticatedError,
     problem,
-)
-from shoal.core.private_files import (
-    Owner,
-    file_stamp,
-    make_private_directory,
-    move_private,
-    read_private,
-    write_private,
 )
 from shoal.model.identity import Identity
 from shoal.wire.certificates import identity_of, matches, read_certificates

@@ -1,19 +1,19 @@
-"""The transport without sockets: calls within one event loop, on which whole fleets run in virtual time.
+"""The transport without sockets: calls within one event loop, so that whole fleets run in virtual time.
 
-A `LocalNetwork` knows servers by address. Messages are serialised and parsed again, errors become statuses and errors
-again, buffers and sizes have the same bounds: whatever works here works over gRPC, and both pass one conformance suite.
-What a network can do wrong is done here by script: calls fail, wait, get lost before or after the handler ran, and two
-ends can be cut off from each other.
+A `LocalNetwork` knows servers by address. Messages are serialized and parsed, errors become statuses and errors again,
+and buffers and sizes have the same bounds. So code that works here works over gRPC; both pass one conformance suite.
+Network faults are scripted: calls fail, wait, or get lost before or after the handler ran, and two ends can be cut off
+from each other.
 
     network = LocalNetwork()
     control = network.transport("control")
     agent = network.transport("agent-1")
     network.partition("control", "agent-1")
 
-A transport may be given an identity, in place of a certificate: then both ends of a call need one, and the rules apply
-as they do over gRPC.
+A transport may have an identity in place of a certificate. Then both ends of a call need one, and the rules apply as
+they do over gRPC.
 
-Used by tests and by `shoal.testing.fleet`.
+Used by tests and by `shoal.testing`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from pathlib import Path
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from shoal.core.disk.private_files import make_private_directory, read_private, write_private
 from shoal.core.errors import InternalError, InvalidError, NotFoundError, PreconditionError, problem
-from shoal.core.private_files import make_private_directory, read_private, write_private
 
 KEY_BYTES = 32
 KEY_RULE = f"must be the base64 of {KEY_BYTES} bytes, such as `openssl rand -base64 {KEY_BYTES}` prints"

@@ -170,12 +170,12 @@ class _Callers:
 def _handler(
     endpoint: Endpoint, callers: _Callers, observer: RpcObserver | None
 ) -> grpc.RpcMethodHandler[bytes, bytes]:
-    behaviours: dict[Cardinality, tuple[Callable[..., Awaitable[Any]], Callable[..., Any]]] = {
+    behaviors: dict[Cardinality, tuple[Callable[..., Awaitable[Any]], Callable[..., Any]]] = {
         Cardinality.UNARY: (_unary, grpc.unary_unary_rpc_method_handler),
         Cardinality.SERVER_STREAM: (_server_stream, grpc.unary_stream_rpc_method_handler),
         Cardinality.BOTH_STREAM: (_both_stream, grpc.stream_stream_rpc_method_handler),
     }
-    behaviour, make = behaviours[endpoint.method.cardinality]
+    behavior, make = behaviors[endpoint.method.cardinality]
 
     async def handle(given: Any, context: aio.ServicerContext[bytes, bytes]) -> Any:
         try:
@@ -183,7 +183,7 @@ def _handler(
         except (UnauthenticatedError, UnavailableError) as error:
             await _abort(context, refuse(endpoint, error, observer))
             return None
-        return await behaviour(endpoint, observer, call, given, context)
+        return await behavior(endpoint, observer, call, given, context)
 
     made: grpc.RpcMethodHandler[bytes, bytes] = make(handle)
     return made

@@ -285,7 +285,7 @@ async def close_stream(stream: AsyncIterator[Any]) -> None:
 
 
 def pack(message: Message, method: Method[Any, Any]) -> bytes:
-    """Serialise a message. Raises `ExhaustedError` when it is larger than the wire carries."""
+    """Serialize a message. Raises `ExhaustedError` when it is larger than the wire carries."""
     try:
         data = message.SerializeToString()
     except EncodeError:

@@ -1,12 +1,12 @@
-"""Error ↔ gRPC status, in one table.
+"""Converts errors to gRPC statuses and back, by one table.
 
-A server turns what a handler raised into a `Status`; a client turns a `Status` into the same exception again. The
-status message is the error's own sentence, so that foreign clients can show it; type, facts and hint travel in the
-trailer `x-shoal-error-bin` (`shoal.v1.ErrorDetail`), the broken rules of an `InvalidError` in `x-shoal-invalid-bin`
-(`shoal.v1.InvalidRequest`). A status without them, from a foreign server or from the network itself, is read by its
-code. Everything is cut so that a status always fits into the 8 KiB that gRPC allows for metadata.
+A server converts what a handler raised to a `Status`; a client converts it to the same exception. The status message is
+the error's own sentence, so that foreign clients can show it. Type, facts and hint travel in the trailer
+`x-shoal-error-bin` (`shoal.v1.ErrorDetail`), the broken rules of an `InvalidError` in `x-shoal-invalid-bin`
+(`shoal.v1.InvalidRequest`). A status without them, from a foreign server or from the network, is read by its code.
+Everything is cut to fit into the 8 KiB that gRPC allows for metadata.
 
-Called by `server.py`, `channel.py` and `local.py`; knows nothing of grpc itself.
+Called by `server.py`, `channel.py` and `local.py`; does not import grpc.
 """
 
 from __future__ import annotations

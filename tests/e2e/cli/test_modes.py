@@ -18,7 +18,7 @@ from tests.e2e.cli.test_servers import PATIENCE, clean_environment, shoal
 
 pytestmark = pytest.mark.e2e
 
-#: No secrets: where a server is, and by which name a control plane campaigns.
+#: No secrets: where a server is, and which id a control plane has in the election.
 FOR_EVERYONE = {"ready.json", "name"}
 #: What is inside belongs to workloads, which may have users of their own.
 OF_WORKLOADS = "workloads"
@@ -67,7 +67,7 @@ def modes(top: Path) -> dict[str, int]:
     return {str(path): stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
 
 
-def test_what_a_fleet_keeps_is_for_whoever_started_it(start, tmp_path):
+def test_what_a_fleet_keeps_is_for_its_own_user(start, tmp_path):
     log = start("up", "--agents", "1", "--data-dir", "made/fleet")
     top = tmp_path / "made" / "fleet"
     wait_until(lambda: "Ctrl-C stops everything" in log.read_text(), log)

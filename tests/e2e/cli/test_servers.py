@@ -234,7 +234,7 @@ def test_a_damaged_database_is_one_line_and_what_to_do(start, tmp_path, argument
     assert said[0].startswith(f"error: {data / name} is damaged: ")
     assert "docs/backup-and-restore.md" in outcome.stderr
     assert "Traceback" not in outcome.stderr
-    assert (data / name).read_bytes() == before  # for whoever wants to save what is left
+    assert (data / name).read_bytes() == before  # so that somebody can save what is left
 
 
 def test_an_agent_registers_with_what_it_was_given_and_ends_on_sigterm(start, tmp_path):

@@ -164,7 +164,7 @@ async def test_registration_carries_everything_the_guide_asks_for(rig):
     assert request.host_id
 
 
-async def test_beats_come_at_the_interval_the_server_gave_and_carry_usage_and_statuses(rig):
+async def test_heartbeats_come_at_the_interval_the_server_gave_and_carry_usage_and_statuses(rig):
     await rig.apply("web")
     await rig.until(lambda: (found := rig.script.status("web")) and found.state == "Running", "a Running status")
     await rig.until(lambda: len(rig.script.heartbeats) >= 6, "some beats")
@@ -240,7 +240,7 @@ async def test_it_reconnects_and_what_runs_goes_on(rig):
     assert rig.script.status("web").run.pid == pid
 
 
-async def test_lost_beats_do_not_matter(rig):
+async def test_lost_heartbeats_do_not_matter(rig):
     rig.script.refuse = UnavailableError("lost on the way")
     heartbeats = len(rig.script.heartbeats)
     await rig.until(lambda: len(rig.script.heartbeats) > heartbeats + 1, "tries")
@@ -258,7 +258,7 @@ async def test_a_lease_that_ran_out_leads_to_a_new_registration(rig):
     await rig.until(lambda: rig.script.heartbeats[-1][1].session == f"session-{rig.script.sessions}", "a new session")
 
 
-async def test_a_superseded_session_is_given_up(rig):
+async def test_a_superseded_session_ends(rig):
     rig.script.refuse = SessionSupersededError("n1")
     await rig.until(lambda: "superseded" in (rig.folder / "log").read_text(), "the loser says so")
     rig.script.refuse = None

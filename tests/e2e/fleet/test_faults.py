@@ -249,7 +249,7 @@ class TestControlPlane:
         events = await control.list_events(limit=500)
         assert "NodeNotReady" not in [event.kind for event in events.events]
 
-    async def test_acknowledged_wishes_survive_kill_after_kill(self, fleet, control):
+    async def test_acknowledged_requests_survive_kill_after_kill(self, fleet, control):
         acknowledged = []
         for index in range(3):
             outcome = await insist(lambda index=index: control.apply(process(f"w{index}", revision="v1")))

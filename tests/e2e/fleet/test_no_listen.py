@@ -71,7 +71,7 @@ async def test_a_whole_life_without_a_port(fleet, control):
     await life(fleet, control, "web")
 
 
-async def test_logs_are_followed_while_orders_pass(fleet, control):
+async def test_logs_are_followed_while_commands_pass(fleet, control):
     command = ["sh", "-c", "i=0; while true; do i=$((i+1)); echo line $i; sleep 0.05; done"]
     await control.apply(process("web", revision="v1", command=command))
     await until_status(control, "web", "Running")
@@ -100,7 +100,7 @@ async def test_an_agent_killed_is_suspect_at_once_and_comes_back_to_what_it_left
     began = time.monotonic()
     await fleet.kill_agent(node)
     await until(lambda: has_status(control, node, "Suspect"), what="the node is Suspect")
-    # Long before its beats are missed: half a lease, or one and a half intervals.
+    # Long before its heartbeats are missed: half a lease, or one and a half intervals.
     if time.monotonic() - began < LEASE.total_seconds() / 2:
         assert (await control.get_node(node)).status_reason == "its stream broke"
     with pytest.raises(UnavailableError):

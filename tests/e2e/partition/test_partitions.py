@@ -13,7 +13,7 @@ from tests.e2e.partition.witness import Clients, Processes
 
 pytestmark = pytest.mark.e2e
 
-#: From the end of all faults until exactly what is wished runs.
+#: From the end of all faults until exactly what was requested runs.
 BOUND = 30.0
 
 

@@ -1,4 +1,4 @@
-"""Who watches a fleet: clients that wish and note the answers, and a look at every process, again and again."""
+"""Watches a fleet: clients that request things and note the answers, and repeated looks at every process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.e2e.partition.stage import ONLY_ONCE
 
 LOOK_SECONDS = 0.05
 CALL_SECONDS = 4.0
-#: A process that was just forked has the environment of whoever forked it until it executes something else.
+#: A process that was just forked has the environment of its parent until it executes something else.
 _LOOKS_BEFORE_STRANGER = 10
 _TICK = os.sysconf("SC_CLK_TCK")
 
@@ -98,7 +98,7 @@ class Processes:
 
 
 class Clients:
-    """Clients that wish for things, one wish at a time for each workload, and note what they were told."""
+    """Clients that request things, one at a time for each workload, and note what they were told."""
 
     def __init__(self, stage, *, plain, only_once, seed):
         self._stage = stage
@@ -127,7 +127,7 @@ class Clients:
                     await self._control.apply(self._document(name, revision))
             answer = Answer.ACKNOWLEDGED
         except NotFoundError:
-            answer = Answer.ACKNOWLEDGED  # it is gone already, which is what was wished
+            answer = Answer.ACKNOWLEDGED  # it is gone already, which is what was requested
         except NotLeaderError:
             answer = Answer.REFUSED
         except (ShoalError, TimeoutError):
@@ -145,7 +145,7 @@ class Clients:
         self._tasks = [asyncio.ensure_future(self._go_on(name)) for name in (*self.plain, *self.only_once)]
 
     async def rest(self):
-        """Wish for no more, and wait for the answers to what was wished."""
+        """Request no more, and wait for the answers to what was requested."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -158,7 +158,7 @@ class Clients:
         while True:
             await asyncio.sleep(self._random.uniform(0.5, 3.0) if name in self.plain else self._random.uniform(4, 10))
             delete = name in self.plain and self._random.random() < 0.25
-            # Shielded: a wish that was sent has to be noted, whatever becomes of this task.
+            # Shielded: a request that was sent has to be noted, whatever becomes of this task.
             writing = asyncio.ensure_future(self.write(name, delete=delete))
             self._under_way.add(writing)
             writing.add_done_callback(self._under_way.discard)

@@ -66,7 +66,7 @@ class GuardedPlanes(Planes):
     # Who proves what
 
     def files(self, holder):
-        """The flags of whoever has these certificates."""
+        """The flags of a holder of these certificates."""
         folder = self.certs / holder
         return ("--ca", str(folder / "ca.pem"), "--cert", str(folder / "cert.pem"), "--key", str(folder / "key.pem"))
 

@@ -74,11 +74,11 @@ async def two_heartbeats(control, node):
         seen.add((await control.get_node(node)).last_heartbeat)
         return len(seen - {None}) > 2
 
-    await until(heard, what=f"{node} has sent two beats")
+    await until(heard, what=f"{node} has sent two heartbeats")
 
 
 async def acknowledged(planes, node):
-    """How many beats of an agent were acknowledged, by its own count; a leader without its store confirms none."""
+    """How many heartbeats of an agent were acknowledged, by its own count; a leader without its store confirms none."""
     found = await planes.metrics(node)
     assert found["shoal_agent_draining"] == 0
     results = ("acknowledged", "unconfirmed")
@@ -91,7 +91,7 @@ async def two_acknowledged(planes, node):
     async def more():
         return await acknowledged(planes, node) >= before + 2
 
-    await until(more, what=f"two beats of {node} were acknowledged")
+    await until(more, what=f"two heartbeats of {node} were acknowledged")
 
 
 async def was_told(control, subject, kind, after):

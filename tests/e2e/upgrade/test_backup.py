@@ -30,7 +30,7 @@ def database(kind, request):
     return request.getfixturevalue("postgres_url") if kind == "PostgreSQL" else ""
 
 
-async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_then(
+async def test_a_backup_is_taken_while_it_runs_and_brings_back_the_desired_state(
     machines: Machines, kind: str, database: str, tmp_path
 ) -> None:
     number = port()
@@ -79,7 +79,7 @@ async def test_a_backup_is_taken_while_it_runs_and_brings_back_what_was_wished_t
         await control.apply(_telling("teller"))
         await until_status(control, "teller", "Completed")
         assert b"".join([piece.data async for piece in control.logs("teller")]) == b"as-it-was"
-        # The wish in the backup counts, under a generation above the one that the agent has.
+        # The desired state in the backup counts, under a generation above the one that the agent has.
         await until(lambda: _runs_again(control, data, "changed", above=2), what="the older spec runs again")
         await until(lambda: _runs_again(control, data, "removed", above=0), what="what was removed runs again")
         await until_status(control, "untouched", "Running")

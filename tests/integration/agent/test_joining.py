@@ -187,7 +187,7 @@ async def test_a_token_of_another_control_plane_is_not_shown_to_this_one(place, 
         await other.plane.stop()
 
 
-async def test_whoever_has_the_authority_s_certificate_is_not_yet_the_control_plane(place, tmp_path):
+async def test_a_server_with_the_authority_s_certificate_alone_is_not_the_control_plane(place, tmp_path):
     """An agent of the cluster listens where the control plane should be, and hands out the right authority."""
 
     class Impostor:
@@ -350,7 +350,7 @@ class Crowded:
         return await transport.serve("127.0.0.1:0", [Service(methods_of(Enrollment), self)])
 
 
-async def test_whoever_is_turned_away_by_a_crowd_comes_again(place, tmp_path, caplog):
+async def test_an_agent_that_is_refused_by_the_rate_limit_tries_again(place, tmp_path, caplog):
     server = await Crowded(place, authority=3, join=2).serve()
     settings = place.agent_settings(tmp_path / "agent", await token_of(place), join_address=(server.address,))
     clock = Hasty()

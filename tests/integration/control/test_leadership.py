@@ -80,7 +80,7 @@ async def test_an_earlier_life_of_the_same_name_is_over_at_once(stores):
         await one.commit(Batch(nodes=(node("n1"),)))
 
 
-async def test_of_many_that_campaign_at_once_one_wins(stores):
+async def test_of_many_that_ask_for_the_leadership_at_once_one_leads(stores):
     one, two = stores
     outcomes = await asyncio.gather(
         *(

@@ -97,7 +97,7 @@ async def is_running(operator, workload_id):
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["ours", "foreign"])
-async def test_a_wish_of_an_operator_reaches_an_agent(plane, operator, certificates, foreign):
+async def test_a_request_of_an_operator_reaches_an_agent(plane, operator, certificates, foreign):
     fields = {"features": ()} if foreign else {}
     async with hollow(plane, certificates.agent("n1"), "n1", **fields) as node:
         answer = await apply(certificates.operator(), plane.address, "web")
@@ -124,7 +124,7 @@ async def test_a_node_is_told_nothing_that_its_certificate_is_not_for(plane, ope
         await agents.close()
 
 
-async def test_an_agent_may_not_wish_nor_speak_for_another(plane, operator, certificates):
+async def test_an_agent_may_not_request_nor_speak_for_another(plane, operator, certificates):
     files = certificates.agent("n1")
     with pytest.raises(DeniedError, match="needs the role operator"):
         await apply(files, plane.address, "web")
@@ -136,7 +136,7 @@ async def test_an_agent_may_not_wish_nor_speak_for_another(plane, operator, cert
     assert await operator.list_workloads() == ()
 
 
-async def test_a_person_may_look_at_an_agent_and_not_order_it(plane, operator, certificates):
+async def test_an_operator_may_look_at_an_agent_and_not_command_it(plane, operator, certificates):
     async with hollow(plane, certificates.agent("n1"), "n1") as node:
         channel = GrpcTransport(security=certificates.operator()).connect(await endpoint_of(operator, "n1"))
         header = {NODE_HEADER: "n1"}

@@ -85,7 +85,7 @@ def endpoint(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> str:
     return collector.address
 
 
-async def test_a_wish_is_one_trace_from_its_call_to_the_agent(tmp_path, collector: Collector, endpoint: str) -> None:
+async def test_a_request_is_one_trace_from_its_call_to_the_agent(tmp_path, collector: Collector, endpoint: str) -> None:
     with tracing.exporting("shoal-control") as sends:
         assert sends
         async with ControlKit(tmp_path) as kit:

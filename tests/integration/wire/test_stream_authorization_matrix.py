@@ -232,7 +232,7 @@ def test_each_condition_on_a_call_that_a_message_stands_for_is_among_those():
 
 
 class Caller:
-    """Serves ControlStream, and calls whoever opens it by each name there is."""
+    """Serves ControlStream, and calls the agent that opens it by each name there is."""
 
     def __init__(self) -> None:
         self.found = {}
@@ -433,7 +433,7 @@ WATCHED = [(each, OPERATOR) for each in METHODS if each.cardinality is Cardinali
 
 
 @pytest.mark.parametrize(("method", "role"), WATCHED, ids=lambda value: getattr(value, "path", str(value)))
-async def test_whoever_watches_sees_no_more_once_the_certificate_is_over(short, monkeypatch, method, role):
+async def test_a_watcher_sees_no_more_once_its_certificate_has_expired(short, monkeypatch, method, role):
     monkeypatch.setattr(serving, "CHECK_EVERY", 0.05)
     files, clock = short[0], LaterClock()
     handlers = Endless([method])

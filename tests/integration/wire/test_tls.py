@@ -358,7 +358,7 @@ async def test_nothing_older_than_tls_1_2_is_spoken(certificates, version, spoke
     assert (record[:1] == b"\x16" and record[5:6] == b"\x02") if spoken else record == b""
 
 
-async def test_files_that_are_no_good_are_said_before_anything_is_dialled(certificates, tmp_path):
+async def test_invalid_files_are_reported_before_a_connection_is_made(certificates, tmp_path):
     good = certificates.operator()
     with pytest.raises(InvalidError, match="--cert"):
         GrpcTransport(security=MutualTls(good.ca, tmp_path / "none", good.key))

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 SEEDS = range(6)
 FAULTS_PER_LIFE = 8
 LONGEST = 600.0
-#: From the end of all faults until exactly what is wished runs.
+#: From the end of all faults until exactly what was requested runs.
 BOUND = 60.0
 
 

@@ -1,4 +1,4 @@
-"""A control plane by script: it takes registrations and beats, and does with them what a test says.
+"""A control plane by script: it takes registrations and heartbeats, and does with them what a test says.
 
 They come as unary calls, or with `streams` through a stream, and are taken the same way.
 """
@@ -78,7 +78,7 @@ class ScriptedControl:
 
     @property
     def times(self) -> list[float]:
-        """When beats arrived."""
+        """When heartbeats arrived."""
         return [round(at, 3) for at, _ in self.heartbeats]
 
     @property

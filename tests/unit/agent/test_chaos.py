@@ -60,11 +60,11 @@ async def do_something(kit, chance, requests: Requests) -> None:
             kit.machine.outage = None
             await kit.restart()
     except ShoalError:
-        requests.latest.pop(name, None)  # refused: what was wished before counts, and this test does not remember it
+        requests.latest.pop(name, None)  # refused: what was requested before counts, and this test does not remember it
 
 
 @pytest.mark.parametrize("seed", range(12))
-async def test_whatever_happens_the_last_accepted_order_is_what_counts(tmp_path, seed):
+async def test_whatever_happens_the_last_accepted_command_counts(tmp_path, seed):
     chance, requests = SeededEntropy(seed), Requests()
     async with opened(tmp_path) as kit:
         for _ in range(60):

@@ -123,7 +123,7 @@ def test_joining_with_a_token(tmp_path):
     assert not AgentSettings(data_dir=str(tmp_path), control=("c1",), insecure=True).has_joined
 
 
-def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():
+def test_an_agent_needs_a_control_plane_or_standalone():
     with pytest.raises(InvalidError, match="--standalone"):
         check(AgentSettings(data_dir="d", insecure=True))
     alone = AgentSettings(data_dir="d", control=("c:1",), standalone=True, insecure=True)
@@ -143,6 +143,6 @@ def test_an_agent_needs_a_control_plane_or_the_wish_to_stand_alone():
         ({"advertise": "fd00::1"}, "[fd00::1]:1234"),
     ],
 )
-def test_what_is_registered_can_be_dialled(fields, endpoint):
+def test_the_registered_address_can_be_reached(fields, endpoint):
     settings = AgentSettings(data_dir="d", standalone=True, **fields)
     assert settings.endpoint("127.0.0.1:1234", local_host=lambda: "10.9.8.7") == endpoint

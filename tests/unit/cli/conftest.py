@@ -37,7 +37,7 @@ def control():
             "node-2": node(
                 "node-2",
                 status="NotReady",
-                status_reason="its lease ran out 40s after the last beat",
+                status_reason="its lease ran out 40s after the last heartbeat",
                 last_heartbeat=START - timedelta(seconds=75),
                 available=Resources(0, 128, 0, 0),
             ),

@@ -54,7 +54,7 @@ def spec(tmp_path, text, name="spec.yaml"):
 
 @dataclass
 class Step:
-    """What becomes of a workload some time after it was wished for."""
+    """What becomes of a workload some time after it was requested."""
 
     after: float
     changes: dict[str, Any]
@@ -69,7 +69,7 @@ class ScriptedControl:
     groups: dict[str, GroupView] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     logs: list[tuple[bytes, str]] = field(default_factory=list)
-    #: By workload; without a script a wish comes true at once on node-1.
+    #: By workload; without a script a request comes true at once on node-1.
     scripts: dict[str, list[Step]] = field(default_factory=dict)
     refuse: dict[str, pb.ApplyWorkloadResponse] = field(default_factory=dict)
     placements: dict[str, PlannedPlacement] = field(default_factory=dict)
@@ -304,7 +304,7 @@ class ScriptedControl:
         if view is None:
             raise NotFoundError("node", request.node_id)
         if view.status == "Ready":
-            raise PreconditionError(f"node {request.node_id!r} still beats", hint="stop its agent first")
+            raise PreconditionError(f"node {request.node_id!r} still sends heartbeats", hint="stop its agent first")
         del self.nodes[request.node_id]
         return pb.RemoveNodeResponse()
 

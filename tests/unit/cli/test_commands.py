@@ -494,7 +494,10 @@ def test_wait(control, capsys):
 
 def test_remove_node(control, capsys):
     outcome = run_cli(control, ["node", "remove", "node-1"], capsys)
-    assert (outcome.code, outcome.stderr) == (1, "error: node 'node-1' still beats\n\nhint: stop its agent first\n")
+    assert (outcome.code, outcome.stderr) == (
+        1,
+        "error: node 'node-1' still sends heartbeats\n\nhint: stop its agent first\n",
+    )
     assert run_cli(control, ["node", "remove", "node-2"], capsys).code == 0
     assert "node-2" not in control.nodes
 
@@ -560,7 +563,8 @@ def test_delete_group(control, capsys):
 
 
 def test_every_json_key_is_documented():
-    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text()
+    docs = Path(__file__).parents[3] / "docs"
+    page = (docs / "command-line.md").read_text() + (docs / "reference" / "cli.md").read_text()
     documented = set(re.findall(r"`([a-z_0-9]+)`", page))
     for path in GOLDEN.glob("keys-*.txt"):
         keys = {re.sub(r"\[\]$", "", line.rsplit(".", 1)[-1]) for line in path.read_text().splitlines()}

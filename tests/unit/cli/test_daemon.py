@@ -24,7 +24,7 @@ async def test_the_first_signal_asks_and_a_second_ctrl_c_does_not(first):
     with daemon.stopping_on_signals(stop, second=hurry.set):
         os.kill(os.getpid(), first)
         await asyncio.wait_for(stop.wait(), 10)
-        os.kill(os.getpid(), signal.SIGTERM)  # whoever stops services may ask again; that is no hurry
+        os.kill(os.getpid(), signal.SIGTERM)  # a service manager may ask again; that is no hurry
         await asyncio.sleep(0)
         assert not hurry.is_set()
         os.kill(os.getpid(), signal.SIGINT)

@@ -1,12 +1,12 @@
-"""Every error is one line and what to do about it, whoever raised it."""
+"""Every error is one line and what to do about it, wherever it comes from."""
 
 from __future__ import annotations
 
 import pytest
 
 from shoal.cli import main
-from shoal.cli.commands import waiting
-from shoal.cli.commands.waiting import Judgement, Verdict, Waited
+from shoal.cli.commands.common import waiting
+from shoal.cli.commands.common.waiting import Judgement, Verdict, Waited
 from shoal.cli.output import hints
 from shoal.core import errors
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from shoal.cli.commands.preview import Planned, difference, restarts, why
+from shoal.cli.commands.common.preview import Planned, difference, restarts, why
 from shoal.model.documents import read_document
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import Rejection

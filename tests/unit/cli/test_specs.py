@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from shoal.cli.commands.specs import MAX_BYTES, parse_specs, read_specs
+from shoal.cli.commands.common.specs import MAX_BYTES, parse_specs, read_specs
 from shoal.core.errors import InvalidError
 from shoal.model.documents import GroupDocument, WorkloadDocument
 

@@ -53,7 +53,7 @@ def virtual_time():
     session.surroundings.reset(token)
 
 
-async def test_one_that_dies_quickly_is_given_up_after_five_deaths_in_a_row():
+async def test_one_that_dies_quickly_is_not_restarted_after_five_deaths_in_a_row():
     fleet = ScriptedFleet(lives={"control": 1e6, "node-1": 3.0})
     fleet.die_later("node-1")
     death = await up._tend(fleet)
@@ -61,14 +61,14 @@ async def test_one_that_dies_quickly_is_given_up_after_five_deaths_in_a_row():
     assert len(fleet.starts) == up.MOST_DEATHS - 1
 
 
-async def test_one_that_dies_slowly_and_always_is_given_up_too():
+async def test_one_that_dies_slowly_and_always_is_not_restarted_for_ever():
     fleet = ScriptedFleet(lives={"control": 1e6, "node-1": 40.0})
     fleet.die_later("node-1")
     async with asyncio.timeout(3600):
         assert (await up._tend(fleet)).name == "node-1"
 
 
-async def test_one_that_never_serves_again_is_given_up():
+async def test_one_that_never_serves_again_is_not_restarted_for_ever():
     fleet = ScriptedFleet(lives={"control": 5.0}, start_fails=True)
     fleet.die_later("control")
     async with asyncio.timeout(3600):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli.commands.waiting import Goal, Settling, Verdict, Waited, judge, why
+from shoal.cli.commands.common.waiting import Goal, Settling, Verdict, Waited, judge, why
 from shoal.model.views import Reason
 from shoal.model.workloads import Exit, RunState, RunStatus
 from tests.unit.cli.scripted import NO_ROOM, workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, example, given, settings
 
 from shoal.cli import output
-from shoal.cli.commands.specs import parse_specs
+from shoal.cli.commands.common.specs import parse_specs
 from shoal.model.documents import WorkloadDocument, write_document
 from shoal.model.workloads import ProcessSpec, WorkloadSpec, WorkloadType
 from tests.strategies import documents

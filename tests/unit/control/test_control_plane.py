@@ -40,7 +40,7 @@ class TestApply:
         assert view.revision_id == view.observed_revision_id == "v1"
         assert (await kit.event_kinds("web"))[:2] == ["WorkloadCreated", "WorkloadPlaced"]
 
-    async def test_success_is_a_kept_wish_not_a_running_process(self, kit):
+    async def test_success_is_a_stored_request_not_a_running_process(self, kit):
         answer = await kit.apply("web")
         assert answer.success
         view = await kit.wait_status("web", "Pending")
@@ -256,7 +256,7 @@ class TestNodes:
         assert (await kit.workload("web")).status == "Running"
         assert node.history == [("apply Running", "web", 1)]
 
-    async def test_a_wish_accepted_before_a_crash_is_carried_out_after_it(self, kit):
+    async def test_a_request_accepted_before_a_crash_is_carried_out_after_it(self, kit):
         await kit.apply("web")
         await kit.stop_control()
         await kit.start_control()
@@ -328,7 +328,7 @@ class TestNodes:
         with pytest.raises(NotFoundError):
             await kit.channel.call(AgentControl.HEARTBEAT, pb.HeartbeatRequest(node_id="ghost"))
 
-    async def test_beats_that_arrive_late_are_no_skewed_clock(self, kit, caplog):
+    async def test_heartbeats_that_arrive_late_are_no_skewed_clock(self, kit, caplog):
         """This process was stopped: what lay in its queues meanwhile is old, and says nothing about a clock."""
         (node,) = await ready(kit, "n1")
         node.mute = True
@@ -358,7 +358,7 @@ class TestNodes:
         assert view.clock_skew_ms == -7_200_000
         assert view.status == "Ready"
 
-    async def test_a_repeated_beat_changes_nothing(self, kit):
+    async def test_a_repeated_heartbeat_changes_nothing(self, kit):
         (node,) = await ready(kit, "n1")
         await kit.apply("web")
         await kit.wait_status("web", "Running")
@@ -368,7 +368,7 @@ class TestNodes:
         assert not answer.drain_node
         assert (await kit.workload("web")).status == "Running"
 
-    async def test_what_a_workload_uses_is_shown_as_its_last_beat_says(self, kit):
+    async def test_what_a_workload_uses_is_shown_as_its_last_heartbeat_says(self, kit):
         (node,) = await ready(kit, "n1")
         node.measures = True
         await kit.apply("web")
@@ -386,7 +386,7 @@ class TestNodes:
         two.runs["web"] = HollowRun(one.runs["web"].request)
         two.changed.set()
         await kit.clock.sleep(20)
-        assert "web" in two.runs  # no wish stands against that copy yet
+        assert "web" in two.runs  # no request stands against that copy yet
         await kit.delete("web")
         await kit.clock.sleep(40)
         assert "web" not in one.runs
@@ -458,7 +458,7 @@ class TestNodes:
         assert kit.clock.monotonic() - last_heartbeat >= 33.0
 
 
-class TestOrders:
+class TestCommands:
     async def test_one_dead_agent_delays_nobody_else(self, kit):
         dead, alive = await ready(kit, "dead", "alive")
         dead.silent = True
@@ -751,7 +751,18 @@ class TestReads:
         summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
         assert summary.total_workloads == 3
         assert (summary.running_workloads, summary.stopped_workloads, summary.pending_workloads) == (1, 1, 1)
-        assert (summary.total_nodes, summary.ready_nodes) == (1, 1)
+        assert (summary.total_nodes, summary.ready_nodes, summary.not_ready_nodes) == (1, 1, 0)
+
+    async def test_the_summary_counts_each_node_as_ready_or_not(self, kit):
+        """The contract has no third number: a node that is Suspect, Draining or Drained is not ready."""
+        await ready(kit, "n1", "n2", "n3")
+        await kit.channel.call(AgentControl.DRAIN_NODE, pb.DrainNodeRequest(node_id="n1"))
+        await kit.wait_node("n1", "Drained")
+        kit.agents.kill("n2")
+        await kit.wait_node("n2", "Suspect")
+        summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
+        assert (summary.total_nodes, summary.ready_nodes, summary.not_ready_nodes) == (3, 1, 2)
+        assert summary.suspect_nodes == 1
 
     async def test_events_are_followed_without_a_gap(self, kit):
         await ready(kit, "n1")

@@ -6,10 +6,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.control.metrics import DELETED, ControlMetrics, go_code
-from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES
 from shoal.core.errors import ExhaustedError
 from shoal.model.nodes import NodeState
-from shoal.model.phases import WorkloadPhase
+from shoal.model.phases import ContractStatus, WorkloadPhase
 from shoal.wire.status import Code
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
@@ -77,7 +76,7 @@ async def test_a_control_plane_at_work_counts(kit):
     assert value(samples, "shoal_control_workloads", state="Unplaceable") == 1
 
 
-async def test_beats_and_reports_that_are_left_out_are_counters(kit):
+async def test_heartbeats_and_ignored_reports_are_counters(kit):
     kinds = {each.name: each.kind for each in ControlMetrics().registry.described()}
     assert kinds["shoal_control_heartbeats_received_total"] == kinds["shoal_control_reports_ignored_total"] == "counter"
     node = kit.node("n1")
@@ -110,7 +109,7 @@ async def test_what_is_over_is_not_shown(kit):
     samples = read(kit.plane._render_metrics())
     shown = {labels: count for (name, labels), count in samples.items() if name == "persys_scheduler_workloads_status"}
     assert set(shown.values()) == {0}
-    assert {labels[0][1] for labels in shown} == {*WORKLOAD_STATUSES, DELETED}
+    assert {labels[0][1] for labels in shown} == {*ContractStatus, DELETED}
     ours = {labels[0][1] for name, labels in samples if name == "shoal_control_workloads"}
     assert ours == {*WorkloadPhase, DELETED}
     by_state = {labels[0][1]: count for (name, labels), count in samples.items() if name == "shoal_control_nodes"}

@@ -13,7 +13,7 @@ from shoal.testing.stores import Fault
 from shoal.wire.methods import LIVE_HEADER, AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.transport import DEFAULT_TIMEOUT
-from tests.unit.control.leadership.test_two_leaders import ONE, TWO, company
+from tests.unit.control.leadership.test_two_leaders import ONE, TWO, two_control_planes
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
@@ -84,7 +84,10 @@ async def test_what_comes_after_it_does_not_wait_for_ever_for_what_is_stored(kit
 
 
 async def test_one_that_does_not_lead_leaves_out_what_it_cannot_know(tmp_path):
-    async with company(tmp_path) as it, ControlPlane([TWO], it.network.transport("reader"), clock=it.clock) as client:
+    async with (
+        two_control_planes(tmp_path) as it,
+        ControlPlane([TWO], it.network.transport("reader"), clock=it.clock) as client,
+    ):
         await it.join("n1")
         await it.apply("web")
         await it.wait_status("web", "Running")

@@ -24,7 +24,7 @@ from shoal.wire.authority import make_signing_request
 from shoal.wire.methods import AgentControl, Credentials, Enrollment
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as pb
-from tests.unit.control.leadership.test_two_leaders import Company
+from tests.unit.control.leadership.test_two_leaders import TwoControlPlanes
 from tests.unit.control.store_faults import answer_of
 from tests.unit.control.trusting import CLUSTER, TrustingFleet
 
@@ -204,7 +204,7 @@ async def check_feed(kit: ControlKit, fault: Fault) -> None:
 # A control plane that follows another
 
 
-async def check_following(it: Company, fault: Fault) -> None:
+async def check_following(it: TwoControlPlanes, fault: Fault) -> None:
     """A follower survives a store that fails for it alone, takes nothing over, and knows everything once it is back."""
     async with running(it.other.failed(), name="failed") as failed:
         it.other_store.fail(fault, times=math.inf)

@@ -39,7 +39,7 @@ class TrustingFleet(RealFleet):
         self.channel = self.as_one(Identity(Role.OPERATOR, CLUSTER, "ada"))
 
     def as_one(self, identity: Identity):
-        """A channel of whoever that is."""
+        """A channel of this identity."""
         return self.network.transport(f"{identity.role}", identity=identity).connect(CONTROL_ADDRESS)
 
     async def start_control(self) -> None:

@@ -8,9 +8,9 @@ import pytest
 from shoal.agent.store.database import AgentDatabase
 from shoal.control.leadership.instance_id import InstanceId
 from shoal.control.store.sqlite import SqliteStore
+from shoal.core.disk.private_files import let_others_pass, make_data_directory
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import UnavailableError
-from shoal.core.private_files import let_others_pass, make_data_directory
 from shoal.runtimes.keeper.files import KeeperFiles
 from shoal.wire.convert import decode_spec_bytes
 
@@ -50,7 +50,7 @@ EVERYWHERE = pytest.mark.parametrize("make", [open_store, hold_name, open_agent_
 
 
 @EVERYWHERE
-async def test_whoever_is_first_makes_it_for_its_owner_alone(make, tmp_path):
+async def test_the_first_program_makes_it_for_its_owner_alone(make, tmp_path):
     await make(tmp_path / "above" / "data")
     assert mode(tmp_path / "above" / "data") == 0o700
     assert mode(tmp_path / "above") == 0o755

@@ -36,7 +36,7 @@ async def test_a_task_that_ended_is_forgotten() -> None:
     await scope.close()
 
 
-async def test_a_failure_reaches_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_reaches_every_waiter(caplog: pytest.LogCaptureFixture) -> None:
     scope = TaskScope("s")
     waiting = asyncio.create_task(scope.failed())
     await asyncio.sleep(0)

@@ -122,7 +122,7 @@ async def test_what_is_done_soon_after_its_cause_is_in_its_trace_and_what_is_don
 
     with Spans() as spans:
         started = asyncio.Event()
-        with tracing.span("wish"):
+        with tracing.span("request"):
             soon, later = asyncio.ensure_future(follow("soon")), asyncio.ensure_future(follow("later"))
             await asyncio.sleep(0)
         started.set()
@@ -132,7 +132,7 @@ async def test_what_is_done_soon_after_its_cause_is_in_its_trace_and_what_is_don
         with tracing.span("cause"):
             late = asyncio.ensure_future(follow("late"))
         await late
-    assert trace_of(spans["soon"]) == trace_of(spans["later"]) == trace_of(spans["wish"])
+    assert trace_of(spans["soon"]) == trace_of(spans["later"]) == trace_of(spans["request"])
     assert trace_of(spans["late"]) != trace_of(spans["cause"])
     assert [link.context for link in spans["late"].links] == [spans["cause"].get_span_context()]
 

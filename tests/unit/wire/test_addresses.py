@@ -22,7 +22,7 @@ from shoal.wire.addresses import Address, parse_address
         ("my_service:80", "my_service", 80),
     ],
 )
-def test_what_can_be_dialled(text, host, port):
+def test_valid_addresses(text, host, port):
     address = parse_address(text)
     assert (address.host, address.port) == (host, port)
     assert str(address) == text
@@ -36,7 +36,7 @@ def test_what_can_be_dialled(text, host, port):
         "http://host:80", "h\x00st:1", "ho\nst:1", "host:80\n", "x" * 300 + ":1",
     ],
 )  # fmt: skip
-def test_what_cannot_be_dialled_names_field_value_and_rule(text):
+def test_invalid_addresses_name_field_value_and_rule(text):
     with pytest.raises(InvalidError) as caught:
         parse_address(text, field="grpc_endpoint")
     (found,) = caught.value.problems
@@ -54,7 +54,7 @@ def test_what_cannot_be_dialled_names_field_value_and_rule(text):
         ("[::1]:0", "[::1]:0"),
     ],
 )
-def test_what_is_listened_on_can_be_dialled(text, dialled):
+def test_a_listening_address_can_be_connected_to(text, dialled):
     assert str(parse_address(text, listening=True).dialable()) == dialled
 
 

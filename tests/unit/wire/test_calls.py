@@ -441,7 +441,7 @@ class TestOutbox:
         outbox.close()
         assert [message.message_id async for message in outbox.messages()] == [100, 1, 2, 3]
 
-    async def test_whoever_waits_for_room_is_told_when_it_is_closed(self):
+    async def test_a_sender_that_waits_for_room_learns_that_the_stream_closed(self):
         outbox = Outbox()
 
         async def fill(piece):

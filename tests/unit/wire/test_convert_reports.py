@@ -317,7 +317,7 @@ def test_a_heartbeat_is_read_around_its_bad_entries(caplog):
     assert measured.of("b") is measured.of("c") is None
 
 
-def test_what_a_beat_repeats_to_the_byte_is_not_read_again():
+def test_what_a_heartbeat_repeats_to_the_byte_is_not_read_again():
     same, other = (control.WorkloadStatus(workload_id=each, state="Running") for each in ("a", "b"))
     before = convert.run_statuses_from_heartbeat(control.HeartbeatRequest(workload_statuses=[same, other]), {})
     other.state = "Failed"

@@ -155,7 +155,7 @@ async def test_a_stream_across_a_silent_partition_stalls_and_goes_on(network, se
     assert now() - before == 5
 
 
-async def test_a_connection_that_stays_silent_is_given_up(network, server, channel, parrot):
+async def test_a_connection_that_stays_silent_is_dropped(network, server, channel, parrot):
     from grpc_health.v1 import health_pb2
 
     idle = channel.stream(WATCH, health_pb2.HealthCheckRequest())

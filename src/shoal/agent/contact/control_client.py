@@ -1,13 +1,11 @@
-"""Every call that an agent makes to the control plane, over a list of addresses.
+"""Calls the control plane for the agent, over a list of addresses.
 
-One address is in use at a time. A control plane that does not lead names the leader, which is called at once; a caller
+One address is in use at a time. A control plane that does not lead names the leader, which is called at once. A caller
 that gets no answer moves on to the next configured address (`use_next`).
 
-Registrations and beats go through a stream, which the control plane uses to call this agent, and where a control plane
-has no such streams, as unary calls. A stream is good for as long as the certificate that it was opened with, so once
-that was replaced the next word goes through a new stream. Called by `shoal.agent.contact.registration`; applying,
-deleting and retrying are for workloads that an agent is asked to start from its own side, as the published contract
-allows.
+Registrations and heartbeats go through a stream, through which the control plane also calls this agent. A control plane
+without such streams gets unary calls. After the agent's certificate was replaced, a new stream is opened. Called by
+`shoal.agent.contact.registration`.
 """
 
 from __future__ import annotations
@@ -85,12 +83,12 @@ class ControlClient:
         return self._stream is not None and not self._stream.is_over
 
     async def use_next(self) -> None:
-        """Move on to the next address. With only one, the same is dialled anew."""
+        """Move on to the next address. With only one, connect to it again."""
         self._addresses.use_next()
         await self.close()
 
     async def close(self) -> None:
-        """Let go of the connection; the next call makes another."""
+        """Close the connection; the next call opens another."""
         stream, self._stream = self._stream, None
         channel, self._channel = self._channel, None
         self._unary = not self._services
@@ -102,7 +100,7 @@ class ControlClient:
     async def register_node(
         self, request: pb.RegisterNodeRequest, *, timeout: float = DEFAULT_TIMEOUT
     ) -> pb.RegisterNodeResponse:
-        """Say what this node is."""
+        """Register this node."""
         return await self._at_leader(
             lambda: self._say(
                 lambda stream: stream.register(request, timeout=timeout),
@@ -113,7 +111,7 @@ class ControlClient:
     async def heartbeat(
         self, request: pb.HeartbeatRequest, *, timeout: float = DEFAULT_TIMEOUT
     ) -> pb.HeartbeatResponse:
-        """Say that this node lives, and everything that runs on it."""
+        """Send a heartbeat."""
         return await self._at_leader(
             lambda: self._say(
                 lambda stream: stream.heartbeat(request, timeout=timeout),
@@ -121,30 +119,16 @@ class ControlClient:
             )
         )
 
-    async def apply_workload(self, request: pb.ApplyWorkloadRequest) -> pb.ApplyWorkloadResponse:
-        """Request a workload."""
-        return await self._at_leader(lambda: self._call(AgentControl.APPLY_WORKLOAD, request, DEFAULT_TIMEOUT))
-
-    async def delete_workload(self, workload_id: str) -> pb.DeleteWorkloadResponse:
-        """Request the deletion of a workload."""
-        request = pb.DeleteWorkloadRequest(workload_id=workload_id)
-        return await self._at_leader(lambda: self._call(AgentControl.DELETE_WORKLOAD, request, DEFAULT_TIMEOUT))
-
-    async def retry_workload(self, workload_id: str) -> pb.RetryWorkloadResponse:
-        """Request a retry of a failed workload."""
-        request = pb.RetryWorkloadRequest(workload_id=workload_id)
-        return await self._at_leader(lambda: self._call(AgentControl.RETRY_WORKLOAD, request, DEFAULT_TIMEOUT))
-
     async def get_workload(self, workload_id: str) -> pb.WorkloadView:
-        """What the control plane knows of a workload; first of all, whose it is."""
+        """The control plane's view of a workload, with its owner."""
         request = pb.GetWorkloadRequest(workload_id=workload_id)
         return (await self._call(AgentControl.GET_WORKLOAD, request, DEFAULT_TIMEOUT)).workload
 
     # -----------------------------------------------------------------------------------------------------
-    # How
+    # Transport
 
     async def _at_leader(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask, and follow a control plane that names the leader."""
+        """Call, and follow to the leader that a control plane names."""
         for _ in range(MAX_HOPS):
             try:
                 return await ask()
@@ -168,7 +152,7 @@ class ControlClient:
                 if not stream.is_unknown:
                     raise
             finally:
-                # Not before the control plane has heard of the new one: a node without a stream is under suspicion.
+                # Closed only after the new one was used: a node without a stream is Suspect.
                 if former is not None:
                     await former.close()
             log.info("the control plane at %s has no streams: it is called instead", self.address)

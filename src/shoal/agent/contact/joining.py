@@ -1,12 +1,12 @@
-"""Gets an agent its first certificate, with nothing but a join token.
+"""Gets an agent its first certificate, with a join token.
 
-The token holds the SHA-256 of the authority's certificate. So the agent can ask anyone for that certificate, over a
-connection that proves nothing, and know the right one when it sees it; everything after that goes over a connection to
-whom that authority vouches for. The key is made here and never leaves. It is written down before it is used: after a
-crash, or an answer that was lost, the same key asks again and the token is not used twice.
+The token holds the SHA-256 of the authority's certificate. The agent fetches that certificate over an unverified
+connection and compares the hash. All further calls go over connections that this authority verifies. The key is made
+here and never leaves the machine. It is stored before it is used: after a crash or a lost answer the agent asks again
+with the same key, and the token is not used twice.
 
-An agent that has valid files does not need its token again. With another token than the one it joined with, it joins
-again: its certificate may have been revoked because its node was removed.
+An agent with valid files does not use its token again. With another token than the one it joined with, it joins again:
+its certificate may have been revoked because its node was removed.
 
 Called by `shoal agent` before the agent is made; calls `shoal.v1.Enrollment`.
 """
@@ -25,6 +25,7 @@ from google.protobuf.message import Message
 
 from shoal.agent.settings import AgentSettings
 from shoal.core.clock import Clock, SystemClock
+from shoal.core.disk.private_files import make_data_directory, make_private_directory, read_private, write_private
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import (
     DeniedError,
@@ -36,7 +37,6 @@ from shoal.core.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from shoal.core.private_files import make_data_directory, make_private_directory, read_private, write_private
 from shoal.core.retry import Backoff
 from shoal.model.identity import CONTROL_PLANE, Identity, Role, own_server_name
 from shoal.model.trust import TokenText, parse_token
@@ -81,7 +81,7 @@ async def join(
     """Get a certificate, unless there is a good one.
 
     Waits for a control plane that is away, for one that leads, and for one that has other nodes to let in first. A
-    token that runs out meanwhile is no good any more, which the control plane says. What is waited for is logged when
+    token that expires meanwhile is refused. What is waited for is logged when
     it begins, not with every try.
 
     Raises, with every address that was tried:
@@ -120,7 +120,7 @@ async def join(
 
 
 def _naming(error: ShoalError, tried: Sequence[str]) -> ShoalError:
-    """The same error, with every address that was tried in what it says."""
+    """The same error, with every address that was tried in its message."""
     if not all(address in error.message for address in tried):
         error.message = f"{error.message}; tried to join at {', '.join(tried)}"
     error.args = (error.message,)
@@ -194,7 +194,7 @@ async def _recognise(address: str, token: TokenText) -> _Trust:
         name = None
     if name is None:
         raise UnauthenticatedError(f"{address} is no control plane", hint="check --join-address", address=address)
-    # Its own certificate is the only root here: that proves nothing, and what is asked for proves itself.
+    # The server's own certificate is the only root: nothing is verified here, but the answer is, by its hash.
     answer = await _ask(address, AnonymousTls(presented, name), Enrollment.GET_AUTHORITY, pb.GetAuthorityRequest())
     for certificate in read_certificates(answer.ca):
         cluster = authority_cluster(certificate)
@@ -208,7 +208,7 @@ async def _recognise(address: str, token: TokenText) -> _Trust:
 
 
 async def _presented(address: str) -> bytes:
-    """The certificate that a server shows, whatever it is worth."""
+    """The certificate that a server shows, unverified."""
     where = parse_address(address)
     try:
         pem = await asyncio.to_thread(ssl.get_server_certificate, (where.host, where.port), timeout=_CONNECT_SECONDS)

@@ -1,22 +1,20 @@
-"""The agent's word to the control plane: register, beat at once, beat on, and start over when it is not known any more.
+"""Registers the agent with the control plane and sends its heartbeats.
 
-Every beat is a full snapshot with a sequence number. One goes out each interval, and at once when a status has changed
-(then at most ten a second). The lease is counted from the sending of the last beat that was acknowledged
-(`shoal.agent.workloads.contact`); each such beat moves the deadlines of what may exist only once, and when the lease
-ends by this agent's own count, those are stopped.
+Each heartbeat is a full snapshot with a sequence number. One is sent each interval, and at once when a status changed
+(at most ten a second). The lease is counted from the sending of the last acknowledged heartbeat
+(`shoal.agent.workloads.contact`). Each acknowledgement extends the deadlines of at-most-one runs; when the lease ends
+by this agent's count, they are stopped.
 
-What goes wrong changes nothing for what runs: errors are waited out with jittered backoff, over all addresses in turn.
-When the stream breaks, a beat goes out soon on a new one: the control plane trusts this node with nothing until then.
-An acknowledgement in the name of a leadership that is over counts for nothing. One by a control plane that cannot tell
-whether it still leads is contact, but moves no deadline, and the next beat tries another address: a new leader may have
-begun to count meanwhile, and this node has to be heard of there.
+Errors change nothing for running workloads. The agent tries all addresses in turn, with jittered backoff. When the
+stream breaks, a heartbeat is sent soon on a new one: until then the node is Suspect. An acknowledgement of an earlier
+term is ignored. An acknowledgement of a control plane that cannot confirm its leadership counts as contact but extends
+no deadline, and the next heartbeat goes to the next address.
 
-An agent that hears of a newer leadership than that of the last answer, by an order, does not wait for the old leader as
-long as else: that one may hang. It beats at once, and turns to the next address unless it is answered soon.
+A command may bring a newer term than the last acknowledgement. Then the agent sends a heartbeat at once and waits only
+briefly for the control plane that it knows, because that one may hang.
 
-An agent whose node id was taken by another falls silent and says so. Draining follows only from an acknowledged answer.
-
-Called by `shoal.agent.server`; calls `shoal.agent.contact.control_client`.
+An agent whose node id was taken by another agent stops sending and logs it. The agent drains only after an acknowledged
+answer said so. Called by `shoal.agent.server`; calls `shoal.agent.contact.control_client`.
 """
 
 from __future__ import annotations
@@ -49,21 +47,21 @@ from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-#: Beats that follow from changes are at least this far apart.
+#: Heartbeats that follow from changes are at least this far apart.
 MIN_GAP = 0.1
-#: A change is seldom alone: what is accepted is usually started a moment later, and one beat tells both.
+#: A workload that is accepted usually starts a moment later: one heartbeat reports both.
 SETTLE = 0.02
 DEFAULT_INTERVAL = 10.0
-#: A lease that nobody names lasts so many intervals.
+#: The lease in intervals, if the control plane names none.
 LEASE_INTERVALS = 3.0
 MAX_CALL_SECONDS = 10.0
 MIN_CALL_SECONDS = 1.0
-#: When a control plane goes away, all of its agents notice at once; they come back spread over so many seconds.
+#: When a control plane stops, all agents notice at once. They come back spread over so many seconds.
 RECONNECT_SPREAD = 0.5
-#: How long a control plane is waited for once another is known to lead by now. A leader whose database hangs takes a
-#: second to answer.
+#: How long to wait for a control plane once a newer term is known. A leader whose database hangs takes a second to
+#: answer.
 TURN_SECONDS = 2.0
-#: A control plane that speaks for a term that is over is told of in the log at most so often.
+#: A control plane with an earlier term is logged at most so often.
 STALE_TERM_SECONDS = 60.0
 
 RETRY = Backoff(first=0.5, cap=15.0)
@@ -72,16 +70,16 @@ T = TypeVar("T")
 
 
 class RegistrationState(enum.Enum):
-    """How this agent stands with the control plane."""
+    """The state of the registration."""
 
-    OFFLINE = "offline"  # it has not been reached, or not lately
-    REGISTERED = "registered"  # it acknowledges this agent's beats
-    REFUSED = "refused"  # it does not want this node, and says why
-    SUPERSEDED = "superseded"  # another agent took this node id; this one is silent
+    OFFLINE = "offline"  # the control plane was not reached, or not lately
+    REGISTERED = "registered"  # the control plane acknowledges heartbeats
+    REFUSED = "refused"  # the control plane refuses this node, with a reason
+    SUPERSEDED = "superseded"  # another agent took this node id; this one sends nothing
 
 
 class Reports(Protocol):
-    """What a beat is made of, and what its answer changes."""
+    """What a heartbeat is made of, and what its answer changes."""
 
     def statuses(self) -> tuple[WorkloadReport, ...]:
         """Every workload of the node."""
@@ -108,17 +106,17 @@ class Reports(Protocol):
         ...
 
     async def extend_deadlines(self, silence: float) -> None:
-        """There is contact again after so long: what lives by it and has not lapsed meanwhile goes on."""
+        """There is contact after a silence of so long: runs with a deadline that has not passed go on."""
         ...
 
     def lose_contact(self, silence: float) -> None:
-        """There was no contact for so long: what must not go on without it ends."""
+        """There was no contact for so long: runs that depend on it end."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """How often to beat, and how long a beat is good for; in the control plane's numbers."""
+    """How often to send heartbeats, and how long each counts, as the control plane says."""
 
     interval: float = DEFAULT_INTERVAL
     lease: float = DEFAULT_INTERVAL * LEASE_INTERVALS
@@ -164,7 +162,7 @@ class Registration:
         self._terms = terms
         self._previous_session = previous_session
         self._remember_session = remember_session
-        #: This run's own word: a registration whose answer was lost is known by it as this agent's, and not another's.
+        #: Identifies this process: a registration whose answer was lost is recognized as this agent's.
         self._instance = entropy.token()
         self._session = NO_SESSION
         self._sequence = 0
@@ -173,13 +171,13 @@ class Registration:
         #: Calls in a row that brought no acknowledgement.
         self._failures = 0
         self._stream_broke = False
-        #: Who acknowledged the last beat, certain to lead; empty when that is not so.
+        #: The control plane that acknowledged the last heartbeat and confirmed its leadership; else empty.
         self._in_contact_with = ""
-        #: When the last beat was sent that was acknowledged at all.
+        #: When the last heartbeat was sent that was acknowledged at all.
         self._acknowledged_at = -math.inf
         self._unconfirmed = False
         self._stale_told_at = -math.inf
-        #: Set from when a newer leadership was heard of until it has acknowledged a beat.
+        #: Set while a newer term is known that has not acknowledged a heartbeat.
         self._newer = asyncio.Event()
         #: Ends the wait for the next try.
         self._hurry = Signal()
@@ -192,8 +190,8 @@ class Registration:
         """The control plane in use."""
         return self._client.address
 
-    def next_beat(self) -> HeartbeatMark:
-        """The first beat that is made from now on; without a session while there is none."""
+    def next_heartbeat(self) -> HeartbeatMark:
+        """The next heartbeat; without a session while there is none."""
         return HeartbeatMark(self._session, self._sequence + 1)
 
     # -----------------------------------------------------------------------------------------------------
@@ -212,7 +210,7 @@ class Registration:
                 await self._client.close()
                 return
             except NotFoundError:
-                # It has forgotten this node, or is another control plane: not an outage, but not to be hammered either.
+                # The control plane has no record of this node: no outage, but retries are spread all the same.
                 self._set_state(RegistrationState.OFFLINE, "the control plane does not know this node")
                 self._previous_session, self._session = self._session or self._previous_session, NO_SESSION
             except ShoalError as error:
@@ -225,8 +223,8 @@ class Registration:
     async def _confirm_session(self) -> None:
         """Ask whether another agent took the node id while this one was away.
 
-        Then it stays silent: a new registration would take the id back from an agent that may have the work by now.
-        Only a person who starts this agent anew decides that.
+        If so, this agent sends nothing more: a new registration would take the id back from an agent that may run the
+        work by now. Only a restart of this agent by a person does that.
         """
         if not self._session:
             return
@@ -238,12 +236,12 @@ class Registration:
             log.debug("the session could not be confirmed: %s", error)
 
     def _retry_delay(self) -> float:
-        """No longer than a beat would be away: a control plane that comes back is found within an interval."""
+        """At most an interval, so that a control plane that comes back is found within one."""
         longest = max(self.rhythm.interval, RETRY.first)
         return min(longest, RETRY.delay(self._failures, self._entropy))
 
     async def watch_lease(self) -> None:
-        """Stop what may exist only once when the lease ends, whatever the other loop is waiting for."""
+        """Stop at-most-one runs when the lease ends, whatever the other loop waits for."""
         while True:
             await self._contact.wait_for_lease()
             while (left := self._contact.time_left()) > 0:
@@ -252,7 +250,7 @@ class Registration:
             self._reports.lose_contact(self._contact.silence())
 
     async def _heartbeat_loop(self) -> None:
-        """Beat until the control plane does not know this node any more, or has not been reached for a lease."""
+        """Send heartbeats until the control plane does not know this node, or was not reached for a lease."""
         sent_at = self._clock.monotonic()
         await self._try_heartbeat(sent_at)
         while True:
@@ -272,7 +270,7 @@ class Registration:
             await self._try_heartbeat(sent_at)
 
     async def _try_heartbeat(self, sent_at: float) -> None:
-        """Beat once. An answer that never came is tried again on this registration, as long as the lease lasts."""
+        """Send one heartbeat. While the lease lasts, a failed one is sent again on this registration."""
         try:
             await self._heartbeat(sent_at)
         except (NotFoundError, SessionSupersededError):
@@ -308,7 +306,7 @@ class Registration:
         self._changed.set()
 
     def _on_newer_term(self, term: int, of: str) -> None:
-        """A newer leadership began. When its leader says so on this agent's own stream there is nothing to do."""
+        """A newer term is known. If its leader said so on this agent's own stream, there is nothing to do."""
         if of != self.address:
             log.info("term %d was heard of from %s, and not from %s", term, of, self.address)
             self._newer.set()
@@ -319,7 +317,7 @@ class Registration:
     # Calls
 
     async def _answer(self, call: Coroutine[Any, Any, T]) -> T:
-        """Wait for an answer, and not for long when it is known that another one leads."""
+        """Wait for an answer; only briefly when a newer term is known."""
         async with running(call, name="call") as asking, running(self._newer.wait(), name="newer term") as hearing:
             await asyncio.wait({asking, hearing}, return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():
@@ -328,8 +326,8 @@ class Registration:
                 raise UnavailableError(f"term {self._terms.highest} has begun, and {self.address} does not answer")
             return asking.result()
 
-    async def say_farewell(self, stopped: frozenset[WorkloadId], *, seconds: float) -> None:
-        """Say once more how everything stands, now that this agent has stopped these. Whether it is heard or not."""
+    async def send_last_heartbeat(self, stopped: frozenset[WorkloadId], *, seconds: float) -> None:
+        """Report that this agent has stopped these workloads. A failure is logged only."""
         if not self._session or self.state is RegistrationState.SUPERSEDED:
             return
         request = self._snapshot(stopped)
@@ -372,7 +370,7 @@ class Registration:
 
     async def _heartbeat(self, sent_at: float) -> None:
         if sent_at - self._measured_at >= self.rhythm.interval:
-            # Beats that follow from changes should be quick, and rates over tenths of a second say little.
+            # Heartbeats after changes must be quick, and rates over tenths of a second say little.
             self._measured_at = sent_at
             await self._reports.measure()
         request = self._snapshot()
@@ -382,7 +380,7 @@ class Registration:
         if not answer.acknowledged:
             raise UnavailableError("the control plane did not acknowledge a heartbeat")
         await self._hear_term(answer.term)
-        self._newer.clear()  # the newest one answers, or none that has a term
+        self._newer.clear()  # the leader of the newest term answered, or one without terms
         interval = answer.heartbeat_interval_ms / 1000 or self.rhythm.interval
         self.rhythm = Rhythm(interval, self._lease_of(answer, otherwise=self.rhythm.lease))
         self._failures = 0
@@ -411,14 +409,14 @@ class Registration:
             log.log(level, "the control plane at %s speaks for term %d, which is over", self.address, term)
             raise
         except ShoalError as error:
-            log.warning("term %d could not be written down: %s", term, error.message)
+            log.warning("term %d could not be stored: %s", term, error.message)
 
     async def _take_in(self, answer: pb.HeartbeatResponse, sent_at: float) -> None:
         self._in_contact_with = self.address
         silence, was_lost = self._contact.silence(), self._contact.has_lapsed()
         if was_lost:
-            # The lease may have been given away meanwhile: whatever still runs of what may exist only once must end
-            # before it is asked for again, also when this process was frozen and noticed nothing.
+            # Another node may own the at-most-one work by now. What still runs of it ends before ownership is asked for
+            # again, also if this process was stopped and noticed nothing.
             self._reports.lose_contact(silence)
         self._contact.renew(sent_at=sent_at, lease=self.rhythm.lease)
         self._reports.set_draining(answer.drain_node)
@@ -452,14 +450,14 @@ class Registration:
 
     async def _ownership(self, workload_id: WorkloadId) -> Ownership:
         if self.address != self._in_contact_with:
-            # One that has not acknowledged a beat may not lead, and what it knows may be old.
+            # A control plane that has not acknowledged a heartbeat may not lead, and its records may be old.
             raise UnavailableError("the control plane at this address is not known to lead")
         view = await self._client.get_workload(workload_id)
         wanted = view.desired_state == DesiredState.RUNNING.value
         return Ownership(node_id=view.assigned_node_id, generation=view.generation, wanted=wanted)
 
     def _lease_of(self, answer: pb.RegisterNodeResponse | pb.HeartbeatResponse, *, otherwise: float) -> float:
-        """The lease in the answer: exact when it is given so, else by the date, else what was known before."""
+        """The lease in the answer: in milliseconds, else by its date, else `otherwise`."""
         if answer.lease_ms > 0:
             return answer.lease_ms / 1000
         if answer.HasField("lease_expires_at"):
@@ -479,7 +477,7 @@ class Registration:
 
 
 def _stopped_with_agent(status: RunStatus, at: datetime) -> RunStatus:
-    """How a workload stands that ended with its agent: it is to run, and waits for the next agent of the node."""
+    """The status of a workload that was stopped with its agent: it starts again with the next one."""
     return replace(
         status,
         state=RunState.PENDING,

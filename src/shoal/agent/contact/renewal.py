@@ -1,7 +1,7 @@
-"""Keeps the certificate that an agent got by joining fresh: a new one when two thirds of its life are over.
+"""Renews the certificate that an agent got by joining, when two thirds of its lifetime are over.
 
-The new files take the place of the old ones, and the transport picks them up by itself. A control plane that is away,
-or that does not lead, is asked again later; there is a third of a life for that. Run by `shoal.agent.server`.
+The new files replace the old ones, and the transport uses them by itself. If no leader answers, the agent asks again
+later; a third of the lifetime is left for that. Run by `shoal.agent.server`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from datetime import timedelta
 
 from shoal.agent.contact.control_client import ControlClient
 from shoal.core.clock import Clock
+from shoal.core.disk.private_files import read_private
 from shoal.core.entropy import Entropy
 from shoal.core.errors import InternalError, ShoalError
-from shoal.core.private_files import read_private
 from shoal.core.retry import Backoff
 from shoal.wire.authority import Pair, make_signing_request
 from shoal.wire.certificates import identity_of, matches, read_certificates
@@ -23,7 +23,7 @@ from shoal.wire.credentials import CredentialPaths, write_credentials
 log = logging.getLogger(__name__)
 
 SHARE = 2 / 3
-#: A clock that is set, or files that somebody replaced, are noticed so soon.
+#: A changed clock or replaced files are noticed this soon.
 LOOK_EVERY = timedelta(hours=1)
 
 _RETRY = Backoff(first=5.0, cap=600.0)
@@ -39,9 +39,9 @@ class Renewal:
         self._entropy = entropy
 
     async def run(self) -> None:
-        """Renew when it is time, for ever."""
+        """Renew when it is due. Runs until cancelled."""
         failures = 0
-        # Not all of a fleet that joined at once asks at once.
+        # Agents that joined together do not renew together.
         share = SHARE - self._entropy.uniform(0.0, 0.05)
         try:
             while True:

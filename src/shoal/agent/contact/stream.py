@@ -57,7 +57,7 @@ class ControlStream:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing can be said through it any more."""
+        """Whether it has ended."""
         return self._error is not None
 
     @property
@@ -66,17 +66,17 @@ class ControlStream:
         return isinstance(self._error, UnsupportedError) and not self._answered
 
     async def register(self, request: pb.RegisterNodeRequest, *, timeout: float) -> pb.RegisterNodeResponse:
-        """Say what this node is."""
+        """Register this node."""
         message = pb.ControlMessage(register=request)
         return await self._ask(message, "register_reply", timeout)  # type: ignore[no-any-return]
 
     async def heartbeat(self, request: pb.HeartbeatRequest, *, timeout: float) -> pb.HeartbeatResponse:
-        """Say that this node lives, and everything that runs on it."""
+        """Send a heartbeat."""
         message = pb.ControlMessage(heartbeat=request)
         return await self._ask(message, "heartbeat_reply", timeout)  # type: ignore[no-any-return]
 
     def retire(self) -> None:
-        """Another one takes its place: nobody needs to be told of its end."""
+        """Another stream replaces it: its end is not reported."""
         self._on_end = _ignore
 
     async def close(self) -> None:
@@ -115,14 +115,14 @@ class ControlStream:
                     self._take(message)
         except ShoalError as reason:
             error = reason
-        except Exception as reason:  # whatever it is, nobody must wait for ever
+        except Exception as reason:  # whatever it is, no caller may wait forever
             log.error("the stream to %s broke", self._channel.address, exc_info=reason)
             error = InternalError("the stream broke")
         self._end(error, told=True)
         await self._calls.close()
 
     def _take(self, message: pb.ControlMessage) -> None:
-        """An answer has come. One without a number is to the oldest question."""
+        """An answer arrived. One without a number belongs to the oldest request."""
         waiting = self._waiting.get(message.in_reply_to)
         if waiting is None and not message.in_reply_to:
             waiting = next(iter(self._waiting.values()), None)

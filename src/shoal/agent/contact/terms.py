@@ -1,9 +1,9 @@
-"""Which leadership of the control plane this agent has heard of last, and that no order of an earlier one is taken.
+"""Remembers the highest term of a leader, on disk, and refuses commands of earlier terms.
 
-A control plane that led and was stopped may wake and go on where it was; the store takes nothing from it any more, and
-neither does an agent that has heard of its successor. Remembered on disk, so that a restarted agent is no easier to
-fool. Heard by `shoal.agent.contact.registration` (answers to beats), which is told of what comes from elsewhere
-(`on_newer`), and by `shoal.agent.service` (orders).
+A leader that was stopped may wake after another one was elected. The store refuses its writes, and an agent that has
+heard of the newer term refuses its commands, also after a restart of the agent. Terms come from
+`shoal.agent.contact.registration` (answers to heartbeats) and `shoal.agent.service` (commands); `on_newer` is called
+for a newer term in a command.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Terms:
         self._highest = highest
         self._remembered = highest
         self._remember = remember
-        #: Called with a term that is newer than any before, and who spoke for it.
+        #: Called with a newer term and the address that named it.
         self.on_newer: Callable[[int, str], None] = _ignore
 
     @property
@@ -34,10 +34,10 @@ class Terms:
         return self._highest
 
     async def hear(self, term: int, *, of: str) -> None:
-        """Somebody speaks for a term; `of` is its address. Raises `StaleTermError` when it is over.
+        """A control plane at the address `of` names its term. Raises `StaleTermError` for an earlier one.
 
-        A control plane of the published contract has none, which is 0 here. A new term is on disk when this returns;
-        raises what the disk says when that cannot be, and the term counts all the same.
+        A control plane of the published contract has no terms: that is 0. A new term is on disk when this returns. If
+        it cannot be stored, this raises, and the term counts all the same.
         """
         if term <= 0:
             return

@@ -1,4 +1,4 @@
-"""Whether a node's disk is nearly full: a pure decision, and the reading it is made from. Called by `health`."""
+"""Decides whether a node's disk is nearly full, and reads the numbers for it. Called by `health`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MIB = 1024 * 1024
 LEAST_FREE = 0.05
 LEAST_FREE_BYTES = 1024 * MIB
 LEAST_FREE_FILES = 0.01
-#: It is well again with so much more than that free, so that a node does not change its mind all the time.
+#: The pressure is over once so much more is free, so that the condition does not flap.
 WELL_AGAIN = 1.5
 
 
@@ -26,7 +26,7 @@ class DiskSpace:
 
 
 def disk_space(path: Path) -> DiskSpace | None:
-    """The space on the file system of a directory; None when it cannot be looked at."""
+    """The space on the file system of a directory; None when it cannot be read."""
     try:
         found = os.statvfs(path)
     except OSError:
@@ -40,7 +40,7 @@ def disk_space(path: Path) -> DiskSpace | None:
 
 
 def disk_pressure(space: DiskSpace, *, before: bool) -> str:
-    """Why a disk counts as nearly full; empty when it does not. `before` is whether it did at the last look."""
+    """Why a disk counts as nearly full; empty when it does not. `before` is whether it did last time."""
     factor = WELL_AGAIN if before else 1.0
     least = min(space.total * LEAST_FREE, LEAST_FREE_BYTES) * factor
     if space.free < least:

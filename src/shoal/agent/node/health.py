@@ -1,6 +1,6 @@
-"""How the agent is and what its node uses, in true numbers: for heartbeats, `HealthCheck`, `/health` and `/metrics`.
+"""Measures the health of the agent and the usage of its node, for heartbeats, `HealthCheck`, `/health` and `/metrics`.
 
-What takes time to find out is looked at in the background and remembered, so that nobody who asks has to wait.
+Slow measurements are made in the background, so that no caller waits for one. Started by `shoal.agent.server`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BAD_LOOKS = 2
 
 
 class NodeWatch:
-    """Looks at the node and remembers what it saw. The `Reports` of `shoal.agent.contact.registration`."""
+    """Measures the node and keeps the results. The `Reports` of `shoal.agent.contact.registration`."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class NodeWatch:
         self._probes = probes
         self._data_dir = data_dir
         self._clock = clock
-        #: Whether the node is all of the machine. Of a share, only its own workloads' use is its use.
+        #: Whether the node is the whole machine. If not, only the usage of its own workloads counts.
         self._whole_machine = whole_machine
         self._control_trouble = control_trouble
         self._changed = changed
@@ -70,18 +70,18 @@ class NodeWatch:
         self._bad_looks: dict[str, int] = {}
 
     async def run(self) -> None:
-        """Look again and again; the first look is the caller's."""
+        """Measure until cancelled. The caller makes the first measurement."""
         while True:
             await self._clock.sleep(LOOK_EVERY)
             await self.look()
 
     async def look(self) -> None:
-        """Ask every runtime how it is, and measure."""
+        """Check the health of every runtime, and measure."""
         self._note_runtimes(await self._executor.health())
         await self._executor.look_at_services()
         self._readings = {name: probe.read() for name, probe in self._probes.items()}
         if self._database.trouble:
-            # Nobody may write for a long time: see by oneself whether the disk takes writes again.
+            # There may be nothing to write for a long time: try whether the disk takes writes again.
             with contextlib.suppress(ShoalError):
                 await self._database.write(partial(intents.put_meta, key="last_trouble", value=self._database.trouble))
         pressure = self._find_disk_pressure()
@@ -126,7 +126,7 @@ class NodeWatch:
         return disk_pressure(space, before=before) if space is not None else ""
 
     def _note_conditions(self, found: Mapping[ConditionType, str]) -> None:
-        """Keep since when each condition has lasted, and report at once when one begins or ends."""
+        """Note when each condition began, and report at once when one begins or ends."""
         before, now = self._conditions, self._clock.wall()
         self._conditions = {
             kind: NodeCondition(kind, message, before[kind].since if kind in before else now)
@@ -140,16 +140,16 @@ class NodeWatch:
             self._changed()
 
     def conditions(self) -> tuple[NodeCondition, ...]:
-        """What is wrong with the node, as of the last look."""
+        """What was wrong with the node when it was last measured."""
         return tuple(self._conditions.values())
 
     @property
     def runtimes(self) -> dict[str, str]:
-        """How each runtime was when it was last looked at."""
+        """The health of each runtime at the last check."""
         return self._runtimes
 
     def report(self) -> HealthReport:
-        """How the agent is. It is well when every runtime is, its disk takes writes, and it is who it says it is."""
+        """The health of the agent: healthy if every runtime is, its disk takes writes, and it owns its node id."""
         parts = dict(self._runtimes)
         if self._database.trouble:
             parts["store"] = f"unhealthy: {self._database.trouble}"
@@ -170,7 +170,7 @@ class NodeWatch:
             disk_percent=self._reading("disk").percent,
         )
 
-    # What a heartbeat is made of.
+    # The parts of a heartbeat.
 
     def statuses(self) -> tuple[WorkloadReport, ...]:
         """Every workload of the node."""

@@ -1,9 +1,8 @@
-"""What the machine has and uses: capacity for the registration, use for each heartbeat.
+"""Measures the machine: capacity for the registration, usage for each heartbeat.
 
-Probes never block for a sampling interval: a rate is measured against the call before. Capacity is what was given, else
-what the agent's cgroup allows, else what the machine has. psutil is imported when the first probe is made.
-
-Called by `shoal.agent.server` and `shoal.agent.node.health`.
+No probe waits for a sampling interval: a rate is measured against the previous call. Capacity is what the settings say,
+else what the agent's cgroup allows, else what the machine has. psutil is imported with the first probe. Called by
+`shoal.agent.server` and `shoal.agent.node.health`.
 """
 
 from __future__ import annotations
@@ -173,10 +172,10 @@ def _disk_gb(data_dir: Path) -> int:
 
 
 def detect_host_id(root: Path = Path("/")) -> str:
-    """The same word for every agent on one running machine, another for every other; empty when it cannot be told.
+    """An id that is equal for all agents on one running machine; empty when there is none.
 
-    The boot id is in it, because what shares memory and loopback shares a running kernel. Both are hashed: the machine
-    id is not for other machines' eyes.
+    It includes the boot id, because agents with one running kernel share memory and loopback. It is a hash: the machine
+    id is private.
     """
     boot = boot_id(root)
     machine = _first_line(root / "etc/machine-id")

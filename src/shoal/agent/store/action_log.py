@@ -1,14 +1,12 @@
-"""The log of actions: what the agent was told, and what became of it. Durable and bounded.
+"""Stores the action log: each command that the agent got, and its outcome. Durable and bounded.
 
-An action is written in the transaction that stores its order, so an order that was answered is in the log. It ends
-`completed` or `failed`; one that a later order overtook ends `failed` and says so. Functions here run inside
-`AgentDatabase.write` and `read`. Called by `shoal.agent.workloads.admission`, `shoal.agent.workloads.actor` and
-`shoal.agent.service`.
+An action is written in the transaction that stores its command, so each answered command is in the log. It ends
+`completed` or `failed`; one that a later command replaced ends `failed`. These functions run inside
+`AgentDatabase.write` and `read`. Called by `shoal.agent.workloads` (intake, actor, executor) and `shoal.agent.service`.
 """
 
 from __future__ import annotations
 
-import enum
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from datetime import datetime
 
 from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import Problem, problem
+from shoal.model.actions import OPEN, ActionStatus, ActionType
 
 MAX_ACTIONS = 1000
 MAX_ERROR = 2000
@@ -24,26 +23,7 @@ MAX_ERROR = 2000
 _SLACK = 50
 
 
-class ActionType(enum.StrEnum):
-    """What was asked, by the names of persys.agent.v1."""
-
-    APPLY = "apply_workload"
-    DELETE = "delete_workload"
-    RECONCILE = "reconcile"  # a word of the contract; what this agent does by itself is no order and not listed
-
-
-class ActionStatus(enum.StrEnum):
-    """How far it is."""
-
-    PENDING = "pending"  # stored
-    RUNNING = "running"  # being carried out
-    COMPLETED = "completed"
-    FAILED = "failed"
-
-
 _COLUMNS = "task_id, workload_id, action_type, status, error, generation, created_ms, started_ms, ended_ms"
-
-OPEN = (ActionStatus.PENDING, ActionStatus.RUNNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +97,7 @@ def put_actions(connection: sqlite3.Connection, actions: Iterable[Action]) -> No
 
 
 def list_actions(connection: sqlite3.Connection, query: ActionQuery) -> list[Action]:
-    """Actions in the order they were given, or the other way round."""
+    """Actions, oldest first or newest first."""
     clauses, values = [], []
     for column, value in (("workload_id", query.workload_id), ("action_type", query.type), ("status", query.status)):
         if value:
@@ -125,7 +105,7 @@ def list_actions(connection: sqlite3.Connection, query: ActionQuery) -> list[Act
             values.append(value)
     where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
     order = "DESC" if query.newest_first else "ASC"
-    # Made of this function's own words; what came from outside is in the values.
+    # Built from constants; input is in the values.
     statement = f"SELECT {_COLUMNS} FROM actions{where} ORDER BY seq {order} LIMIT ?"  # noqa: S608
     rows = connection.execute(statement, [*values, query.limit or -1])
     return [_action(row) for row in rows]
@@ -139,7 +119,7 @@ def open_actions(connection: sqlite3.Connection) -> list[Action]:
 def _prune(connection: sqlite3.Connection) -> None:
     if connection.execute("SELECT count(*) FROM actions").fetchone()[0] < MAX_ACTIONS + _SLACK:
         return
-    # Never the last one of a workload that is here: it says what became of the order that still counts.
+    # The last entry of a workload that is here is kept: it tells the outcome of the present command.
     connection.execute(
         "DELETE FROM actions WHERE seq NOT IN (SELECT seq FROM actions ORDER BY seq DESC LIMIT ?)"
         " AND seq NOT IN (SELECT max(actions.seq) FROM actions JOIN intents USING (workload_id) GROUP BY workload_id)"

@@ -1,12 +1,12 @@
-"""The agent's memory on disk: one SQLite file in its data directory, and the lock that keeps a second agent away.
+"""The agent's database: one SQLite file in its data directory, with a lock that keeps a second agent out.
 
-A change is a function of the connection, run in one transaction on a thread of its own: when `write` returns, the
-change survives the death of the process and of the machine; when it raises, nothing of it is stored. What is stored is
-the business of `shoal.agent.store.intents` and `shoal.agent.store.action_log`.
+A change is a function of the connection, run in one transaction in a thread. When `write` returns, the change survives
+a crash of the process and of the machine; when it raises, nothing was stored. `shoal.agent.store.intents` and
+`shoal.agent.store.action_log` have the tables.
 
-Writing goes on when the disk is full, so that workloads can still be stopped and deleted. The database keeps free pages
-and its log (WAL) keeps its blocks, so small changes need no new ones: a workload that writes all the time cannot take
-them. A reserve file beside it is given back when that is not enough, and for opening the log again.
+Writes work on a full disk, so that workloads can still be stopped and deleted. The database keeps free pages and its
+log (WAL) keeps its blocks, so small changes allocate nothing. A reserve file is freed when that is not enough, and to
+open the log again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from shoal.core.disk.locks import FileLock
+from shoal.core.disk.private_files import make_data_directory
+from shoal.core.disk.reserve import Reserve
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
-from shoal.core.locks import FileLock
-from shoal.core.private_files import make_data_directory
-from shoal.core.reserve import Reserve
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ class AgentDatabase:
         return await self._run(lambda: query(self._connected()))
 
     async def keep_room(self) -> None:
-        """Set space aside again after it was used. Does nothing while the disk is full."""
+        """Allocate the reserve again after it was used. Does nothing while the disk is full."""
         await self._run(self._keep_room)
 
     async def close(self) -> None:
@@ -153,7 +153,7 @@ class AgentDatabase:
             raise
 
     def _connect(self) -> sqlite3.Connection:
-        # Specs hold what people put into environments: for this user's eyes only. SQLite's side files follow.
+        # Specs may hold private values: only this user may read the file. SQLite's side files follow.
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=5.0)
         try:
@@ -191,7 +191,7 @@ class AgentDatabase:
         return result
 
     def _on_a_full_disk(self, work: Callable[[], T]) -> T:
-        """Do it, and once more with the reserve given back when the disk is full."""
+        """Run it; on a full disk once more, with the reserve freed."""
         try:
             return work()
         except sqlite3.Error as error:
@@ -204,7 +204,7 @@ class AgentDatabase:
         connection = self._connected()
         if not self._reserve.allocate():
             return
-        with contextlib.suppress(sqlite3.OperationalError, OSError):  # without room there is none to keep
+        with contextlib.suppress(sqlite3.OperationalError, OSError):  # a full disk has no pages to keep
             missing = _FREE_PAGES - connection.execute("PRAGMA freelist_count").fetchone()[0]
             if missing > 0:
                 # Pages that were used once and are free again stay with the file.
@@ -235,7 +235,7 @@ class AgentDatabase:
 
 
 _FULL = sqlite3.SQLITE_FULL
-#: How a log that cannot be made because the disk is full is told.
+#: What SQLite says when the disk is too full to make the log.
 _NO_LOG = frozenset({sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR})
 _NEARLY_NOTHING = 64 * 1024
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})

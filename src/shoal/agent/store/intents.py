@@ -1,11 +1,11 @@
-"""What the agent was told to run, and how far it is: the rows behind `Intent` and `Progress`.
+"""Stores what the agent was told to run and how far it is: the rows behind `Intent` and `Progress`.
 
-A workload's row holds the exact bytes of its spec; what runs after a restart of the agent is read from there, with no
-control plane in sight. The highest generation of a workload outlives its row, so that an order which was overtaken by a
-delete is refused also when it arrives late; the newest 10,000 such numbers are kept.
+A row holds the exact bytes of the spec, so a restarted agent needs no control plane. The highest generation of a
+workload is kept when its row is deleted, so that a late command of an older generation is refused. The newest 10,000
+such generations are kept.
 
-Functions here run inside `AgentDatabase.write` and `read`. Called by `shoal.agent.workloads.admission` and
-`shoal.agent.workloads.actor`.
+These functions run inside `AgentDatabase.write` and `read`. Called by `shoal.agent.workloads` (intake, actor,
+executor).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StoredWorkload:
 
 
 def put_intent(connection: sqlite3.Connection, intent: Intent) -> None:
-    """Store an order. The progress of the workload, also that of an earlier life, stays until it is dealt with."""
+    """Store a command. The progress stays as it is, also that of the workload before it was deleted."""
     connection.execute(
         "INSERT INTO intents (workload_id, type, revision_id, desired, spec, spec_sha256, generation, born, attempt,"
         " deleting, created_ms, updated_ms, progress) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -64,7 +64,7 @@ def put_intent(connection: sqlite3.Connection, intent: Intent) -> None:
 
 
 def put_progress(connection: sqlite3.Connection, workload_id: WorkloadId, progress: Progress) -> None:
-    """Store how far a workload is. Nothing happens when it is not there any more."""
+    """Store how far a workload is. Nothing happens when it is gone."""
     connection.execute(
         "UPDATE intents SET progress = ? WHERE workload_id = ?", (_write_progress(progress), workload_id)
     )
@@ -91,9 +91,9 @@ def highest_generation(connection: sqlite3.Connection, workload_id: WorkloadId) 
 
 
 def raise_highest(connection: sqlite3.Connection, workload_id: WorkloadId, generation: int) -> None:
-    """Note a generation, so that nothing older is accepted any more."""
+    """Note a generation, so that nothing older is accepted."""
     generation = max(generation, highest_generation(connection, workload_id))
-    # Written anew each time: the order of `seq` is that of the last mention, and the least mentioned go first.
+    # Inserted anew each time: `seq` orders them by last use, and the oldest are dropped first.
     connection.execute("DELETE FROM generations WHERE workload_id = ?", (workload_id,))
     connection.execute("INSERT INTO generations (workload_id, highest) VALUES (?, ?)", (workload_id, generation))
     if connection.execute("SELECT count(*) FROM generations").fetchone()[0] < MAX_TOMBSTONES + _SLACK:
@@ -107,13 +107,13 @@ def raise_highest(connection: sqlite3.Connection, workload_id: WorkloadId, gener
 
 
 def get_meta(connection: sqlite3.Connection, key: str) -> str:
-    """A remembered word about the agent itself; empty when there is none."""
+    """A stored fact about the agent itself; empty when there is none."""
     row = connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row[0]) if row else ""
 
 
 def put_meta(connection: sqlite3.Connection, key: str, value: str) -> None:
-    """Remember a word about the agent itself."""
+    """Store a fact about the agent itself."""
     connection.execute(
         "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
         (key, value),

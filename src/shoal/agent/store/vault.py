@@ -1,8 +1,8 @@
-"""The values of secrets that workloads on this node need, encrypted on disk with a key of this agent's own.
+"""Stores the secrets that workloads on this node need, encrypted with a key of this agent.
 
-They come beside an order and are stored before it. After a restart with no control plane in sight a workload can so be
-started again. Only sealed values are held, in memory too; they are opened for the moment of a start. The key lies in a
-file of its own, so that a copy of the database alone is worth nothing. Owned by `shoal.agent.workloads.executor`.
+They arrive with a command and are stored before it, so a restarted agent can start workloads without a control plane.
+In memory, too, they are encrypted; they are opened when a run starts. The key is in a file of its own, so a copy of the
+database alone is useless. Owned by `shoal.agent.workloads.executor`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Vault:
         self._sealer: Sealer | None = None
 
     async def open(self) -> None:
-        """Read what is kept. What belongs to no order is dropped: the order never came, or was refused."""
+        """Read the stored secrets. Those of unknown workloads are dropped: their command was refused or never came."""
         await self._database.write(_drop_strays)
         self._sealed = await self._database.read(_load)
 
     async def keep(self, workload_id: WorkloadId, body: Body, values: Mapping[str, bytes]) -> bool:
-        """Take over what came with an order, and return whether values changed.
+        """Store the values that came with a command, and return whether values changed.
 
-        An order without values, such as one to stop, leaves those there are.
+        A command without values, such as a stop, changes nothing.
         """
         if not body.secret_names:
             if workload_id in self._sealed:
@@ -80,7 +80,7 @@ class Vault:
         try:
             return self._open(workload_id) if workload_id in self._sealed else None
         except ShoalError:
-            return None  # sealed with a key that was lost: replaced by what came now
+            return None  # sealed with a key that was lost: replaced by the new values
 
     def _open(self, workload_id: WorkloadId) -> dict[str, bytes]:
         sealed = self._sealed.get(workload_id)

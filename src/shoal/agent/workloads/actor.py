@@ -1,11 +1,10 @@
-"""One workload, acted upon: events are taken in order, the state is stored, then the instructions are carried out.
+"""Drives one workload: takes its events in order, stores the new state, then carries out the instructions.
 
-Each workload has an actor of its own, so orders for one are never reordered and a slow one delays nobody else. Pure
-decisions come from `shoal.agent.workloads.state`; this module only does what they say. Starting, stopping and
-forgetting go on until the runtime has given a definite answer, because a run whose start is in doubt must not be
-followed by another.
+Each workload has its own actor, so commands for one workload are never reordered and a slow workload delays no other.
+`shoal.agent.workloads.state` decides; this module only acts. Starting, stopping and forgetting are repeated until the
+runtime gives a definite answer: a run whose start is in doubt must not be followed by another.
 
-Owned by `shoal.agent.workloads.executor`, which posts orders, ends of runs and losses of contact here.
+Owned by `shoal.agent.workloads.executor`, which posts commands, ends of runs and losses of contact here.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ from shoal.agent.facts import (
 )
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.store import action_log, intents
-from shoal.agent.store.action_log import Action, ActionStatus, ActionType
+from shoal.agent.store.action_log import Action
 from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.vault import Vault
 from shoal.agent.workloads import readiness
@@ -80,6 +79,7 @@ from shoal.core.faults import reach
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.retry import Backoff
 from shoal.core.tasks import TaskScope
+from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.workloads import (
     AgentSpec,
     Body,
@@ -126,10 +126,10 @@ class Surroundings:
     ports: PortBook
     contact: Contact
     scope: TaskScope
-    #: How many runs each runtime may start at the same time; one that hangs does not hold up the others.
+    #: How many runs each runtime may start at once. A runtime that hangs does not delay the others.
     starts: Mapping[WorkloadType, asyncio.Semaphore]
     vault: Vault
-    #: None: this agent has no certificate itself, and so cannot get any for others.
+    #: None if this agent has no certificate itself: then it cannot get any for workloads.
     certificates: WorkloadCertificates | None
     #: None: this agent has none to give.
     volumes: Volumes | None
@@ -143,7 +143,7 @@ class Surroundings:
 
 
 class WorkloadActor:
-    """Carries out what is decided about one workload."""
+    """Drives one workload."""
 
     def __init__(self, surroundings: Surroundings, first: Step, *, actions: Iterable[Action] = ()) -> None:
         self._around = surroundings
@@ -155,16 +155,16 @@ class WorkloadActor:
         self._watcher: asyncio.Task[Any] | None = None
         self._liveness: asyncio.Task[Any] | None = None
         self._preparing: asyncio.Task[Any] | None = None
-        self._trouble = ""
+        self._error = ""
         self._warning = ""
 
     @property
     def workload_id(self) -> WorkloadId:
-        """Whose actor it is."""
+        """The workload."""
         return self.state.intent.workload_id
 
     def newest_intent(self) -> IntentChanged | None:
-        """The last order that was posted and not taken in yet."""
+        """The last command that was posted and not taken in yet."""
         return next((event for event in reversed(self._events) if isinstance(event, IntentChanged)), None)
 
     def status(self) -> RunStatus:
@@ -173,11 +173,11 @@ class WorkloadActor:
         if isinstance(self._runtime, AbsentRuntime) and self.state.stage in RUNNING_STAGES:
             message = f"{self._runtime.reason}: whether it runs is not known"
             status = replace(status, state=RunState.UNKNOWN, ready=False, message=message)
-        words = "; ".join(each for each in (status.message, self._trouble, self._warning) if each)
+        words = "; ".join(each for each in (status.message, self._error, self._warning) if each)
         return replace(status, message=words) if words != status.message else status
 
     def warn(self, message: str) -> None:
-        """Say something in its status until told otherwise, with no words, or until its run is over."""
+        """Add a warning to its status until it is cleared (an empty message) or its run ends."""
         if message != self._warning:
             self._warning = message
             self._around.changed()
@@ -193,16 +193,16 @@ class WorkloadActor:
         self._wake()
 
     def change_intent(self, event: IntentChanged, action: Action | None) -> None:
-        """Take in an order that was stored, with the entry of the log that follows it."""
+        """Take in a stored command, with its entry in the action log."""
         if action is not None:
             self._actions = [each for each in self._actions if each.type is ActionType.DELETE]
             self._actions.append(action)
         self.post(event)
 
     def overtaken(self, by: str, now: datetime) -> list[Action]:
-        """The entries of the log that end when another order is stored: earlier applies that are not done yet."""
+        """The log entries that end when another command is stored: earlier applies that are not done."""
         return [
-            replace(each, status=ActionStatus.FAILED, error=f"overtaken by the later order {by}", ended_at=now)
+            replace(each, status=ActionStatus.FAILED, error=f"replaced by the later command {by}", ended_at=now)
             for each in self._actions
             if each.type is not ActionType.DELETE
         ]
@@ -244,7 +244,7 @@ class WorkloadActor:
             self._draining = False
 
     def _count_failure(self, last: WorkloadState) -> None:
-        """Count that it was given up, once each time."""
+        """Count each time that it failed for good."""
         progress = self.state.progress
         if progress.outcome is Outcome.FAILED and last.progress.outcome is not Outcome.FAILED:
             self._around.metrics.failed(self.state.intent.type, progress.failure)
@@ -258,7 +258,7 @@ class WorkloadActor:
         )
 
     async def _store(self, *, stale: bool) -> None:
-        """Make the new state durable, however long it takes: nothing is done before."""
+        """Store the new state, however long it takes. Nothing is carried out before."""
         actions = self._advance_actions()
         if not stale and not actions:
             return
@@ -274,10 +274,10 @@ class WorkloadActor:
                 await self._around.database.write(change)
             except ShoalError as error:
                 failures += 1
-                self._note_trouble(error.message)
+                self._note_error(error.message)
                 await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
             else:
-                self._note_trouble("")
+                self._note_error("")
                 self._around.metrics.finished(actions)
                 return
 
@@ -310,18 +310,18 @@ class WorkloadActor:
 
     @property
     def open_actions(self) -> int:
-        """How many orders about it have not ended."""
+        """How many commands about it have not ended."""
         return len(self._actions)
 
     def finished_actions(self, now: datetime) -> list[Action]:
         """The open entries of a workload that is gone, as they are to be written."""
         return [replace(each, status=ActionStatus.COMPLETED, ended_at=now) for each in self._actions]
 
-    def _note_trouble(self, message: str) -> None:
-        if message != self._trouble:
+    def _note_error(self, message: str) -> None:
+        if message != self._error:
             if message:
                 log.error("workload %s: %s", self.workload_id, message)
-            self._trouble = message
+            self._error = message
             self._around.changed()
 
     # -----------------------------------------------------------------------------------------------------
@@ -357,12 +357,12 @@ class WorkloadActor:
                 self._watch(self._confirm(generation), "confirm")
 
     def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Something that must come to an end by itself. The state machine asks for one at a time."""
+        """Start work that ends by itself. The state machine asks for one at a time."""
         self._stop_watching()
         self._around.scope.start(work, name=f"{name} {self.workload_id}")
 
     def _watch(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Something that the next instruction may cut short."""
+        """Start work that the next instruction may cancel."""
         self._stop_watching()
         self._watcher = self._around.scope.start(work, name=f"{name} {self.workload_id}")
 
@@ -376,11 +376,11 @@ class WorkloadActor:
         return self._around.runtimes[self.state.intent.type]
 
     async def _start(self, run_id: RunId, decided: WorkloadState) -> None:
-        """Start what was decided to be started, though the state may move on meanwhile."""
+        """Start a run as it was decided, although the state may change meanwhile."""
         event: RunInfo | Event
         self._warning = ""
         try:
-            # Before it takes its turn: one that waits for the control plane holds up nobody else.
+            # Before the limit on starts: a run that waits for the control plane delays no other.
             proof = await self._prove(decided)
             async with self._around.starts[decided.intent.type]:
                 event = await self._persist(lambda: self._start_once(run_id, decided, proof), run_id)
@@ -394,7 +394,7 @@ class WorkloadActor:
             self.post(event)
 
     async def _prove(self, decided: WorkloadState) -> Mapping[str, str]:
-        """Get a run what proves who it is, if it asks for that."""
+        """Get the certificate of a run, if its spec asks for one."""
         process = decided.spec.process if decided.spec is not None else None
         if process is None:
             return {}
@@ -408,7 +408,7 @@ class WorkloadActor:
     async def _start_once(self, run_id: RunId, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
         spec = decided.spec
         if spec is None:
-            return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec cannot be read any more")
+            return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec can no longer be read")
         deadline = None
         if decided.rules.needs_contact:
             deadline = self._around.contact.ends_at(decided.rules.stop_after)
@@ -524,14 +524,14 @@ class WorkloadActor:
                 return
 
     async def _forget_run(self, run_id: RunId) -> None:
-        """Tell the runtime that a run's end is recorded. One that is not told now is told after the next restart."""
+        """Tell the runtime that the end of a run is stored. If that fails, it is told after the next restart."""
         try:
             await self._runtime.forget(run_id)
         except (ShoalError, OSError) as error:
             log.warning("run %s could not be forgotten yet: %s", run_id, error)
 
     async def _end_strays(self) -> None:
-        """End runs that belong to this workload and are not its present run: there must never be two."""
+        """End runs of this workload that are not its present run: there must never be two."""
         while self._strays:
             stray = self._strays[0]
             await self._persist(partial(self._end_stray, stray), None)
@@ -544,7 +544,7 @@ class WorkloadActor:
         await self._runtime.forget(stray.run_id)
 
     async def _persist(self, call: Callable[[], Awaitable[T]], run_id: RunId | None) -> T:
-        """Ask a runtime until it answers. `RunError` is an answer: the run was not started."""
+        """Call a runtime until it answers. `RunError` is an answer: the run was not started."""
         failures = 0
         while True:
             try:
@@ -613,7 +613,7 @@ class WorkloadActor:
         self.post(TimerFired(serial))
 
     async def _confirm(self, generation: int) -> None:
-        """Ask the control plane whether this generation is ours, until it says so."""
+        """Ask the control plane whether this node owns the generation, until it confirms it."""
         contact, failures = self._around.contact, 0
         while True:
             await contact.wait_for_lease()
@@ -624,7 +624,7 @@ class WorkloadActor:
             except ShoalError as error:
                 message = f"held: the control plane cannot be asked: {error.message}"
             else:
-                # A higher generation that is ours too is an order on its way here: nobody else may run it.
+                # A higher generation of this node is a command on its way here: no other node may run it.
                 if owner.node_id == self._around.node_id and owner.generation >= generation and owner.wanted:
                     self.post(OwnershipConfirmed(generation))
                     return

@@ -1,4 +1,4 @@
-"""Whether an order is taken, and what it makes of what the agent knows. Pure.
+"""Decides whether a command is accepted, and the intent that follows from it. Pure.
 
     generation       workload here               apply                      delete
     0                any                         as highest + 1             removes it
@@ -6,9 +6,9 @@
     the highest      same content                skipped                    removes it
     the highest      other content, or removed   refused                    nothing to remove
     above highest    same content                noted, skipped             removes it
-    above highest    other content, or none      taken                      removes it; noted if it is not here
+    above highest    other content, or none      accepted                   removes it; noted if it is not here
 
-Called by `shoal.agent.workloads.executor` for each order, before anything is stored.
+Called by `shoal.agent.workloads.intake` for each command, before anything is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shoal.runtimes.base import Runtime, SupportsPrepare, SupportsUpdate
 
 @dataclass(frozen=True, slots=True)
 class ApplyCommand:
-    """An apply that was read and found well-formed."""
+    """A valid apply."""
 
     workload_id: WorkloadId
     type: WorkloadType
@@ -46,7 +46,7 @@ class ApplyCommand:
 
 @dataclass(frozen=True, slots=True)
 class DeleteCommand:
-    """A delete that was read and found well-formed."""
+    """A valid delete."""
 
     workload_id: WorkloadId
     generation: int = 0
@@ -54,7 +54,7 @@ class DeleteCommand:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What an order makes of an intent."""
+    """The intent that follows from a command."""
 
     #: None: there is nothing to remove.
     intent: Intent | None
@@ -65,7 +65,7 @@ class Decision:
 
 
 def judge_apply(command: ApplyCommand, state: WorkloadState | None, *, highest: int, now: datetime) -> Decision:
-    """Take or refuse an apply. `highest` is the highest generation ever accepted for the workload."""
+    """Accept or refuse an apply. `highest` is the highest generation ever accepted for the workload."""
     generation = command.generation or highest + 1
     if generation < highest:
         raise StaleGenerationError(command.workload_id, offered=generation, highest=highest)
@@ -105,7 +105,7 @@ def judge_apply(command: ApplyCommand, state: WorkloadState | None, *, highest: 
 
 
 def judge_delete(command: DeleteCommand, state: WorkloadState | None, *, now: datetime) -> Decision:
-    """Take or refuse a delete."""
+    """Accept or refuse a delete."""
     if state is None:
         return Decision(None, skipped=True, stored=command.generation > 0)
     current = state.intent

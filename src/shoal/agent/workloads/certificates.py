@@ -1,17 +1,15 @@
-"""Certificates for workloads that ask for one: got before a run starts, kept fresh while it lives, gone with it.
+"""Gets certificates for workloads that ask for one, and renews them while they run.
 
     <data_dir>/identities/<workload id>/    0700, of the user that the workload runs as
         ca.pem, cert.pem, key.pem           0600, likewise
 
-The key is made here, for this workload alone, and the control plane certifies it for the workload's group on this node.
-The agent's own key stays where it is. Each run starts with a new pair; where none can be had, with the one there is
-while that is good, and else it waits. A run that lives gets a new pair when half of the life of the old one is over,
-in the same files, replaced so that a reader never has halves of two. If that fails the run goes on, and its status says
-when its certificate ends.
+The key is made here, for this workload alone. The control plane signs it for the workload's group on this node. Each
+run starts with a new pair. If none can be got, the run starts with the pair in the files while that is valid, and
+otherwise waits. A running workload gets a new pair at half of the lifetime, in the same files, without a moment in
+which certificate and key do not match. If that fails the run goes on, and its status says when its certificate expires.
 
-What the files hold is known from when they were written; the directory is its user's, who may do anything in it, so it
-is read only once, by an agent that was started anew. Owned by `shoal.agent.workloads.executor`; made by
-`shoal.agent.server`.
+The directory belongs to the workload's user, who may change it. So the agent remembers what it wrote and reads the
+files only after its own restart. Owned by `shoal.agent.workloads.executor`; made by `shoal.agent.server`.
 """
 
 from __future__ import annotations
@@ -29,11 +27,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from shoal.core.clock import Clock
+from shoal.core.disk.private_files import Owner, let_others_pass, make_private_directory, read_regular
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy
 from shoal.core.errors import ExhaustedError, InternalError, ShoalError
 from shoal.core.ids import WorkloadId
-from shoal.core.private_files import Owner, let_others_pass, make_private_directory, read_regular
 from shoal.core.retry import Backoff
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.workloads import FailureReason, ProcessSpec
@@ -51,10 +49,10 @@ T = TypeVar("T")
 
 FOLDER = "identities"
 
-#: A pair is replaced when so much of its life is over, a little earlier by chance: not all of a fleet ask at once.
+#: A pair is replaced after this share of its lifetime, less a random part, so that not all agents ask at once.
 SHARE = 0.5
 SPREAD = 0.05
-#: From when so much of its life is left, the status of a workload whose certificate cannot be renewed says so.
+#: When only this share of the lifetime is left, the status of the workload says that renewal fails.
 LAST_SHARE = 0.25
 #: A run is not started with a certificate that ends sooner than this.
 LEAST_LEFT = timedelta(minutes=1)
@@ -75,7 +73,7 @@ class Issued(Protocol):
 
 
 class Issuer(Protocol):
-    """A way to the control plane, for a few calls."""
+    """A connection to the control plane, for a few calls."""
 
     @property
     def has_others(self) -> bool:
@@ -91,7 +89,7 @@ class Issuer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         ...
 
 
@@ -115,11 +113,11 @@ class WorkloadCertificates:
 
     Args:
         data_dir: the agent's.
-        agent: who the agent is by its own certificate.
-        connect: opens a way to the control plane.
+        agent: the identity in the agent's own certificate.
+        connect: opens a connection to the control plane.
         clock: says when a certificate ends.
         entropy: spreads renewals.
-        threads: what writes files; the loop's own threads unless given.
+        threads: write files; the default executor of the loop unless given.
     """
 
     def __init__(
@@ -146,9 +144,9 @@ class WorkloadCertificates:
         await self._apart(lambda: _remove_strays(self._folder, frozenset(known)))
 
     async def prepare(self, workload_id: WorkloadId, spec: ProcessSpec) -> dict[str, str]:
-        """Make ready what a run needs to prove who it is, and return the variables that tell it where.
+        """Write a new certificate for a run, and return the variables that name its files.
 
-        Nothing for a spec that does not ask. Raises `RunError` when no certificate can be had.
+        Returns nothing for a spec without `identity`. Raises `RunError` when there is no valid certificate.
         """
         if not spec.identity:
             await self.forget(workload_id)
@@ -182,11 +180,11 @@ class WorkloadCertificates:
         living: Callable[[], Mapping[WorkloadId, ProcessSpec]],
         warn: Callable[[WorkloadId, str], None],
     ) -> None:
-        """Replace what ends, for ever.
+        """Renew certificates before they expire. Runs until cancelled.
 
         Args:
             living: the workloads that run now and have a certificate.
-            warn: told what is wrong with the certificate of one, and with no words when nothing is any more.
+            warn: called with a warning about the certificate of a workload; empty when it is over.
         """
         while True:
             await self._look(living, warn)
@@ -218,7 +216,7 @@ class WorkloadCertificates:
                     warn(workload_id, "")
 
     def _note_failure(self, workload_id: WorkloadId, held: _Held, error: ShoalError) -> str:
-        """Try again later. Returns what to say of it, which is nothing as long as there is time."""
+        """Try again later. Returns the warning; empty while there is time."""
         now, failures = self._clock.wall(), held.failures + 1
         wait = timedelta(seconds=_RETRY.delay(failures, self._entropy))
         self._held[workload_id] = replace(held, due_at=now + wait, failures=failures)
@@ -228,7 +226,7 @@ class WorkloadCertificates:
         return words if held.not_after - now <= held.life * LAST_SHARE else ""
 
     async def _adopt(self, workload_id: WorkloadId) -> None:
-        """Learn what an earlier agent has left; what cannot be read is due at once."""
+        """Read the certificate that an earlier process wrote. One that cannot be read is renewed at once."""
         leaf = await self._apart(lambda: _read_leaf(self._folder / workload_id))
         if leaf is not None:
             self._hold(workload_id, leaf)
@@ -239,8 +237,8 @@ class WorkloadCertificates:
     # -----------------------------------------------------------------------------------------------------
 
     async def _replace(self, workload_id: WorkloadId, owner: Owner | None) -> None:
-        """Get a new key certified, and put both in the place of the old ones."""
-        # The control plane knows the group, and goes by that; this only says who asks.
+        """Make a key, have it signed, and replace the files."""
+        # The control plane uses the group of its own record; this only says who asks.
         asked = workload_identity(self._agent.cluster, job=workload_id, node=self._agent.name)
         own = await self._apart(lambda: make_signing_request(asked))
         answer = await self._ask(workload_id, own.csr)
@@ -275,7 +273,7 @@ class WorkloadCertificates:
             let_others_pass(self._folder)
         directory = self._folder / workload_id
         if directory.exists() and directory.stat().st_uid != _uid_of(owner):
-            _remove(directory)  # of the user that it ran as before, who has no business here any more
+            _remove(directory)  # it belongs to the previous user of the workload
         pair = Pair(answer.certificate, own.key)
         write_credentials(directory, ca=answer.ca, pair=pair, owner=owner)
 
@@ -293,12 +291,12 @@ class WorkloadCertificates:
         return self._locks.setdefault(workload_id, asyncio.Lock())
 
     async def _apart(self, work: Callable[[], T]) -> T:
-        """Do something that may take a moment, where nobody waits for it."""
+        """Run blocking work in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _find_owner(user: str) -> Owner | None:
-    """Whom the files are for; None for ourselves. Raises `RunError` for a user that there is not."""
+    """The owner of the files; None for the agent's own user. Raises `RunError` for an unknown user."""
     if not user:
         return None
     try:

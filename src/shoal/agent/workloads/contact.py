@@ -1,9 +1,9 @@
-"""Contact with the control plane, as the agent itself counts it.
+"""Counts the lease of this node as the agent sees it.
 
-A lease is counted from the moment the last acknowledged heartbeat was *sent*, and ends a tenth early. The control plane
-counts the same lease from the moment it received that beat. So the agent always believes in an earlier end than the
-control plane does, whatever their wall clocks say, as long as the clocks run at nearly the same rate. What may exist
-only once lives by this count: it is started only while there is time left, and only on the control plane's word.
+The lease is counted from the *sending* of the last acknowledged heartbeat, and ends a tenth early. The control plane
+counts from the receipt. So the agent's lease ends first, whatever the wall clocks show, while both clocks run at nearly
+the same rate. At-most-one work depends on it: it is started only within the lease, and only if the control plane has
+confirmed the ownership.
 
 Renewed by `shoal.agent.contact.registration`, read by `shoal.agent.workloads.actor`.
 """
@@ -22,7 +22,7 @@ from shoal.model.nodes import LEASE_MARGIN
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """Whose a workload is, in the control plane's words."""
+    """Which node owns a workload, as the control plane says."""
 
     node_id: str
     generation: int
@@ -34,7 +34,7 @@ Question = Callable[[WorkloadId], Awaitable[Ownership]]
 
 
 class Contact:
-    """The lease, and the way to ask."""
+    """The lease, and how to ask the control plane."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -51,7 +51,7 @@ class Contact:
     def ends_at(self, stop_after: float = 0.0) -> float | None:
         """When the lease ends, on the monotonic clock; None before there was one.
 
-        With `stop_after`, when what may go on for so long without contact has to end, which is never before the lease.
+        With `stop_after`: when a run that may go on for so long without contact has to end, never before the lease.
         """
         return None if self._sent_at is None else self._sent_at + self.allowance(stop_after)
 
@@ -89,7 +89,7 @@ class Contact:
             await self._renewed.wait()
 
     async def ownership(self, workload_id: WorkloadId) -> Ownership:
-        """Ask whose a workload is. Raises what the question was answered with."""
+        """Ask which node owns a workload. Raises the error of the call."""
         if self._ask is None:
             raise UnavailableError("there is no control plane to ask")
         return await self._ask(workload_id)

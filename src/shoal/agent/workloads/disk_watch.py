@@ -1,7 +1,7 @@
-"""Keeps work directories within `resources.disk_gb`: measures them, and has runs stopped that use more.
+"""Measures work directories, and has runs stopped that use more than `resources.disk_gb`.
 
-Only directories that the runtime made for a workload are measured; one that a spec names is not the workload's own.
-Started by `shoal.agent.workloads.executor`; posts `DiskExceeded` to the actors.
+Only directories that the runtime made for a workload are measured; a directory that a spec names may be shared. Started
+by `shoal.agent.workloads.executor`; posts `DiskExceeded` to the actors.
 """
 
 from __future__ import annotations

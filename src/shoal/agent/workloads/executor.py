@@ -1,10 +1,11 @@
-"""The agent's workloads, from opening to closing: orders in, runs kept as ordered, reports out.
+"""Owns the workloads of the agent: opens them from disk, accepts commands, and reports statuses.
 
-On opening, what was remembered is compared with what the runtimes still have: runs are adopted, ends that were missed
-are taken in, and everything converges with no control plane in sight. Runs that belong to no workload known here are
-left alone and reported. After that, ends of runs reach the actors of their workloads as they happen.
+When it opens, it compares what is stored with what the runtimes have: it adopts runs, takes in ends that it missed, and
+converges without a control plane. Runs of unknown workloads are left alone and reported. After that, ends of runs go to
+the actors of their workloads as they happen.
 
-Called by `shoal.agent.service` (orders, questions) and `shoal.agent.contact.registration` (reports, contact, draining).
+Called by `shoal.agent.service` (commands, questions), and through `shoal.agent.node.health` by the registration
+(reports, contact, draining).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from shoal.agent.facts import (
 )
 from shoal.agent.metrics import AgentMetrics
 from shoal.agent.store import action_log, intents
-from shoal.agent.store.action_log import Action, ActionQuery, ActionStatus
+from shoal.agent.store.action_log import Action, ActionQuery
 from shoal.agent.store.database import AgentDatabase
 from shoal.agent.store.intents import StoredWorkload
 from shoal.agent.store.vault import Vault
@@ -52,6 +53,7 @@ from shoal.core.entropy import Entropy
 from shoal.core.errors import PreconditionError, ShoalError, UnsupportedError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.tasks import TaskScope
+from shoal.model.actions import ActionStatus
 from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
@@ -76,7 +78,7 @@ from shoal.wire.pb.persys.agent.v1 import agent_pb2 as pb
 log = logging.getLogger(__name__)
 
 MAX_STARTS = 8
-#: A runtime that does not say how it is in this time is not well.
+#: A runtime that does not answer a health check within this time counts as unhealthy.
 HEALTH_TIMEOUT = 2.0
 USAGE_TIMEOUT = 1.0
 
@@ -85,7 +87,7 @@ _ALIVE = frozenset({Stage.PROBING, Stage.READY})
 
 @dataclass(frozen=True, slots=True)
 class NodeSelf:
-    """What an agent knows of itself and hands on to its workloads."""
+    """What the agent passes on to its workloads about itself."""
 
     node_id: str
     capacity: Resources
@@ -147,10 +149,10 @@ class Executor:
         self._intake = Intake(self._surroundings, self.roster, node.capacity)
 
     # -----------------------------------------------------------------------------------------------------
-    # Life
+    # Opening and closing
 
     async def open(self) -> None:
-        """Take up again what an earlier agent left. The database is open already."""
+        """Take over the workloads of an earlier process. The database is open."""
         await self._vault.open()
         stored = await self._database.read(intents.load_workloads)
         if self._certificates is not None:
@@ -165,7 +167,7 @@ class Executor:
             own = [action for action in actions if action.workload_id == each.intent.workload_id]
             await self._reopen(each, runs.pop(each.intent.workload_id, []), own)
         for info in (info for infos in runs.values() for info in infos):
-            log.warning("run %s of workload %s belongs to no order: left alone", info.run_id, info.workload_id)
+            log.warning("run %s of workload %s belongs to no workload: left alone", info.run_id, info.workload_id)
             self.roster.orphans[info.run_id] = info
         for kind, runtime in self._runtimes.items():
             self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
@@ -176,7 +178,7 @@ class Executor:
             self._scope.start(keeping, name="certificates of workloads")
 
     async def close(self) -> None:
-        """Let go of everything; what runs goes on."""
+        """Close everything. Workloads go on."""
         await self._scope.close()
         for runtime in self._runtimes.values():
             await runtime.close()
@@ -211,7 +213,7 @@ class Executor:
         return frozenset(stopped)
 
     async def failed(self) -> None:
-        """Wait until something of this agent breaks that should not, and raise it."""
+        """Wait until a background task fails, and raise its error."""
         await self._scope.failed()
 
     async def _reopen(self, stored: StoredWorkload, runs: list[RunInfo], actions: list[Action]) -> None:
@@ -235,7 +237,7 @@ class Executor:
         kept = {action.type: action for action in actions}
         now = self._clock.wall()
         lost = [
-            replace(action, status=ActionStatus.FAILED, error="overtaken by a later order", ended_at=now)
+            replace(action, status=ActionStatus.FAILED, error="replaced by a later command", ended_at=now)
             for action in actions
             if kept[action.type] is not action
         ]
@@ -244,14 +246,14 @@ class Executor:
         return list(kept.values())
 
     # -----------------------------------------------------------------------------------------------------
-    # Orders
+    # Commands
 
     async def apply(self, command: ApplyCommand) -> Answer:
-        """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
+        """Accept a command to run or stop a workload. Durable when this returns; raises when it is refused."""
         return await self._intake.apply(command)
 
     async def delete(self, command: DeleteCommand) -> Answer:
-        """Take an order to remove a workload. Removing what is not here is done already."""
+        """Accept a command to remove a workload. Removing an unknown workload succeeds."""
         return await self._intake.delete(command)
 
     async def _forgotten(self, actor: WorkloadActor) -> None:
@@ -298,13 +300,13 @@ class Executor:
             actor.warn(message)
 
     def lose_contact(self, silence: float) -> None:
-        """There was no contact for so long: what must not go on without it is stopped."""
+        """There was no contact for so long: stop the runs that depend on it."""
         for actor in self.roster.actors.values():
             if actor.state.rules.needs_contact and self._has_lapsed(actor, silence):
                 actor.post(ContactLost())
 
     async def extend_deadlines(self, silence: float) -> None:
-        """There is contact again after so long: what has not lapsed meanwhile may go on, each for its own time."""
+        """There is contact after a silence of so long: extend each deadline that has not passed."""
         due: dict[tuple[WorkloadType, float], list[str]] = {}
         for actor in self.roster.actors.values():
             state = actor.state
@@ -353,7 +355,7 @@ class Executor:
         return kind in self._types
 
     async def usages(self) -> dict[WorkloadId, Usage]:
-        """What each run uses now, as far as its runtime says so in time."""
+        """The usage of each run, as far as its runtime answers in time."""
         asked: dict[WorkloadId, Coroutine[Any, Any, Usage | None]] = {}
         for workload_id, actor in self.roster.actors.items():
             runtime = self._runtimes.get(actor.state.intent.type)
@@ -401,7 +403,7 @@ class Executor:
             raise PreconditionError(error.message, hint=error.hint) from error
 
     def conditions(self) -> dict[ConditionType, str]:
-        """What was wrong with the runtimes when they were last asked how they are."""
+        """What was wrong with the runtimes at their last health check."""
         found: dict[ConditionType, str] = {}
         for runtime in self._runtimes.values():
             if isinstance(runtime, SupportsConditions):
@@ -415,14 +417,14 @@ class Executor:
         return found
 
     def lateness(self) -> float:
-        """Seconds by which the latest of the runtimes answered late when they were last asked how they are."""
+        """By how many seconds the slowest runtime was late at the last health check."""
         return max(
             (runtime.lateness() for runtime in self._runtimes.values() if isinstance(runtime, SupportsConditions)),
             default=0.0,
         )
 
     async def health(self) -> dict[str, str]:
-        """How each runtime is, by its name."""
+        """The health of each runtime, by name."""
         lost = {actor.state.intent.type for actor in self.roster.actors.values()} - set(self._types)
         return {kind.value: await _health_of(self._runtimes[kind]) for kind in (*self._types, *lost)}
 

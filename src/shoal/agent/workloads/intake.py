@@ -1,7 +1,7 @@
-"""Orders: checked, stored, and only then answered. What they cause happens in the workload's own actor.
+"""Accepts commands: checks them, stores them, then answers. The workload's actor carries them out.
 
-Orders are stored one at a time, because admission must see every claim and each order needs the disk anyway. An order
-is carried through also when its caller gives up: it may be on disk by then, and must not be unknown in memory.
+Commands are stored one at a time, because admission must see every claim. A command is stored even if its caller is
+cancelled: it may be on disk already, and memory must know it.
 
 Owned by `shoal.agent.workloads.executor`; called by `shoal.agent.service` through it.
 """
@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from shoal.agent.facts import Intent, IntentChanged, Moment, new_run_id
 from shoal.agent.store import action_log, intents, vault
-from shoal.agent.store.action_log import Action, ActionStatus, ActionType
+from shoal.agent.store.action_log import Action
 from shoal.agent.workloads.absent import AbsentRuntime
 from shoal.agent.workloads.actor import PATIENCE, Surroundings, WorkloadActor
 from shoal.agent.workloads.admission import (
@@ -35,6 +35,7 @@ from shoal.agent.workloads.state import begin_life
 from shoal.core.errors import ShoalError, UnavailableError, UnsupportedError
 from shoal.core.faults import reach
 from shoal.core.ids import WorkloadId
+from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import RunState, RunStatus
 from shoal.runtimes.base import RunInfo, SupportsDeadlines
@@ -46,7 +47,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an order is answered with."""
+    """The answer to a command."""
 
     status: RunStatus | None
     message: str
@@ -55,7 +56,7 @@ class Answer:
 
 
 class Intake:
-    """Takes orders."""
+    """Accepts commands."""
 
     def __init__(self, surroundings: Surroundings, roster: Roster, capacity: Resources) -> None:
         self._around = surroundings
@@ -64,15 +65,15 @@ class Intake:
         self._one_at_a_time = asyncio.Lock()
 
     async def apply(self, command: ApplyCommand) -> Answer:
-        """Take an order to run or stop a workload. Durable when this returns; raises what it is refused with."""
-        return await self._carried_through(self._apply(command))
+        """Accept a command to run or stop a workload. Durable when this returns; raises when it is refused."""
+        return await self._to_the_end(self._apply(command))
 
     async def delete(self, command: DeleteCommand) -> Answer:
-        """Take an order to remove a workload. Removing what is not here is done already."""
-        return await self._carried_through(self._delete(command))
+        """Accept a command to remove a workload. Removing an unknown workload succeeds."""
+        return await self._to_the_end(self._delete(command))
 
     async def drop(self, actor: WorkloadActor) -> None:
-        """A workload is gone: drop its row and its actor, unless it was ordered again meanwhile."""
+        """A workload is gone: drop its row and its actor, unless it was applied again meanwhile."""
         failures = 0
         while not await self._try_to_drop(actor):
             failures += 1
@@ -117,7 +118,7 @@ class Intake:
                 self._admit(command)
             if actor is None:
                 self._admit_one_more(command)
-            # Before the order itself: a start that it causes finds them, also after a crash in between.
+            # Stored before the command: the start finds them, also after a crash in between.
             if (
                 await self._around.vault.keep(command.workload_id, command.spec.body, command.secrets)
                 and actor is not None
@@ -159,7 +160,7 @@ class Intake:
         status = actor.status() if actor is not None else None
         if status is not None and decision.intent is not None:
             status = replace(status, generation=decision.intent.generation, revision_id=decision.intent.revision_id)
-        return Answer(status, "nothing to do: it is as ordered", skipped=True)
+        return Answer(status, "nothing to do: it is as requested", skipped=True)
 
     # -----------------------------------------------------------------------------------------------------
     # Deleting
@@ -179,7 +180,7 @@ class Intake:
             return Answer(actor.status(), "being removed", task_id=action.task_id)
 
     async def _delete_nothing(self, command: DeleteCommand) -> Answer:
-        """Removing what is not here: done, noted, and its generation remembered so that no older order comes back."""
+        """Delete an unknown workload: log it, and remember the generation so that older commands are refused."""
         now = self._around.clock.wall()
         action = Action(
             task_id=self._task_id(),
@@ -206,7 +207,7 @@ class Intake:
         return Answer(None, f"{len(orphans)} runs that belonged to no workload are being ended", task_id=action.task_id)
 
     async def _end_orphans(self, orphans: tuple[RunInfo, ...]) -> None:
-        """End runs of a workload that is not known here. What cannot be ended is an orphan again."""
+        """End runs of a workload without a record. A run that cannot be ended is an orphan again."""
         for info in orphans:
             for runtime in self._around.runtimes.values():
                 if isinstance(runtime, AbsentRuntime):
@@ -220,7 +221,7 @@ class Intake:
         self._around.changed()
 
     # -----------------------------------------------------------------------------------------------------
-    # Storing and handing on
+    # Storing and acting
 
     async def _highest(self, workload_id: WorkloadId) -> int:
         return await self._around.database.read(lambda connection: intents.highest_generation(connection, workload_id))
@@ -254,7 +255,7 @@ class Intake:
         actor = WorkloadActor(self._around, first, actions=[action] if action is not None else [])
         self._roster.actors[intent.workload_id] = actor
         self._around.metrics.began(intent.type)
-        # A run of this workload that no order stood behind was left alone; now it would be a second one.
+        # Orphaned runs of this workload were left alone. Beside the new run they would be a second copy.
         actor.begin(self._roster.take_orphans(intent.workload_id))
         return actor
 
@@ -271,7 +272,7 @@ class Intake:
     def _task_id(self) -> str:
         return f"task_{self._around.entropy.token(16)}"
 
-    async def _carried_through(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         outcome: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         async def carry() -> None:
@@ -279,11 +280,11 @@ class Intake:
                 result = await work
             except asyncio.CancelledError:
                 if not outcome.done():
-                    outcome.set_exception(UnavailableError("the agent is stopping; the order may have been taken"))
+                    outcome.set_exception(UnavailableError("the agent is stopping; the command may have been accepted"))
                 raise
             except Exception as error:  # noqa: BLE001 - every error is the caller's
                 if outcome.cancelled():
-                    log.warning("an order whose caller has gone failed: %s", error)
+                    log.warning("a command whose caller is gone failed: %s", error)
                 else:
                     outcome.set_exception(error)
             else:
@@ -291,15 +292,15 @@ class Intake:
                     outcome.set_result(result)
 
         try:
-            self._around.scope.start(carry(), name="order")
+            self._around.scope.start(carry(), name="command")
         except RuntimeError:
             work.close()
-            raise UnavailableError("the agent is stopping and takes no orders") from None
+            raise UnavailableError("the agent is stopping and accepts no commands") from None
         return await outcome
 
 
 def _accepted(intent: Intent) -> RunStatus:
-    """What an order is answered with at once: it is stored, and nothing more is known yet."""
+    """The status in the answer to an apply: it is stored, and nothing else is known yet."""
     return RunStatus(
         workload_id=intent.workload_id,
         state=RunState.PENDING,

@@ -1,8 +1,8 @@
-"""Named ports: which number each of a workload's ports gets on this node.
+"""Chooses the number of each named port of a workload on this node.
 
-A fixed port is taken as given. One that is left to the agent is the one the workload had before if that is still free,
-else a free one that is promised to nobody here. They are sought below the range from which the kernel takes the source
-ports of outgoing connections, so that none is lost to a stranger while its workload restarts.
+A port with a number in the spec gets it. Any other gets the number it had before if that is free, else a free one that
+no other workload here has. Numbers are chosen below the range of the kernel's source ports, so that no outgoing
+connection takes one while its workload restarts.
 
 Called by `shoal.agent.workloads.actor` before each start.
 """
@@ -32,7 +32,7 @@ def is_free(port: int) -> bool:
 
 def _can_bind(host: str, port: int) -> bool:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do: connections of a predecessor that linger do not count, a listener does.
+        # As servers do: lingering connections of a predecessor do not count, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             probe.bind((host, port))
@@ -41,7 +41,7 @@ def _can_bind(host: str, port: int) -> bool:
 
 
 class PortBook:
-    """Which port is promised to which workload on this node."""
+    """Which port belongs to which workload on this node."""
 
     def __init__(self, entropy: Entropy, *, free: Callable[[int], bool] = is_free) -> None:
         self._entropy = entropy
@@ -49,7 +49,7 @@ class PortBook:
         self._promised: dict[int, WorkloadId] = {}
 
     def adopt(self, workload_id: WorkloadId, ports: Iterable[int]) -> None:
-        """Note what a workload has already, without testing it: it is the workload that uses it."""
+        """Note the ports that a running workload has. They are not tested: the workload itself uses them."""
         for port in ports:
             self._promised.setdefault(port, workload_id)
 
@@ -70,7 +70,7 @@ class PortBook:
         return chosen
 
     def release(self, workload_id: WorkloadId) -> None:
-        """Give back everything that is promised to a workload."""
+        """Free every port of a workload."""
         self._promised = {port: owner for port, owner in self._promised.items() if owner != workload_id}
 
     def _fixed(self, workload_id: WorkloadId, port: NamedPort) -> int:

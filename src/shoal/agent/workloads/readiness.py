@@ -1,6 +1,6 @@
-"""Readiness and liveness probes: one try each. Nothing here blocks, and no try lasts longer than its timeout.
+"""Runs one try of a readiness or liveness probe. No try blocks or lasts longer than its timeout.
 
-Called by `shoal.agent.workloads.actor` as long as a run goes on.
+Called by `shoal.agent.workloads.actor` while a run lasts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who is here: the workloads of one agent, what they hold, and what is reported of them.
+"""Lists the workloads of one agent, with what they hold and what is reported of them.
 
 Filled by `shoal.agent.workloads.intake` (commands) and `shoal.agent.workloads.executor` (workloads of an earlier
-agent); read by everything that answers calls. Nothing here waits.
+process); read by everything that answers calls. Nothing here waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether a workload fits on this node: admission by the same numbers that the control plane places by. Pure.
+"""Decides whether a workload fits on this node, by the same numbers as the scheduler of the control plane. Pure.
 
-Requests are added up, never measured use. A claim is held by every workload that runs or may run again by itself; one
-that completed or failed for good holds none. So the agent's sum is never above the control plane's, and what was
-placed here is never refused unless the control plane is mistaken. Called by `shoal.agent.workloads.admission`.
+Requests are added up, never measured usage. Every workload that runs, or may run again by itself, holds a claim; one
+that completed or failed for good holds none. So the agent's sum is never above the control plane's, and the agent
+refuses a placement only if the control plane is mistaken. Called by `shoal.agent.workloads.admission`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Claim:
 
 
 class RefusalCode(enum.StrEnum):
-    """Why a workload is not taken."""
+    """Why a workload is refused."""
 
     DRAINING = "draining"  # the node is being emptied
     PORT = "port"  # a fixed port is another workload's
-    SLOT_MEMORY = "slot_memory"  # the memory asked for is more than the slots asked for stand for
+    SLOT_MEMORY = "slot_memory"  # it asks for more memory than its slots have
     RESOURCES = "resources"  # not enough is left
     DISK_PRESSURE = "disk_pressure"  # the node's disk is nearly full
     WORKLOADS = "workloads"  # the agent has as many as it can report
@@ -42,7 +42,7 @@ class RefusalCode(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a workload is not taken, with what it needs and what there is."""
+    """Why a workload is refused, with what it needs and what is free."""
 
     code: RefusalCode
     message: str
@@ -50,7 +50,7 @@ class Refusal:
     have: str = ""
 
     def error(self, workload_id: WorkloadId) -> ShoalError:
-        """As it is told to the caller."""
+        """The error for the caller."""
         sentence = f"workload {workload_id!r} is not taken: {self.message}"
         if self.code is RefusalCode.DRAINING:
             return PreconditionError(
@@ -124,7 +124,7 @@ def find_refusal(
 
 
 def slot_share(capacity: Resources, slots: int) -> int:
-    """How much memory, in MB, so many slots stand for."""
+    """The memory of so many slots, in MB."""
     return capacity.memory_mb * slots // capacity.slots if capacity.slots else 0
 
 

@@ -1,13 +1,13 @@
-"""What an agent knows of one workload, and what it does next: events in, new state and instructions out.
+"""Decides what happens next to one workload on this node: events in, new state and instructions out. Pure.
 
-No I/O, no clock, no chance: the time, an unused run id and a number for jitter are handed in with each event
-(`Moment`). `shoal.agent.workloads.executor` stores the durable part of a new state (`Progress`) before it carries out
-any of the instructions, so at every instant the disk knows at least as much as the world. After a restart `reopen` puts
-the state together again from the intent, the progress and what the runtime says became of the run.
+The time, an unused run id and a number for jitter are arguments of each event (`Moment`). `shoal.agent.workloads.actor`
+stores the durable part of a new state (`Progress`) before it carries out any instruction, so the disk always knows at
+least as much as the runtime. After a restart `reopen` rebuilds the state from the intent, the progress and what the
+runtime says of the run.
 
     stage        what is true                                           left by
     RESTING      nothing runs and nothing is to be done                 IntentChanged
-    HELD         waits for the control plane's word                     OwnershipConfirmed, IntentChanged
+    HELD         waits until the control plane confirms it              OwnershipConfirmed, IntentChanged
     WAITING      a start is due later                                   TimerFired, IntentChanged
     STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
     PROBING      it runs and is not ready, yet or any longer            BecameReady, ReadinessTimedOut, RunEnded, …
@@ -17,7 +17,7 @@ the state together again from the intent, the progress and what the runtime says
     FORGETTING   no run; what is kept for it is being removed           Forgotten
     FORGOTTEN    nothing is left                                        IntentChanged (a new life)
 
-There is one run at a time because a run is begun in exactly one place (`_begin`), reached only from stages without one.
+A run starts in one place only (`_begin`), which is reached only from stages without a run. So there is one at a time.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ from shoal.agent.facts import (
 from shoal.core.durations import format_duration
 from shoal.core.errors import InternalError
 from shoal.core.ids import RunId
-from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, RestartPolicy
+from shoal.model.workloads import AgentSpec, DesiredState, Exit, FailureReason, Restart, RestartPolicy
 
-#: Share of a restart delay that is drawn at random, so that a crowd does not restart in step.
+#: The random share of a restart delay, so that many workloads do not restart at once.
 JITTER = 0.25
 
 #: The end of what a failed run printed, as far as it is remembered and reported.
@@ -121,7 +121,7 @@ def reopen(
     step = _watched(_converge(Step(state), moment), alive=True)
     if step.state.stage is Stage.PROBING:
         alive = max(0.0, (moment.now - found.started_at).total_seconds())
-        # A run that was adopted late is still given one try.
+        # A run that was adopted late still gets one try.
         step = step.then(ProbeReadiness(found.run_id, within=max(0.0, (state.ready_within or 0.0) - alive)))
     return step
 
@@ -378,7 +378,7 @@ def _on_forgotten(state: WorkloadState, event: Forgotten, moment: Moment) -> Ste
     step = _move(Step(state), Stage.FORGOTTEN, moment)
     if state.intent.deleting:
         return step
-    # It was applied again while its old life was being removed.
+    # It was applied again while its former self was being removed.
     fresh = replace(step.state, progress=Progress(born=state.intent.born), pid=0)
     return _converge(_move(replace(step, state=fresh), Stage.RESTING, moment), moment)
 
@@ -413,7 +413,7 @@ _REACTIONS: Mapping[type, tuple[frozenset[Stage] | None, _Reaction]] = {
 
 
 def _converge(step: Step, moment: Moment) -> Step:
-    """Move towards what the intent says, as far as the present stage allows."""
+    """Take the next step towards the intent, if the present stage allows one."""
     state = step.state
     if state.stage in _ALIVE:
         if _is_replaced(state) and (state.rules.prepares or state.rules.updates):
@@ -449,14 +449,14 @@ def _is_replaced(state: WorkloadState) -> bool:
 
 
 def _converge_wanted(step: Step, moment: Moment) -> Step:
-    """Get a workload going that should run and has no run."""
+    """Start, or wait to start, a workload that should run and has no run."""
     state, intent, progress = step.state, step.state.intent, step.state.progress
     if progress.run_sha256 and progress.run_sha256 != intent.spec_sha256:
-        # Another spec owes nothing to the runs of the one before; only its ports are worth keeping.
+        # A new spec starts without the failures of the previous one; only the ports are kept.
         fresh = replace(state, progress=Progress(born=intent.born, ports=progress.ports))
         return _begin(replace(step, state=fresh), moment)
     if _asks_again(state):
-        # Somebody asked again: the slate is clean.
+        # Another try was requested: failures no longer count.
         again = Progress(
             born=progress.born,
             run_sha256=progress.run_sha256,
@@ -499,9 +499,9 @@ def _rest(step: Step, moment: Moment) -> Step:
 
 
 def _begin(step: Step, moment: Moment) -> Step:
-    """Start a run; one that may exist only once, after the control plane has said that it is ours.
+    """Start a run. An at-most-one run starts after the control plane has confirmed that this node owns it.
 
-    So too one that was stopped because contact was lost: another node may have it since.
+    So does a run that was stopped without contact: another node may own it by now.
     """
     state = step.state
     if not state.rules.at_most_one and not (state.rules.needs_contact and state.progress.held):
@@ -548,7 +548,7 @@ def _record_end(state: WorkloadState, exit_: Exit | None, last_output: str, ende
 
 
 def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> Step:
-    """What follows the end of a run that is still wanted: the restart policy decides."""
+    """What follows the end of a run that should go on: the restart policy decides."""
     state = step.state
     if ended_by:
         # Ended because contact was lost, or together with its agent: not a failure of the workload.
@@ -562,16 +562,16 @@ def _after_own_end(step: Step, exit_: Exit, ended_by: str, moment: Moment) -> St
 
 
 def _after_failed_run(step: Step, exit_: Exit | None, message: str, moment: Moment) -> Step:
-    """What follows a run that is still wanted and has failed."""
+    """What follows the failure of a run that should go on."""
     state = step.state
     restart, progress = state.rules.restart, state.progress
     ended_at = (exit_.ended_at if exit_ is not None else None) or moment.now
     healthy = _lifetime(progress.started_at, ended_at) >= restart.healthy_after
     failures = 1 if healthy else progress.failures + 1
     step = replace(step, state=replace(state, progress=replace(progress, failures=failures)))
-    if restart.policy == "no":
+    if restart.policy == Restart.NO:
         return _fail(step, FailureReason.RUNTIME_ERROR, message)
-    if restart.policy == "on-failure" and restart.max_retries and failures > restart.max_retries:
+    if restart.policy == Restart.ON_FAILURE and restart.max_retries and failures > restart.max_retries:
         return _fail(step, FailureReason.RUNTIME_ERROR, f"{message}; gave up after {restart.max_retries} restarts")
     failed = replace(step.state.progress, failure=FailureReason.RUNTIME_ERROR)
     return _wait(

@@ -1,4 +1,4 @@
-"""What is told of a workload: the status that is reported, and the verdict on the last order. Pure."""
+"""Makes the status that is reported of a workload, and the verdict on the last command. Pure. Called by the actor."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from dataclasses import dataclass, replace
 from shoal.agent.facts import Outcome, Stage, WorkloadState
 from shoal.model.workloads import FailureReason, RunState, RunStatus
 
-#: What the texts of all workloads of an agent may take in one message. With it, and with as many workloads as an agent
-#: takes, a heartbeat stays below what a message may have, whatever they print and however they are called.
+#: The most bytes that the texts of all workloads may have in one heartbeat, so that the message keeps its limit.
 TEXT_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the last order."""
+    """What became of the last command."""
 
     #: Empty when it was carried out.
     error: str = ""
 
 
 def verdict_of(state: WorkloadState) -> Verdict | None:
-    """Whether the last order is carried out, or has failed for good; None while neither is true.
+    """Whether the last command is carried out, or has failed for good; None while neither is true.
 
     An apply is carried out once the workload runs and is ready, has completed, or is stopped as asked. A workload that
-    waits to be restarted, or for the control plane's word, is not there yet.
+    waits to be restarted, or to be confirmed by the control plane, is not.
     """
     if state.intent.deleting:
         return Verdict() if state.stage is Stage.FORGOTTEN else None
@@ -81,7 +80,7 @@ def text_room(count: int) -> int:
 def brief(status: RunStatus, room: int) -> RunStatus:
     """The same status with texts of at most `room` bytes: half of it for the end of what was printed.
 
-    The message has a quarter, because it is said twice.
+    The message has a quarter, because a heartbeat has it twice.
     """
     message, last_output = _beginning(status.message, room // 4), _end(status.last_output, room // 2)
     if message == status.message and last_output == status.last_output:

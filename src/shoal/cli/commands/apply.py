@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import waiting
-from shoal.cli.commands.preview import UNCHANGED, preview
-from shoal.cli.commands.specs import LocatedDocument, read_specs
-from shoal.cli.commands.waiting import Goal, Waited
+from shoal.cli.commands.common import waiting
+from shoal.cli.commands.common.preview import UNCHANGED, preview
+from shoal.cli.commands.common.specs import LocatedDocument, read_specs
+from shoal.cli.commands.common.waiting import Goal, Waited
 from shoal.cli.commands.workloads import ACCEPTED
 from shoal.cli.connection import session
 from shoal.cli.connection.options import START, Json, OptionalTimeout, Recursive, client_command, duration

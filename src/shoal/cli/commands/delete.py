@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import acting, selecting
-from shoal.cli.commands.specs import read_specs
-from shoal.cli.commands.waiting import Goal
+from shoal.cli.commands.common import acting, selecting
+from shoal.cli.commands.common.specs import read_specs
+from shoal.cli.commands.common.waiting import Goal
 from shoal.cli.connection import session
 from shoal.cli.connection.options import (
     FLEET,

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import events, preview, workloads
+from shoal.cli.commands import events, workloads
+from shoal.cli.commands.common import preview
+from shoal.cli.commands.common.specs import document_of
 from shoal.cli.connection import session
 from shoal.cli.connection.options import START, WorkloadName, client_command
 from shoal.cli.output.tables import clean
@@ -18,7 +20,7 @@ from shoal.core.errors import ShoalError
 from shoal.model.documents import write_document
 from shoal.model.events import Event
 from shoal.model.views import WorkloadView
-from shoal.model.workloads import Liveness, Readiness
+from shoal.model.workloads import DesiredState, Liveness, Readiness
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -49,7 +51,7 @@ async def describe(
     _show_probes(view)
     if view.spec is not None:
         output.data("\nspec")
-        for line in output.yaml_text([write_document(workloads.document_of(view))]).splitlines():
+        for line in output.yaml_text([write_document(document_of(view))]).splitlines():
             output.data(f"{_INDENT}{line}")
     if happened:
         output.data("\nlast events")
@@ -67,9 +69,9 @@ async def _show_placement(control: ControlPlane, view: WorkloadView, known: tupl
     if placed is not None and view.assigned_node_id:
         rows.append(("since", output.ago_words(placed.time, now)))
         rows.append(("placed because", placed.cause))
-    if view.spec is not None and view.desired_state == "Running":
+    if view.spec is not None and view.desired_state == DesiredState.RUNNING:
         with contextlib.suppress(ShoalError):
-            (planned,) = (await control.plan([workloads.document_of(view)])).placements
+            (planned,) = (await control.plan([document_of(view)])).placements
             if planned.node_id == view.assigned_node_id:
                 rows.append(("why", preview.why_node(planned)))
             rows.append(("nodes that fit", ", ".join(each.node_id for each in planned.scores) or "none"))

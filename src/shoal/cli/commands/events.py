@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import selecting
+from shoal.cli.commands.common import selecting
 from shoal.cli.connection import completion
 from shoal.cli.connection.options import FLEET, Json, SelectorText, client_command
 from shoal.cli.output.tables import Column, clean, pad

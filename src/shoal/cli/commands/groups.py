@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import waiting, workloads
+from shoal.cli.commands import workloads
+from shoal.cli.commands.common import waiting
+from shoal.cli.commands.common.listing import Listing, show
+from shoal.cli.commands.common.specs import document_of
+from shoal.cli.commands.common.waiting import Goal
 from shoal.cli.commands.delete import delete_group as request_deletion
-from shoal.cli.commands.listing import Listing, show
-from shoal.cli.commands.waiting import Goal
 from shoal.cli.connection import session
 from shoal.cli.connection.options import Detach, GroupName, Json, Timeout, Watch, client_command
 from shoal.cli.output import Cell
@@ -70,7 +72,7 @@ async def get_group(control: ControlPlane, group: GroupName, *, as_json: Json = 
         output.json_document({"group": view})
         return
     if as_yaml:
-        documents = [workloads.document_of(await control.get_workload(each.workload_id)) for each in view.members]
+        documents = [document_of(await control.get_workload(each.workload_id)) for each in view.members]
         output.yaml_documents([write_document(GroupDocument(view.group_id, tuple(documents)))])
         return
     output.facts(

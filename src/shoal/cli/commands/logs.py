@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import selecting
+from shoal.cli.commands.common import selecting
 from shoal.cli.connection import session
 from shoal.cli.connection.options import (
     FLEET,

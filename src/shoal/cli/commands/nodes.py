@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import waiting
-from shoal.cli.commands.listing import Listing, show
+from shoal.cli.commands.common import waiting
+from shoal.cli.commands.common.listing import Listing, show
 from shoal.cli.connection import session
 from shoal.cli.connection.options import (
     Detach,
@@ -27,8 +27,10 @@ from shoal.cli.output import Cell, hints
 from shoal.cli.output.tables import Column
 from shoal.cli.output.units import cores, megabytes
 from shoal.core.errors import InvalidError, problem
+from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.selectors import parse_selector
 from shoal.model.views import NodeView, WorkloadView
+from shoal.model.workloads import DesiredState
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -155,10 +157,10 @@ def conditions(view: NodeView, now: datetime) -> list[Condition]:
     """How a node is: what the control plane knows of it, and what its agent reports."""
     since = output.ago(view.status_updated_at, now)
     found = [
-        Condition("Ready", str(view.status == "Ready"), since, view.status_reason),
+        Condition("Ready", str(view.status == NodeState.READY), since, view.status_reason),
         Condition(
             "Schedulable",
-            str(not view.desired and view.status == "Ready"),
+            str(not view.desired and view.status == NodeState.READY),
             output.ago(view.desired_updated_at, now),
             f"{view.desired} by an operator" if view.desired else "",
         ),
@@ -214,7 +216,7 @@ async def uncordon(control: ControlPlane, node: NodeName) -> None:
     Workloads that have left it do not come back by themselves.
     """
     view = await control.uncordon_node(node)
-    output.words(f"node {node} takes work again" + ("" if view.status == "Ready" else f"; it is {view.status}"))
+    output.words(f"node {node} takes work again" + ("" if view.status == NodeState.READY else f"; it is {view.status}"))
 
 
 @client_command(app, "drain")
@@ -281,13 +283,13 @@ async def _wait_until_drained(control: ControlPlane, node: str, timeout: float |
     with output.progress() as display:
         while True:
             view = await control.get_node(node)
-            if view.desired == "drained":
+            if view.desired == DesiredNodeState.DRAINED:
                 break
-            if view.desired != "draining":
+            if view.desired != DesiredNodeState.DRAINING:
                 output.fail_with(f"the drain of node {node} was canceled", hint="`shoal node get` shows its state")
                 return 1
             leaving = await control.list_workloads(node_id=node)
-            rows = [_leaving_row(each) for each in leaving if each.desired_state == "Running"]
+            rows = [_leaving_row(each) for each in leaving if each.desired_state == DesiredState.RUNNING]
             display.show([output.ProgressRow(node, view.status, _to_leave(view)), *rows])
             if clock.monotonic() >= ends_at:
                 output.fail_with(
@@ -338,12 +340,12 @@ def _row(node: NodeView, now: datetime) -> list[str | Cell]:
         output.ago(node.last_heartbeat, now) or "?",
         node.grpc_endpoint,
         node.agent_version,
-        _reason(node) if node.status != "Ready" or node.desired else "",
+        _reason(node) if node.status != NodeState.READY or node.desired else "",
         ",".join(f"{key}={value}" for key, value in sorted(node.labels.items())),
     ]
 
 
 def _reason(node: NodeView) -> str:
-    if node.desired == "cordoned" and node.status == "Ready":
+    if node.desired == DesiredNodeState.CORDONED and node.status == NodeState.READY:
         return "cordoned"
     return node.status_reason

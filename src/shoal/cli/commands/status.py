@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import waiting
+from shoal.cli.commands.common import waiting
 from shoal.cli.connection.options import START, Json, client_command
 from shoal.cli.output.tables import Column
-from shoal.model.views import ClusterSummary
+from shoal.model.nodes import NodeState
+from shoal.model.phases import AS_REQUESTED
+from shoal.model.views import ClusterSummary, NodeView
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
 
 _COLUMNS = (Column("UNHEALTHY"), Column("STATE"), Column("REASON", least=16))
 _MOST = 20
+_NODE_WORDS = {
+    NodeState.SUSPECT: "suspect",
+    NodeState.DRAINING: "draining",
+    NodeState.DRAINED: "drained",
+    NodeState.NOT_READY: "not ready",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +37,9 @@ def register(app: typer.Typer) -> None:
 async def status(control: ControlPlane, *, as_json: Json = False) -> None:
     """Show the fleet in numbers, and every node and workload that is unhealthy."""
     summary = await control.summary()
-    nodes = [node for node in await control.list_nodes() if node.status not in ("Ready", "Drained")]
-    poor = [view for view in await control.list_workloads() if view.status not in ("Running", "Stopped", "Completed")]
+    every_node = await control.list_nodes()
+    nodes = [node for node in every_node if node.status not in (NodeState.READY, NodeState.DRAINED)]
+    poor = [view for view in await control.list_workloads() if view.status not in AS_REQUESTED]
     if as_json:
         unwell = {
             "nodes": [{"id": node.node_id, "status": node.status, "reason": node.status_reason} for node in nodes],
@@ -42,7 +53,7 @@ async def status(control: ControlPlane, *, as_json: Json = False) -> None:
     output.facts(
         [
             ("cluster", summary.cluster_id),
-            ("nodes", _nodes(summary)),
+            ("nodes", _nodes(every_node)),
             ("workloads", _workloads(summary)),
             ("groups", str(summary.groups) if summary.groups else ""),
         ]
@@ -57,12 +68,12 @@ async def status(control: ControlPlane, *, as_json: Json = False) -> None:
         output.words(f"… and {len(rows) - _MOST} more; `shoal node list` and `shoal workload list` show all")
 
 
-def _nodes(summary: ClusterSummary) -> str:
-    if not summary.total_nodes:
+def _nodes(nodes: Sequence[NodeView]) -> str:
+    if not nodes:
         return "none yet; start one with `shoal agent`"
-    parts = [(summary.suspect_nodes, "suspect"), (summary.not_ready_nodes, "not ready")]
-    rest = "".join(f", {count} {word}" for count, word in parts if count)
-    return f"{summary.ready_nodes} of {summary.total_nodes} ready{rest}"
+    counts = Counter(node.status for node in nodes)
+    rest = "".join(f", {counts[state]} {word}" for state, word in _NODE_WORDS.items() if counts[state])
+    return f"{counts[NodeState.READY]} of {len(nodes)} ready{rest}"
 
 
 def _workloads(summary: ClusterSummary) -> str:

@@ -17,6 +17,8 @@ from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.cli.output.units import cores, megabytes, size
 from shoal.core.errors import DeadlineError, UnavailableError
+from shoal.model.nodes import NodeState
+from shoal.model.phases import ContractStatus
 from shoal.model.views import NodeView, WorkloadView
 
 if TYPE_CHECKING:
@@ -113,8 +115,8 @@ async def _take(control: ControlPlane) -> Snapshot:
 def _lines(snapshot: Snapshot, note: str, now: datetime, width: int) -> Sequence[Text]:
     from rich.text import Text
 
-    ready = sum(node.status == "Ready" for node in snapshot.nodes)
-    running = sum(view.status == "Running" for view in snapshot.workloads)
+    ready = sum(node.status == NodeState.READY for node in snapshot.nodes)
+    running = sum(view.status == ContractStatus.RUNNING for view in snapshot.workloads)
     head = (
         f"{output.local_time(now)}   nodes {ready}/{len(snapshot.nodes)} ready"
         f"   workloads {running}/{len(snapshot.workloads)} running"
@@ -164,4 +166,4 @@ def _workload_rows(snapshot: Snapshot, now: datetime) -> list[list[str | Cell]]:
 
 def _unused(view: WorkloadView) -> str:
     """Stands for a missing usage: ? for a workload that runs, - for one that does not."""
-    return "?" if view.status == "Running" else "-"
+    return "?" if view.status == ContractStatus.RUNNING else "-"

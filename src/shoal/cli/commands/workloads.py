@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli import output
-from shoal.cli.commands import acting, selecting, waiting
+from shoal.cli.commands.common import acting, selecting, waiting
+from shoal.cli.commands.common.listing import Listing, show
+from shoal.cli.commands.common.specs import document_of
+from shoal.cli.commands.common.waiting import Goal
 from shoal.cli.commands.delete import delete
-from shoal.cli.commands.listing import Listing, show
-from shoal.cli.commands.waiting import Goal
 from shoal.cli.connection import completion, session
 from shoal.cli.connection.options import (
     Detach,
@@ -29,8 +30,9 @@ from shoal.cli.connection.options import (
 )
 from shoal.cli.output import Cell, hints
 from shoal.cli.output.tables import Column, clean
-from shoal.core.errors import InvalidError, UnsupportedError
-from shoal.model.documents import WorkloadDocument, write_document
+from shoal.core.errors import InvalidError
+from shoal.model.documents import write_document
+from shoal.model.phases import AS_REQUESTED, ContractStatus
 from shoal.model.views import WorkloadView
 from shoal.model.workloads import DesiredState
 
@@ -136,7 +138,7 @@ async def get_workload(
     if view.rejections:
         output.data("\nrejected by")
         output.facts([(f"  {each.node_id}", each.message) for each in view.rejections])
-    if view.run and view.run.last_output and view.status != "Running":
+    if view.run and view.run.last_output and view.status != ContractStatus.RUNNING:
         output.data("\nlast output")
         for line in view.run.last_output.splitlines():
             output.data(f"  {clean(line)}")
@@ -161,7 +163,7 @@ def show_facts(view: WorkloadView, now: datetime) -> None:
             ("reported revision", view.observed_revision_id if view.observed_revision_id != view.revision_id else ""),
             ("generation", str(view.generation)),
             ("age", output.ago(view.created_at, now)),
-            ("running for", output.ago(run.started_at, now) if run and view.status == "Running" else ""),
+            ("running for", output.ago(run.started_at, now) if run and view.status == ContractStatus.RUNNING else ""),
             ("pid", str(run.pid) if run and run.pid else ""),
             ("ports", ", ".join(f"{name} {port}" for name, port in sorted(run.ports.items())) if run else ""),
             ("restarts", str(run.restarts) if run and run.restarts else ""),
@@ -243,19 +245,10 @@ async def _set(
     return await acting.for_each(control, names, request, done=done, goal=goal, detach=detach, timeout=timeout)
 
 
-def document_of(view: WorkloadView) -> WorkloadDocument:
-    """The document that applies a workload as it is stored."""
-    if view.spec is None:
-        raise UnsupportedError(f"the control plane does not show the spec of workload {view.workload_id!r}")
-    # A revision that is the hash of the spec would be wrong as soon as the spec is changed.
-    is_hash = bool(view.spec_sha256) and view.revision_id == view.spec_sha256.hex()
-    revision = "" if is_hash else view.revision_id
-    return WorkloadDocument(view.workload_id, view.spec, revision, view.desired_state)
-
-
 def is_only_accepted(view: WorkloadView) -> bool:
     """Whether a workload is to run, and no agent has reported it yet."""
-    return view.desired_state == "Running" and view.run is None and view.status not in ("Completed", "Deleting")
+    ending = (ContractStatus.COMPLETED, ContractStatus.DELETING)
+    return view.desired_state == DesiredState.RUNNING and view.run is None and view.status not in ending
 
 
 def _reason(view: WorkloadView) -> str:
@@ -277,6 +270,6 @@ def row(view: WorkloadView, now: datetime) -> list[str | Cell]:
         output.ago(view.created_at, now) or "-",
         view.group_id,
         output.short(view.revision_id),
-        waiting.why(view) if view.status not in ("Running", "Completed", "Stopped") else "",
+        waiting.why(view) if view.status not in AS_REQUESTED else "",
         ",".join(f"{key}={value}" for key, value in sorted(view.labels.items())),
     ]

@@ -18,8 +18,8 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.core.disk.private_files import read_private, write_private
 from shoal.core.errors import InvalidError, Problem, ShoalError, problem
-from shoal.core.private_files import read_private, write_private
 
 FOLDER = ".shoal"
 FILE = "client.toml"

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.core.clock import Clock
+from shoal.core.disk.locks import FileLock
+from shoal.core.disk.private_files import FILE_MODE, let_others_pass, make_data_directory, write_private
 from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
-from shoal.core.locks import FileLock
-from shoal.core.private_files import FILE_MODE, let_others_pass, make_data_directory, write_private
 
 STARTS_WITHIN = 60.0
 """Seconds a child may take until it serves; generous, because a busy machine is not a broken one."""

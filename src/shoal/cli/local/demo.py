@@ -27,6 +27,8 @@ from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import DeniedError, ShoalError
 from shoal.core.tasks import task_scope
 from shoal.model.documents import WorkloadDocument
+from shoal.model.nodes import NodeState
+from shoal.model.phases import ContractStatus
 
 if TYPE_CHECKING:
     from shoal.cli.local.fleet import LocalFleet
@@ -103,7 +105,7 @@ async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> Non
     for document in documents:
         await control.apply(document)
     for document in documents:
-        wanted = "Completed" if document.id == "batch" else "Running"
+        wanted = ContractStatus.COMPLETED if document.id == "batch" else ContractStatus.RUNNING
         await wait_for(control, clock, document.id, _has_status(wanted))
     seconds = clock.monotonic() - began
     await _show(control)
@@ -172,13 +174,13 @@ async def _act_kill_machine(
     await fleet.kill_machine(victim)
     after_death()
     for name in doomed:
-        await wait_for(control, clock, name, lambda view: view.status == "Running" and view.assigned_node_id != victim)
+        await wait_for(control, clock, name, _runs_elsewhere_than(victim))
     seconds = clock.monotonic() - began
     await _show(control)
     moved = f"{_count(len(doomed), 'workload')} of {victim} ran elsewhere {seconds:.1f} s after its death"
     report.note(True, moved)
     batch = await control.get_workload("batch")
-    report.note(batch.status == "Completed", "the finished batch job was not run again")
+    report.note(batch.status == ContractStatus.COMPLETED, "the finished batch job was not run again")
     await fleet.start_agent(victim)
     await until(clock, f"{victim} is back", lambda: _node_is_ready(control, victim))
     report.note(True, f"{victim} came back and is Ready")
@@ -263,17 +265,21 @@ def _has_status(wanted: str) -> Callable[[WorkloadView], bool]:
 
 
 def _runs_as(pid: int) -> Callable[[WorkloadView], bool]:
-    return lambda view: view.status == "Running" and pid_of(view) == pid
+    return lambda view: view.status == ContractStatus.RUNNING and pid_of(view) == pid
+
+
+def _runs_elsewhere_than(node_id: str) -> Callable[[WorkloadView], bool]:
+    return lambda view: view.status == ContractStatus.RUNNING and view.assigned_node_id != node_id
 
 
 async def _pids(control: ControlPlane, node_id: str) -> dict[str, int]:
     """The processes of what runs on a node."""
     views = await control.list_workloads(node_id=node_id)
-    return {view.workload_id: pid_of(view) for view in views if view.status == "Running"}
+    return {view.workload_id: pid_of(view) for view in views if view.status == ContractStatus.RUNNING}
 
 
 async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
-    return (await control.get_node(node_id)).status == "Ready"
+    return (await control.get_node(node_id)).status == NodeState.READY
 
 
 def _fitting_lease(seconds: float) -> timedelta:

@@ -24,6 +24,7 @@ from shoal.cli.output.tables import Column
 from shoal.core.clock import Clock
 from shoal.core.errors import DeadlineError, PreconditionError, ShoalError
 from shoal.core.tasks import task_scope
+from shoal.model.phases import ContractStatus
 from shoal.topics.local import LocalTopics
 
 make_importable()  # the example is no part of the package: what follows needs it
@@ -232,7 +233,7 @@ class StreamOnShow:
 
 
 def _runs_anew(former: int) -> Callable[[WorkloadView], bool]:
-    return lambda view: view.status == "Running" and pid_of(view) not in (0, former)
+    return lambda view: view.status == ContractStatus.RUNNING and pid_of(view) not in (0, former)
 
 
 async def _tell_last_words(control: ControlPlane) -> None:

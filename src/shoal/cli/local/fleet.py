@@ -40,6 +40,7 @@ from shoal.core.durations import format_duration
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, UnavailableError, problem
 from shoal.core.tasks import TaskScope
+from shoal.model.nodes import NodeState
 from shoal.wire.access import LOOPBACK
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ class LocalFleet:
             while True:
                 wanted = {name for name in self.names if self.is_running(name)}
                 with contextlib.suppress(UnavailableError):
-                    ready = {node.node_id for node in await control.list_nodes() if node.status == "Ready"}
+                    ready = {node.node_id for node in await control.list_nodes() if node.status == NodeState.READY}
                     if wanted <= ready:
                         return
                 if not self._exits.empty():

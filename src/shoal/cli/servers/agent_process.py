@@ -70,14 +70,11 @@ async def _join(settings: AgentSettings, stop: asyncio.Event) -> bool:
 
     from shoal.agent.contact.joining import join
     from shoal.agent.node.probes import default_node_id
+    from shoal.core.tasks import running
 
-    joining = asyncio.ensure_future(join(settings, node_id=lambda: default_node_id(socket.gethostname())))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
+    work = join(settings, node_id=lambda: default_node_id(socket.gethostname()))
+    async with running(work, name="join") as joining, running(stop.wait(), name="stop") as stopping:
         await asyncio.wait({joining, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if joining.done():
             joining.result()
         return joining.done()
-    finally:
-        joining.cancel()
-        stopping.cancel()

@@ -159,7 +159,7 @@ def _checked_name(role: HandIssued, node_id: str | None, name: str | None) -> st
 
 def _refuse_another(target: Path, identity: Identity) -> None:
     """Refuse to replace the files of another identity: the program that uses them would become somebody else."""
-    from shoal.core.private_files import read_private
+    from shoal.core.disk.private_files import read_private
     from shoal.wire.certificates import describe, read_certificates
     from shoal.wire.credentials import CERT_FILE
 
@@ -178,7 +178,7 @@ def _refuse_another(target: Path, identity: Identity) -> None:
 
 def _find(top: Path) -> Iterator[tuple[Path, CertificateFacts]]:
     """Every certificate in a file or below a directory. Other files are skipped, unless the file itself was named."""
-    from shoal.core.private_files import read_private
+    from shoal.core.disk.private_files import read_private
     from shoal.wire.certificates import describe, read_certificates
 
     if not top.exists():

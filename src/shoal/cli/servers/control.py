@@ -86,7 +86,9 @@ def control(
     advertise: Annotated[
         Text, typer.Option(metavar="HOST:PORT", help="What followers tell clients to dial when this one leads")
     ] = None,
-    heartbeat_interval: Annotated[Text, typer.Option(metavar="DURATION", help="How often agents beat [10s]")] = None,
+    heartbeat_interval: Annotated[
+        Text, typer.Option(metavar="DURATION", help="How often agents send heartbeats [10s]")
+    ] = None,
     lease: Annotated[
         Text, typer.Option(metavar="DURATION", help="How long a node counts as alive after a heartbeat [30s]")
     ] = None,

@@ -25,6 +25,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import NodeId, SessionId, WorkloadId
+from shoal.model.actions import OPEN, ActionStatus, ActionType
 from shoal.model.identity import Peer, Role
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord
 from shoal.model.workloads import DesiredState, RunStatus, WorkloadRecord
@@ -133,12 +134,12 @@ class Agents:
         Its status is no proof: a status poll that overlaps a removal may bring the record back.
         """
         actions = await self._actions(node, workload_id)
-        if any(action.status in ("pending", "running") for action in actions):
+        if any(action.status in OPEN for action in actions):
             return Removal.BUSY
-        newest = next((each for each in actions if each.action_type == "delete_workload"), None)
+        newest = next((each for each in actions if each.action_type == ActionType.DELETE), None)
         if newest is None:
             return Removal.UNLISTED
-        done = newest.status == "completed" or "not found" in newest.error
+        done = newest.status == ActionStatus.COMPLETED or "not found" in newest.error
         return Removal.DONE if done else Removal.FAILED
 
     async def _actions(self, node: NodeRecord, workload_id: WorkloadId) -> Sequence[pb.AgentAction]:

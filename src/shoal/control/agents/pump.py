@@ -1,8 +1,8 @@
 """Sends commands to agents: at most one at a time for each node and workload, a bounded number for each node.
 
-Commands wait in the line of their node, and nodes take turns. So a node that answers slowly or not at all fills its own
-line and delays no other node. While requests wait for a placement, fewer commands are started at once: a placement
-that was decided is durable, and its command can wait. While there is a backlog of them, the first commands of new
+Commands wait in a queue for each node, and the nodes are served in rotation. So a node that answers slowly or not at
+all delays no other node. While requests wait for a placement, fewer commands are started at once: a placement is
+durable, and its command can wait. While there is a backlog of them, the first commands of new
 workloads also wait for each other, because a node that gets them together reports on them with one heartbeat.
 
 Used by `shoal.control.workloads.dispatch` and `shoal.control.workloads.copies`.

@@ -1,11 +1,11 @@
-"""The streams that agents and clients have open: many messages each way, each treated as a unary call would be.
+"""Serves the streams that agents and clients open: each message is handled as its unary call would be.
 
-What the control plane has to say to an agent goes out through the agent's own stream. A stream that registers a node,
-or brings a beat of its session, is that node's from then on; the one before it is ended. When the stream of a node
-breaks, the node is Suspect at once, and Ready with its next beat. A message that is refused or cannot be read is
-answered with an `error`, and the stream goes on. Each message is counted and traced as its unary call would be.
+The control plane calls an agent through the agent's own stream. A stream that registers a node, or brings a heartbeat
+of its session, belongs to that node; the node's previous stream is ended. When the stream of a node breaks, the node is
+Suspect at once, and Ready with its next heartbeat. A message that is refused or cannot be read is answered with an
+`error`, and the stream goes on. Each message is counted and traced as its unary call would be.
 
-Made for each leadership; `shoal.control.api.service` serves through it, `shoal.control.agents.calls` calls through it.
+Made for each leadership. Used by `shoal.control.api.service` (messages) and `shoal.control.agents.calls` (calls).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Handlers(Protocol):
         ...
 
     def heartbeat(self, request: pb.HeartbeatRequest, call: Call, /) -> Awaitable[pb.HeartbeatResponse]:
-        """Take in a beat."""
+        """Take in a heartbeat."""
         ...
 
     def apply_workload(self, request: pb.ApplyWorkloadRequest, call: Call, /) -> Awaitable[pb.ApplyWorkloadResponse]:
@@ -236,7 +236,7 @@ class Streams:
     def _belongs(
         self, stream: _Stream, node_id: NodeId, session: SessionId, sequence: int, *, registered: bool = False
     ) -> None:
-        """A stream has brought a registration, or a beat of the session that holds the node: it is that node's."""
+        """A stream has brought a registration, or a heartbeat of the session that holds the node: it is that node's."""
         node = self._fleet.nodes.get(node_id)
         if node is None or node.session != session or not node.spec.has(Feature.STREAM):
             return

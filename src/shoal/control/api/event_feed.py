@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 
-from shoal.control.state.fleet import Ledger
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import EventQuery
 from shoal.model.events import Event
 

@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator
 from shoal.control.agents.calls import Agents
 from shoal.control.api.parsing import check_id
 from shoal.control.state.causes import caller_of, cause_of_call
-from shoal.control.state.fleet import Ledger, workload_event
+from shoal.control.state.events import Origin, workload_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
 from shoal.core.clock import Clock
 from shoal.core.errors import PreconditionError, UnsupportedError
@@ -50,14 +51,9 @@ class ExecService:
         words = shlex.join(wanted.command)
         shown = words if len(words) <= _MAX_SHOWN else f"{words[:_MAX_SHOWN]}…"
         place = f" in service {wanted.service}" if wanted.service else ""
-        event = workload_event(
-            record,
-            EventKind.WORKLOAD_EXEC,
-            f"{caller_of(call)} runs{place}: {shown}",
-            at=self._clock.wall(),
-            source=EventSource.API,
-            cause=cause_of_call(call),
-        )
+        origin = Origin(self._clock.wall(), EventSource.API, cause_of_call(call))
+        message = f"{caller_of(call)} runs{place}: {shown}"
+        event = workload_event(record, EventKind.WORKLOAD_EXEC, message, origin)
         await self._ledger.commit(Batch(events=(event,)))
         answers = self._agents.exec(node, _joined(first, requests))
         try:

@@ -37,7 +37,6 @@ from shoal.control.placement.scheduler import place, place_together
 from shoal.control.state.causes import cause_of_call
 from shoal.control.state.facts import PlacementDecision
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle.phases import WORKLOAD_STATUSES
 from shoal.control.store.base import Store
 from shoal.control.trust.entitlements import check_identities, identity_problem
 from shoal.control.workloads.adoption import Adoption
@@ -57,7 +56,7 @@ from shoal.core.errors import (
 from shoal.core.ids import GroupId, NodeId, SessionId, WorkloadId
 from shoal.model.identity import Role
 from shoal.model.nodes import Feature, NodeRecord, NodeState, NodeUsage
-from shoal.model.phases import WorkloadPhase
+from shoal.model.phases import ContractStatus, WorkloadPhase
 from shoal.model.views import NodeScore, PlannedPlacement
 from shoal.model.workloads import MAX_DURATION, DesiredState, RunStatus, WorkloadRecord
 from shoal.wire import convert
@@ -67,7 +66,7 @@ from shoal.wire.transport import Call
 #: States that the contract names and no workload here is ever in.
 OTHER_STATES = ("RetryPending", "Deleted")
 #: What `ListWorkloads` can be asked for.
-WORKLOAD_STATES = tuple(dict.fromkeys((*WorkloadPhase, *WORKLOAD_STATUSES, ACCEPTED_STATUS, *OTHER_STATES)))
+WORKLOAD_STATES = tuple(dict.fromkeys((*WorkloadPhase, *ContractStatus, ACCEPTED_STATUS, *OTHER_STATES)))
 MAX_DEADLINE_MS = MAX_DURATION // timedelta(milliseconds=1)
 
 
@@ -231,9 +230,9 @@ class ControlService:
 
     async def _apply(self, request: pb.ApplyWorkloadRequest, call: Call) -> Applied:
         requested = read_workload(request.workload_id, request.spec, request.revision_id, request.desired_state)
-        trouble = identity_problem(requested.spec, "spec", grouped=False, issues=self._issues_certificates)
-        if trouble is not None:
-            raise InvalidError([trouble])
+        found = identity_problem(requested.spec, "spec", grouped=False, issues=self._issues_certificates)
+        if found is not None:
+            raise InvalidError([found])
         return await self._workloads.apply(
             requested, cause=cause_of_call(call), expected_revision=request.expected_revision
         )

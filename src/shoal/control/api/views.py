@@ -10,19 +10,27 @@ from datetime import datetime, timedelta
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.nodes.drain import Drains
 from shoal.control.nodes.loss import LostNodes
+from shoal.control.placement.feasible import describe_rejections
 from shoal.control.state.fleet import Fleet
-from shoal.control.state.lifecycle.phases import Waiting, contract_status, group_phase, is_about_newest, phase_of
-from shoal.control.workloads import retries
+from shoal.control.state.lifecycle.phases import (
+    NOT_STARTED,
+    contract_status,
+    group_phase,
+    is_about_newest,
+    phase_of,
+)
 from shoal.control.workloads.commands import CommandLog
+from shoal.control.workloads.decisions import retries
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.ids import SessionId
 from shoal.model.nodes import ROOT_POOL, DesiredNodeState, NodeRecord, NodeSpec, NodeState
-from shoal.model.phases import ACCEPTED, WorkloadPhase
+from shoal.model.phases import ACCEPTED, ContractStatus, WorkloadPhase
 from shoal.model.resources import Resources
 from shoal.model.views import ClusterSummary, GroupView, NodeView, PoolView, Reason, WorkloadView
 from shoal.model.workloads import (
+    DesiredState,
+    FailoverPolicy,
     FailureReason,
     GroupRecord,
     Observation,
@@ -90,8 +98,9 @@ class Views:
     def workload(self, record: WorkloadRecord, *, with_spec: bool = True) -> WorkloadView:
         """One workload."""
         observation = self._fleet.observations.get(record.workload_id)
-        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
-        status = contract_status(record, observation, owner)
+        owner = self._fleet.owner_of(record)
+        waiting = self._pending.waiting
+        status = contract_status(record, observation, owner, waiting)
         mine = observation is not None and observation.node_id == record.node_id
         run = observation.status if observation is not None and mine else None
         newest = run if is_about_newest(record, observation) else None
@@ -102,7 +111,7 @@ class Views:
             type=record.spec.type.value,
             desired_state=record.desired.value,
             status=status,
-            state=self._phase(record),
+            state=phase_of(record, observation, owner, waiting),
             assigned_node_id=record.node_id or "",
             revision_id=record.revision_id,
             observed_revision_id=run.revision_id if run is not None else "",
@@ -111,7 +120,7 @@ class Views:
             retry_attempts=record.retry.attempts,
             retry_max_attempts=record.retry.max_attempts,
             retry_next_at=record.retry.next_at,
-            failure_reason=reason.code if status == WorkloadPhase.FAILED and reason is not None else "",
+            failure_reason=reason.code if status is ContractStatus.FAILED and reason is not None else "",
             created_at=record.created_at,
             last_updated=max(record.updated_at, observation.observed_at) if mine and observation else record.updated_at,
             reason=reason,
@@ -127,9 +136,8 @@ class Views:
 
     def _phase(self, record: WorkloadRecord) -> WorkloadPhase:
         observation = self._fleet.observations.get(record.workload_id)
-        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
-        waiting = Waiting(self._pending.rejections.keys(), self._commands.without_secret)
-        return phase_of(record, observation, owner, waiting)
+        owner = self._fleet.owner_of(record)
+        return phase_of(record, observation, owner, self._pending.waiting)
 
     def _usage(self, record: WorkloadRecord, run: RunStatus) -> Usage | None:
         if not self._contacts.receives_heartbeats:
@@ -139,22 +147,24 @@ class Views:
         return measured or run.usage
 
     def _reason(
-        self, record: WorkloadRecord, status: str, observation: Observation | None, owner: NodeRecord | None
+        self, record: WorkloadRecord, status: ContractStatus, observation: Observation | None, owner: NodeRecord | None
     ) -> Reason | None:
         rejections = self._pending.rejections.get(record.workload_id)
         if rejections is not None and record.placed_generation < record.generation:
             code = FailureReason.INSUFFICIENT_RESOURCES.value
             return Reason(code, describe_rejections(rejections), record.updated_at, retryable=True)
-        if status == WorkloadPhase.UNKNOWN and owner is not None:
+        if status is ContractStatus.UNKNOWN and owner is not None:
             return Reason("NODE_LOST", self._why_lost(record, owner), owner.state_at, retryable=True)
         stuck = self._drains.stuck.get(record.workload_id)
         if stuck is not None and owner is not None and owner.desired is DesiredNodeState.DRAINING:
             return Reason(
                 "NODE_DRAINING", f"node {owner.node_id} is drained: {stuck}", owner.desired_at, retryable=True
             )
-        trouble = self._commands.trouble.get(record.workload_id)
-        if trouble is not None and observation is None:
-            return Reason("NETWORK_ERROR", trouble, record.updated_at, retryable=True)
+        error = self._commands.errors.get(record.workload_id, "")
+        if record.workload_id in self._commands.invalid:
+            return Reason(FailureReason.INVALID_SPEC.value, error, record.updated_at)
+        if error and observation is None:
+            return Reason(FailureReason.NETWORK_ERROR.value, error, record.updated_at, retryable=True)
         if observation is None:
             return None
         run = observation.status
@@ -174,7 +184,7 @@ class Views:
         words = f"node {owner.node_id}: {owner.state_reason}"
         if owner.dead:
             return words
-        if record.spec.failover.policy == "keep":
+        if record.spec.failover.policy == FailoverPolicy.KEEP:
             return f"{words}; by its policy it is kept there"
         if not owner.declared_lost:
             return f"{words}; nothing is moved: {self._lost_nodes.brake or 'other lost nodes come first'}"
@@ -269,26 +279,26 @@ class Views:
         """The fleet in numbers. Every workload is counted exactly once."""
         nodes = Counter(node.state for node in self._fleet.nodes.values())
         words: Counter[str] = Counter()
+        waiting = self._pending.waiting
         for record in self._fleet.workloads.values():
-            owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+            owner = self._fleet.owner_of(record)
             buried = self._fleet.is_buried(record)
             observation = self._fleet.observations.get(record.workload_id)
-            words["Deleted" if buried else contract_status(record, observation, owner)] += 1
-        waiting = sum(words[word] for word in ("Pending", "Scheduled", "Updating"))
+            words[DesiredState.DELETED if buried else contract_status(record, observation, owner, waiting)] += 1
         return ClusterSummary(
             total_nodes=sum(nodes.values()),
             ready_nodes=nodes[NodeState.READY],
-            not_ready_nodes=nodes[NodeState.NOT_READY],
+            not_ready_nodes=sum(nodes.values()) - nodes[NodeState.READY],
             suspect_nodes=nodes[NodeState.SUSPECT],
             total_workloads=sum(words.values()),
-            running_workloads=words["Running"],
-            pending_workloads=waiting,
-            failed_workloads=words["Failed"],
-            deleted_workloads=words["Deleted"],
-            stopped_workloads=words["Stopped"] + words["Stopping"],
-            completed_workloads=words["Completed"],
-            deleting_workloads=words["Deleting"],
-            lost_workloads=words["Unknown"],
+            running_workloads=words[ContractStatus.RUNNING],
+            pending_workloads=sum(words[word] for word in NOT_STARTED),
+            failed_workloads=words[ContractStatus.FAILED],
+            deleted_workloads=words[DesiredState.DELETED],
+            stopped_workloads=words[ContractStatus.STOPPED] + words[ContractStatus.STOPPING],
+            completed_workloads=words[ContractStatus.COMPLETED],
+            deleting_workloads=words[ContractStatus.DELETING],
+            lost_workloads=words[ContractStatus.UNKNOWN],
             groups=len(self._fleet.groups),
             cluster_id=self._cluster_id,
             generated_at=self._clock.wall(),

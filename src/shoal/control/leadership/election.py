@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from shoal.control.leadership.states import LeadershipChange, LeadershipState, change_leadership, judge_leader
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Leader, Store
 from shoal.core.clock import Clock
@@ -54,12 +55,13 @@ class Election:
         self._lease_seconds = lease_seconds
         self._renew_seconds = min(RENEW_SECONDS, lease_seconds / 4)
         self.leader = Leader(0, "", "", 0.0)
+        self.state = LeadershipState.LEADERLESS
         self._confirmed_until = -math.inf
 
     @property
     def leads(self) -> bool:
         """Whether this control plane leads, as far as it knows."""
-        return self.leader.holder == self._holder
+        return self.state is LeadershipState.LEADING
 
     @property
     def is_confirmed(self) -> bool:
@@ -95,15 +97,22 @@ class Election:
 
         A new leader reads the whole store, which takes long in a large fleet; the lease is renewed meanwhile.
         """
-        leads = leader.holder == self._holder
+        what = judge_leader(leader, holder=self._holder)
+        leads = what is LeadershipChange.ELECTED
+        self._become(what)
         if leads:
-            self.leader = Leader(leader.term, "", "", 0.0)  # no leader until it has begun
+            self.leader = Leader(leader.term, "", "", 0.0)  # no leader until it has started
         async with running(self._on_change(leader, leads), name="change of leader") as changing:
             while not (await asyncio.wait({changing}, timeout=self._renew_seconds))[0]:
                 if leads and not await self._keeps(leader):
                     return False
             changing.result()
+        if leads:
+            self._become(LeadershipChange.STARTED)
         return True
+
+    def _become(self, what: LeadershipChange) -> None:
+        self.state = change_leadership(self.state, what)
 
     async def _keeps(self, leader: Leader) -> bool:
         try:
@@ -114,7 +123,9 @@ class Election:
 
     async def resign(self) -> None:
         """End the leadership, so that another control plane leads at once."""
-        if not self.leads:
+        elected = self.state in (LeadershipState.STARTING, LeadershipState.LEADING)
+        self._become(LeadershipChange.RESIGNED)
+        if not elected:
             return
         try:
             await self._store.resign(self._holder)

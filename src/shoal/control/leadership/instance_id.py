@@ -12,11 +12,11 @@ import hashlib
 from pathlib import Path
 
 from shoal.control.store.base import INSTANCE_FILE
+from shoal.core.disk.locks import FileLock
+from shoal.core.disk.private_files import make_data_directory
 from shoal.core.entropy import Entropy
 from shoal.core.files import write_atomic
 from shoal.core.host import boot_id
-from shoal.core.locks import FileLock
-from shoal.core.private_files import make_data_directory
 
 
 class InstanceId:

@@ -31,7 +31,8 @@ from shoal.control.nodes.operations import NodeOperations
 from shoal.control.nodes.registration import Registration
 from shoal.control.placement.placer import Placer
 from shoal.control.settings import ControlSettings
-from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.phases import Waiting
 from shoal.control.store.base import EventQuery, Store
 from shoal.control.trust.enrollment import Enrollment, JoinListener
@@ -245,7 +246,7 @@ class Leadership:
     @property
     def waiting(self) -> Waiting:
         """Why workloads do not start, beside what their records say."""
-        return Waiting(self.pending.rejections.keys(), self.commands.without_secret)
+        return self.pending.waiting
 
     async def begin(self) -> None:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from shoal.control.nodes import leases
 from shoal.control.nodes.leases import Lease, LeaseSettings
-from shoal.control.state.fleet import Ledger
+from shoal.control.state.ledger import Ledger
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.core.tasks import Signal

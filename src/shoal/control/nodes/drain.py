@@ -13,13 +13,15 @@ from __future__ import annotations
 import logging
 
 from shoal.control.nodes.operations import NodeOperations
+from shoal.control.placement.feasible import describe_rejections
 from shoal.control.placement.placer import Placer, Unplaced, request_for
 from shoal.control.placement.scheduler import place
-from shoal.control.state.fleet import Ledger, holds_reservation, workload_event
+from shoal.control.state.events import Origin, workload_event
+from shoal.control.state.fleet import holds_reservation
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.loops import Rounds
 from shoal.control.state.moves import Leaver, next_moves
 from shoal.control.store.base import Batch
-from shoal.control.workloads.rejections import describe_rejections
 from shoal.control.workloads.relocation import Relocation
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
@@ -177,14 +179,8 @@ class Drains:
         record = self._fleet.workloads.get(workload_id)
         if is_news and record is not None:
             cause = f"node {record.node_id} is drained, and no other takes it"
-            event = workload_event(
-                record,
-                EventKind.WORKLOAD_MOVE_WAITING,
-                words,
-                at=self._clock.wall(),
-                source=EventSource.DRAIN,
-                cause=cause,
-            )
+            origin = Origin(self._clock.wall(), EventSource.DRAIN, cause)
+            event = workload_event(record, EventKind.WORKLOAD_MOVE_WAITING, words, origin)
             try:
                 await self._ledger.commit(Batch(events=(event,)))
             except ShoalError:

@@ -16,12 +16,13 @@ from shoal.control.nodes import leases
 from shoal.control.nodes.contacts import Contact, Contacts, Heartbeat
 from shoal.control.nodes.leases import HeartbeatVerdict
 from shoal.control.nodes.node_states import NodeStates
-from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.events import Origin, node_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.store.errors import LeadershipLostError
+from shoal.control.workloads.decisions.reports import ReportVerdict
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.reports import ReportVerdict
 from shoal.control.workloads.status_reports import StatusReports
 from shoal.core.clock import Clock
 from shoal.core.errors import NotFoundError, SessionSupersededError, ShoalError
@@ -178,18 +179,11 @@ class Heartbeats:
         ]
         if not events:
             return
-        at = self._clock.wall()
+        origin = Origin(self._clock.wall(), EventSource.AGENT, "its heartbeat says so")
         await self._ledger.commit(
             Batch(
                 events=tuple(
-                    node_event(
-                        heartbeat.node_id,
-                        event,
-                        f"{kind}: {message}",
-                        at=at,
-                        source=EventSource.AGENT,
-                        cause="its heartbeat says so",
-                    )
+                    node_event(heartbeat.node_id, event, f"{kind}: {message}", origin)
                     for event, kind, message in sorted(events)
                 )
             )
@@ -197,16 +191,9 @@ class Heartbeats:
         contact.told_conditions = frozenset(now)
 
     async def _store_orphan_events(self, node_id: NodeId, orphans: Iterable[WorkloadId]) -> None:
-        at = self._clock.wall()
+        origin = Origin(self._clock.wall(), EventSource.AGENT, "its heartbeat lists it")
         events = tuple(
-            node_event(
-                node_id,
-                EventKind.ORPHAN_FOUND,
-                f"workload {orphan} is not known here and is left alone",
-                at=at,
-                source=EventSource.AGENT,
-                cause="its heartbeat lists it",
-            )
+            node_event(node_id, EventKind.ORPHAN_FOUND, f"workload {orphan} has no record and is left alone", origin)
             for orphan in orphans
         )
         await self._ledger.commit(Batch(events=events))

@@ -15,7 +15,7 @@ from shoal.control.nodes import leases
 from shoal.control.nodes.contacts import Contact, Contacts
 from shoal.control.nodes.loss import LostNodes
 from shoal.control.nodes.node_states import NodeStates, Silent
-from shoal.control.state.fleet import Ledger
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.work_queue import WorkQueue

@@ -1,7 +1,7 @@
 """Declares nodes lost, so that their work moves: at a limited rate, and not while most of the fleet vanished at once.
 
-The decision is `shoal.control.workloads.failover.judge_evictions`; this module collects its facts and stores its
-verdicts. Called by `lease_watch` after each round.
+`shoal.control.workloads.decisions.failover` decides; this module collects the facts and stores the verdicts.
+Called by `lease_watch` after each round.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import math
 from collections.abc import Collection
 
 from shoal.control.nodes.contacts import Contacts
-from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.events import Origin, node_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
-from shoal.control.workloads.failover import (
+from shoal.control.workloads.decisions.failover import (
     Brake,
     Bucket,
     FailoverSettings,
@@ -117,9 +118,7 @@ class LostNodes:
                     each.node_id,
                     EventKind.NODE_DECLARED_LOST,
                     message,
-                    at=at,
-                    source=EventSource.LEASE,
-                    cause=each.state_reason,
+                    Origin(at, EventSource.LEASE, each.state_reason),
                 )
                 for each in lost
             )

@@ -9,14 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shoal.control.nodes.contacts import Contacts
-from shoal.control.state.fleet import Ledger, node_event
-from shoal.control.state.lifecycle.nodes import NodeChange, change_node
+from shoal.control.state.events import Origin, node_event
+from shoal.control.state.ledger import Ledger
+from shoal.control.state.lifecycle.nodes import NodeChange, change_node, state_in_contact
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
 from shoal.model.events import EventKind, EventSource
-from shoal.model.nodes import NodeRecord, NodeState
+from shoal.model.nodes import NodeState
 
 _EVENTS = {NodeState.SUSPECT: EventKind.NODE_SUSPECT, NodeState.NOT_READY: EventKind.NODE_NOT_READY}
 _CHANGES = {NodeState.SUSPECT: NodeChange.LATE, NodeState.NOT_READY: NodeChange.EXPIRED}
@@ -86,10 +87,6 @@ class NodeStates:
                 continue
             nodes.append(change_node(node, _CHANGES.get(state, NodeChange.HEARD), state, reason, by=by, at=at))
             kind, cause = _EVENTS.get(state, EventKind.NODE_READY), f"it was {node.state.value}"
-            events.append(node_event(node_id, kind, reason, at=at, source=by, cause=cause))
+            origin = Origin(at, by, cause)
+            events.append(node_event(node_id, kind, reason, origin))
         return Batch(nodes=tuple(nodes), events=tuple(events)) if nodes else None
-
-
-def state_in_contact(node: NodeRecord | None) -> NodeState:
-    """The state of a node that sends heartbeats: Ready, unless an operator drains it."""
-    return (node.desired.state if node is not None else None) or NodeState.READY

@@ -14,18 +14,20 @@ from datetime import timedelta
 
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.placement.placer import Placer
-from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.events import Origin, node_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.nodes import NodeChange, change_node
 from shoal.control.store.base import Batch
 from shoal.control.trust.revocations import Revocations
-from shoal.control.workloads import changes
-from shoal.control.workloads.failover import seconds_until_move
+from shoal.control.workloads.decisions import changes
+from shoal.control.workloads.decisions.failover import seconds_until_move
 from shoal.control.workloads.pending import Pending
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
 from shoal.core.ids import NO_SESSION, NodeId
 from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
+from shoal.model.workloads import FailoverPolicy
 
 #: A change that keeps placements out waits this long for those that are being stored. Well below client timeouts.
 NO_PLACEMENTS_WITHIN = 5.0
@@ -188,7 +190,8 @@ class NodeOperations:
                 )
             at = self._clock.wall()
             said = "removed by an operator; its certificates are revoked"
-            event = node_event(node_id, EventKind.NODE_REMOVED, said, at=at, source=EventSource.API, cause=cause)
+            origin = Origin(at, EventSource.API, cause)
+            event = node_event(node_id, EventKind.NODE_REMOVED, said, origin)
             revocation, dropped = self._revocations.revoke(node_id, "the node was removed", at=at)
             # In the same batch: no heartbeat of this node will ever report its copies as gone.
             gone = changes.copies_gone(self._fleet, node_id, self._fleet.left_on(node_id))
@@ -211,7 +214,7 @@ class NodeOperations:
         if any(spec.at_most_one for spec in specs) and not self._contacts.surely_stopped(node_id):
             return True
         silence, lease = self._contacts.silence(node_id), self._contacts.lease_of(node_id)
-        stopping = (spec for spec in specs if spec.failover.policy == "stop")
+        stopping = (spec for spec in specs if spec.failover.policy == FailoverPolicy.STOP)
         return any(seconds_until_move(spec, silence=silence, lease=lease) for spec in stopping)
 
     def _with_desired(self, node: NodeRecord, desired: DesiredNodeState) -> NodeRecord:
@@ -246,9 +249,8 @@ class NodeOperations:
             if changed is None:
                 return None
             at = self._clock.wall()
-            batch = Batch(
-                nodes=(changed,), events=(node_event(node_id, kind, message, at=at, source=source, cause=cause),)
-            )
+            origin = Origin(at, source, cause)
+            batch = Batch(nodes=(changed,), events=(node_event(node_id, kind, message, origin),))
             if revokes:
                 revocation, dropped = self._revocations.revoke(node_id, revokes, at=at)
                 batch = dataclasses.replace(batch, revocations=(revocation,), removed_revocations=dropped)

@@ -10,8 +10,9 @@ from datetime import datetime
 
 from shoal.control.nodes import leases
 from shoal.control.nodes.contacts import Contact, Contacts
-from shoal.control.nodes.node_states import state_in_contact
-from shoal.control.state.fleet import Ledger, node_event
+from shoal.control.state.events import Origin, node_event
+from shoal.control.state.ledger import Ledger
+from shoal.control.state.lifecycle.nodes import register_node
 from shoal.control.store.base import Batch
 from shoal.control.workloads.dispatch import Dispatch
 from shoal.core import faults
@@ -19,7 +20,7 @@ from shoal.core.clock import Clock, epoch_ms
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NO_SESSION, NodeId, SessionId
 from shoal.model.events import EventKind, EventSource
-from shoal.model.nodes import DesiredNodeState, Feature, NodeRecord, NodeSpec
+from shoal.model.nodes import Feature, NodeRecord, NodeSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,27 +111,14 @@ class Registration:
         if spec.has(Feature.SESSIONS):
             agent = instance or self._entropy.token()
             session = leases.make_session(epoch_ms(at), agent, after=known.session if known else NO_SESSION)
-        record = NodeRecord(
-            spec=spec,
-            session=session,
-            state=state_in_contact(known),
-            state_reason="registered",
-            state_by=EventSource.REGISTER,
-            state_at=at,
-            registered_at=known.registered_at if known else at,
-            last_heartbeat=at,
-            # An earlier lease may be longer, and not over yet.
-            lease_seconds=self._contacts.renew(NodeId(spec.node_id)).seconds,
-            desired=known.desired if known else DesiredNodeState.NONE,
-            desired_at=known.desired_at if known else None,
-            drain_deadline=known.drain_deadline if known else None,
-            operator_labels=known.operator_labels if known else {},
-            version=known.version if known else 0,
-        )
+        # An earlier lease may be longer, and not over yet.
+        lease = self._contacts.renew(NodeId(spec.node_id)).seconds
+        record = register_node(known, spec, session=session, lease_seconds=lease, at=at)
         kind = EventKind.NODE_REGISTERED if known is None else EventKind.NODE_REREGISTERED
         message = f"agent {spec.agent_version or 'of unknown version'} at {spec.endpoint or 'no endpoint'}"
         cause = f"it registered and was {known.state.value}" if known else "it registered for the first time"
+        origin = Origin(at, EventSource.AGENT, cause)
         return Batch(
             nodes=(record,),
-            events=(node_event(spec.node_id, kind, message, at=at, source=EventSource.AGENT, cause=cause),),
+            events=(node_event(spec.node_id, kind, message, origin),),
         )

@@ -1,9 +1,8 @@
-"""Who lives near whom: counts of the workloads that affinities speak of, kept up as placements are made.
+"""Counts the workloads that affinity rules are about, and keeps the counts up to date as placements are made.
 
-Counting the tenants of a thousand nodes for every node weighed would be the slowest part of scheduling, so each pair of
-labels and scope is counted once, when first asked for, and changed with each placement after that. Made by
-`shoal.control.placement.scheduler` for one plan; asked by `shoal.control.placement.feasible` and
-`shoal.control.placement.rank`.
+Counting the tenants of a thousand nodes for each node that is scored would be the slowest part of scheduling. So each
+pair of labels and scope is counted once, when first needed, and changed with each placement. Made by
+`shoal.control.placement.scheduler` for one plan; read by `feasible` and `rank`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from shoal.core.ids import NodeId, WorkloadId
 
 
 class AffinityIndex:
-    """The tenants of a fleet, by what they are to each other."""
+    """Counts the tenants that affinity rules are about."""
 
     def __init__(self, nodes: Iterable[NodeFacts]) -> None:
         self._nodes = {node.node_id: node for node in nodes}
@@ -31,12 +30,12 @@ class AffinityIndex:
         self._totals: dict[Neighbors, int] = {}
 
     def count(self, neighbors: Neighbors, node_id: NodeId, *, besides: WorkloadId | None = None) -> int:
-        """How many of them live within the scope around a node, not counting `besides`."""
+        """How many of them are within the scope of a node, not counting `besides`."""
         found = self._counted(neighbors).get(self._domains[neighbors.scope][node_id], 0)
         return found - self._own(neighbors, node_id, besides) if found and besides is not None else found
 
     def total(self, neighbors: Neighbors, *, besides: WorkloadId | None = None) -> int:
-        """How many of them live anywhere, not counting `besides`."""
+        """How many of them are on any node, not counting `besides`."""
         self._counted(neighbors)
         found = self._totals[neighbors]
         return found - self._own(neighbors, None, besides) if found and besides is not None else found
@@ -46,7 +45,7 @@ class AffinityIndex:
         return self._members_by_domain(scope)[self._domains[scope][node_id]]
 
     def counts_itself(self, rules: Iterable[AffinityRule], workload_id: WorkloadId) -> bool:
-        """Whether a workload lives somewhere already and would be found by one of its own rules."""
+        """Whether a workload has a node and is counted by one of its own rules."""
         homes = self._homes.get(workload_id, ())
         return any(rule.neighbors.include(self._nodes[home].tenants[workload_id]) for rule in rules for home in homes)
 

@@ -1,8 +1,7 @@
-"""What a request asks of a node, reduced to what filters and scores look at.
+"""Reduces a placement request to what filters and scores look at.
 
-Requests that reduce to an equal `Demand` are interchangeable for the scheduler: a node that suits one suits the other
-equally well. Made by `shoal.control.placement.scheduler`, read by `shoal.control.placement.feasible` and
-`shoal.control.placement.rank`.
+Requests with equal `Demand`s are interchangeable for the scheduler: a node that suits one suits the other equally well.
+Made by `shoal.control.placement.scheduler`, read by `feasible` and `rank`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from dataclasses import dataclass
 from shoal.control.state.facts import PlacementRequest
 from shoal.model.nodes import NodeSpec
 from shoal.model.resources import Resources
-from shoal.model.workloads import Affinity, Constraint
+from shoal.model.workloads import Affinity, AffinityDirection, ComposeSource, Constraint, FailoverPolicy
 
-#: What a node is asked by the names `node_id` and `host_id` is its own id and host, whatever its labels say.
+#: The keys `node_id` and `host_id` are the node's own id and host, whatever its labels say.
 _PSEUDO_KEYS = {"node": "node_id", "host": "host_id"}
 
 
@@ -32,7 +31,7 @@ class Neighbors:
         return all(labels.get(key) == value for key, value in self.labels)
 
     def __str__(self) -> str:
-        """For a person: which workloads."""
+        """Which workloads, for people."""
         return ",".join(f"{key}={value}" for key, value in self.labels)
 
 
@@ -49,7 +48,7 @@ class AffinityRule:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What must be true of a node, and what would be good."""
+    """What a node must have, and what is preferred."""
 
     type: str
     needs_git: bool
@@ -73,9 +72,9 @@ class Demand:
         affinities = spec.placement.affinities
         return cls(
             type=spec.type.value,
-            needs_git=spec.compose is not None and spec.compose.source_type == "git",
+            needs_git=spec.compose is not None and spec.compose.source_type == ComposeSource.GIT,
             needs_generations=request.needs_generations or spec.at_most_one,
-            needs_stop_alone=spec.failover.policy == "stop",
+            needs_stop_alone=spec.failover.policy == FailoverPolicy.STOP,
             needs_named_ports=bool(spec.body.named_ports),
             needs_secrets=bool(spec.body.secret_names),
             needs_identity=spec.body.identity,
@@ -92,7 +91,7 @@ def _rule(affinity: Affinity, own_labels: Mapping[str, str]) -> AffinityRule:
     neighbors = Neighbors(labels=tuple(sorted(affinity.workloads.items())), scope=affinity.scope)
     return AffinityRule(
         neighbors=neighbors,
-        apart=affinity.direction == "apart",
+        apart=affinity.direction == AffinityDirection.APART,
         weight=affinity.weight,
         names_itself=neighbors.include(own_labels),
     )
@@ -108,10 +107,10 @@ def label_of(node: NodeSpec, key: str) -> str | None:
 
 
 def domain_of(node: NodeSpec, scope: str) -> str:
-    """The set of nodes that `scope` draws around a node, as a name that all of the set share.
+    """The name of the set of nodes that are within one `scope`.
 
-    A scope is `node`, `host` or the key of a node label. A node that does not say is a set of its own: a workload
-    that must be apart from another is then at least on another node.
+    A scope is `node`, `host` or the key of a node label. A node without that label is a set of its own, so a
+    workload that must be apart from another is at least on another node.
     """
     value = label_of(node, _PSEUDO_KEYS.get(scope, scope))
     return f"={value}" if value is not None else f"!{node.node_id}"

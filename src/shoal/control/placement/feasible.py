@@ -1,11 +1,11 @@
-"""Which nodes can take a workload, and for each that cannot: why.
+"""Decides which nodes can take a workload, and gives the reason of each that cannot. Pure.
 
-Each filter is a function from a node and a demand to a `Rejection`, or None when the node passes. A node may fail
-several; the first in the order of `FILTERS` is reported, cheap ones first, then affinities, then
-the node's own refusal. Resources count by reservation, never by measured use.
+Each filter is a function from a node and a demand to a `Rejection`, or None when the node passes. The first rejection
+in the order of `FILTERS` is reported: cheap filters first, then affinities, then the node's own refusal. Resources
+count by reservation, never by measured usage.
 
-Affinity rules are those of the workload being placed alone: a workload that wants to be apart from `app=web`
-keeps away from such tenants, but does not keep a later `app=web` away from itself unless that one asks too.
+Only the affinity rules of the workload that is placed count. A workload that is to be apart from `app=web` avoids such
+tenants; a later `app=web` may still be placed beside it, unless that one has a rule too.
 
 Called by `shoal.control.placement.scheduler`.
 """
@@ -21,7 +21,10 @@ from shoal.control.state.facts import NodeFacts
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import Feature, NodeState
 from shoal.model.resources import Resources
-from shoal.model.workloads import Constraint, Rejection, WorkloadType
+from shoal.model.workloads import Constraint, ConstraintOperator, Rejection, WorkloadType
+
+#: More reasons than this do not help in one line.
+_SHOWN_REJECTIONS = 20
 
 Filter = Callable[[NodeFacts, Demand], Rejection | None]
 
@@ -48,10 +51,10 @@ class RejectionCode(enum.StrEnum):
     CPU = "cpu"  # too little cpu is free
     MEMORY = "memory"  # too little memory is free
     DISK = "disk"  # too little disk is free
-    SLOT_MEMORY = "slot_memory"  # the memory asked for is more than the slots asked for stand for
+    SLOT_MEMORY = "slot_memory"  # it asks for more memory than its slots have
     NEAR = "near"  # a required neighbor is missing
     APART = "apart"  # an excluded neighbor is there
-    REFUSED = "refused"  # its agent said no lately
+    REFUSED = "refused"  # its agent refused it lately
 
 
 def not_ready(node: NodeFacts, demand: Demand) -> Rejection | None:
@@ -68,7 +71,7 @@ def not_ready(node: NodeFacts, demand: Demand) -> Rejection | None:
 
 
 def gone(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """What lives on a node may stay while the node is cordoned, under disk pressure, or Suspect.
+    """A workload may stay on its node while the node is cordoned, under disk pressure, or Suspect.
 
     It is left alone until the lease ends.
     """
@@ -162,7 +165,7 @@ def ports(node: NodeFacts, demand: Demand) -> Rejection | None:
 
 
 def resources(node: NodeFacts, demand: Demand) -> Rejection | None:
-    """What is not reserved covers what is asked for. Nothing asked for is always there, even on a node too full."""
+    """The request fits into what is free. A request for nothing fits everywhere, also on a node that is too full."""
     request, capacity, reserved = demand.request, node.spec.capacity, node.reserved
     if request.slots > 0 and request.slots > capacity.slots - reserved.slots:
         return _too_little(node, RejectionCode.SLOTS, request.slots, capacity.slots - reserved.slots, "slots")
@@ -223,7 +226,7 @@ FILTERS: tuple[Filter, ...] = (
 
 
 def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
-    """The filters that this demand can fail at all, in order; `staying` for a workload on the node it lives on."""
+    """The filters that this demand can fail, in order; `staying` for a workload that stays on its node."""
     idle: set[Filter] = set()
     if not demand.needs_git:
         idle.add(git_source)
@@ -252,7 +255,7 @@ def filters_for(demand: Demand, *, staying: bool = False) -> tuple[Filter, ...]:
 def affinity(
     node: NodeFacts, demand: Demand, neighbors: AffinityIndex, *, itself: WorkloadId | None = None
 ) -> Rejection | None:
-    """Required affinities hold. A workload is never its own neighbor; `itself` names it when it lives somewhere."""
+    """Required affinities hold. A workload is never its own neighbor; `itself` names it when it has a node."""
     for rule in demand.required:
         found = neighbors.count(rule.neighbors, node.node_id, besides=itself)
         if rule.apart and found:
@@ -263,7 +266,7 @@ def affinity(
 
 
 def refused(node: NodeFacts, words: str) -> Rejection:
-    """A node that passes every filter but said no lately, in its own words."""
+    """A node that passes every filter but refused it lately."""
     return _reject(node, RejectionCode.REFUSED, words or "its agent refused it lately")
 
 
@@ -282,19 +285,19 @@ def _may_begin(rule: AffinityRule, neighbors: AffinityIndex, itself: WorkloadId 
 
 
 def _meets(constraint: Constraint, value: str | None) -> bool:
-    if constraint.operator == "in":
+    if constraint.operator == ConstraintOperator.IN:
         return value in constraint.values
-    if constraint.operator == "not_in":
+    if constraint.operator == ConstraintOperator.NOT_IN:
         return value not in constraint.values
-    return (value is not None) == (constraint.operator == "exists")
+    return (value is not None) == (constraint.operator == ConstraintOperator.EXISTS)
 
 
 def _constraint_words(constraint: Constraint, value: str | None) -> str:
     has = f"{constraint.key} is {value}" if value is not None else f"{constraint.key} is not set"
-    if constraint.operator in ("exists", "not_exists"):
-        return f"{has}; must {'' if constraint.operator == 'exists' else 'not '}be set"
+    if constraint.operator in (ConstraintOperator.EXISTS, ConstraintOperator.NOT_EXISTS):
+        return f"{has}; must {'' if constraint.operator == ConstraintOperator.EXISTS else 'not '}be set"
     shown = ", ".join(constraint.values[:5]) + (", …" if len(constraint.values) > 5 else "")
-    return f"{has}; must {'' if constraint.operator == 'in' else 'not '}be in {shown}"
+    return f"{has}; must {'' if constraint.operator == ConstraintOperator.IN else 'not '}be in {shown}"
 
 
 def _too_little(node: NodeFacts, code: RejectionCode, need: int, have: int, unit: str) -> Rejection:
@@ -316,3 +319,12 @@ def _count(found: int) -> str:
 
 def _reject(node: NodeFacts, code: RejectionCode, message: str) -> Rejection:
     return Rejection(node_id=node.node_id, code=code.value, message=message)
+
+
+def describe_rejections(rejections: tuple[Rejection, ...]) -> str:
+    """Every node with its reason, in one line."""
+    if not rejections:
+        return "no suitable node available (no node has registered)"
+    reasons = "; ".join(f"{each.node_id}: {each.message}" for each in rejections[:_SHOWN_REJECTIONS])
+    more = f"; and {len(rejections) - _SHOWN_REJECTIONS} more" if len(rejections) > _SHOWN_REJECTIONS else ""
+    return f"no suitable node available ({reasons}{more})"

@@ -1,11 +1,10 @@
-"""The serial point of placement: decides on whole batches, reserves and commits them before it decides again.
+"""Places workloads one batch at a time: decides, reserves and commits a batch before it decides the next one.
 
-The scheduler is pure and sees one picture of the fleet; two placements decided on the same picture could both take the
-last free slot. So all placements pass through here, one batch at a time: everything that waits is placed together,
-committed in one transaction, and only then is the next batch decided on the new picture.
+The scheduler is pure and sees one snapshot of the fleet. Two placements from one snapshot could both take the last free
+slot. So everything that waits is placed together, committed in one transaction, and only then the next batch is decided
+on a new snapshot.
 
-Called by `shoal.control.workloads.dispatch` for single workloads and by `shoal.control.workloads.groups` for changes of
-a group.
+Called by `shoal.control.workloads` for single workloads (placing, relocation, adoption) and for groups.
 """
 
 from __future__ import annotations
@@ -17,16 +16,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from shoal.control.placement.scheduler import place
+from shoal.control.state.events import Origin, workload_event
 from shoal.control.state.facts import PlacementDecision, PlacementRequest, Strategy
-from shoal.control.state.fleet import (
-    CONFLICTS_UNTIL_RELOAD,
-    Fleet,
-    Ledger,
-    format_ports,
-    holds_reservation,
-    parse_port,
-    workload_event,
-)
+from shoal.control.state.fleet import Fleet, format_ports, holds_reservation, parse_port
+from shoal.control.state.ledger import CONFLICTS_UNTIL_RELOAD, Ledger
 from shoal.control.state.lifecycle.changes import Change, owned
 from shoal.control.state.moves import begun_first
 from shoal.control.store.base import Batch
@@ -40,8 +33,8 @@ from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
 
 MAX_BATCH = 1000
-#: Each batch weighs every node anew. For a while after one as large as this it is better to wait a moment and let more
-#: come together. A single request is not kept waiting.
+#: Each batch scores every node anew. For a while after a batch of this size, the next one waits for more requests. A
+#: single request never waits.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
 #: So many in a second are a backlog, for as long.
@@ -120,7 +113,7 @@ def _left_on(record: WorkloadRecord, node_id: NodeId) -> tuple[NodeId, ...]:
 
 
 def _left_without_deadline(record: WorkloadRecord, node_id: NodeId) -> tuple[NodeId, ...]:
-    """Those of them that no keeper holds to a deadline."""
+    """Those of them whose copy has no deadline."""
     before = {*record.left_without_deadline}
     if record.node_id is not None and not record.placed_at_most_one:
         before.add(record.node_id)
@@ -128,12 +121,13 @@ def _left_without_deadline(record: WorkloadRecord, node_id: NodeId) -> tuple[Nod
 
 
 def placement_event(before: WorkloadRecord, after: WorkloadRecord, *, at: datetime, cause: str) -> Event | None:
-    """What to tell about a placement. Staying where it is is no news."""
+    """The event of a placement; None when the workload stays on its node."""
     if before.node_id == after.node_id:
         return None
     kind = EventKind.WORKLOAD_PLACED if before.node_id is None else EventKind.WORKLOAD_MOVED
     message = f"on node {after.node_id}" + (f", away from {before.node_id}" if before.node_id else "")
-    return workload_event(after, kind, message, at=at, source=EventSource.SCHEDULER, cause=cause)
+    origin = Origin(at, EventSource.SCHEDULER, cause)
+    return workload_event(after, kind, message, origin)
 
 
 class Placer:
@@ -151,8 +145,6 @@ class Placer:
         #: When counting began, at most a second ago, and how many were taken since then.
         self._counted_from, self._counted = 0.0, 0
         self._conflicts = 0  # batches in a row
-        #: Waits for the answer in place of a caller who went away.
-        self._leaving: asyncio.Future[None] | None = None
 
     async def place(
         self,
@@ -192,7 +184,7 @@ class Placer:
 
     @contextlib.asynccontextmanager
     async def exclusive(self, *, within: float | None = None) -> AsyncIterator[None]:
-        """Nothing else is placed for the length of the block: for changes that no placement under way may overlook.
+        """Place nothing else during the block, for changes that every later placement must see.
 
         `within`: `StoreError` when it cannot begin in so many seconds, because the store does not answer.
         """
@@ -207,9 +199,8 @@ class Placer:
         try:
             yield
         except asyncio.CancelledError:
-            # The caller goes away, and what it commits does not: the next is decided when the store has answered.
-            self._leaving = asyncio.ensure_future(self._ledger.answered())
-            self._leaving.add_done_callback(lambda _answered: self._serial.release())
+            # The caller is cancelled, its commit is not: the next batch is decided once the store has answered.
+            self._ledger.call_when_answered(self._serial.release)
             raise
         except BaseException:
             self._serial.release()
@@ -218,7 +209,7 @@ class Placer:
             self._serial.release()
 
     async def run(self) -> None:
-        """Place what waits, for ever. Owned by the control plane's task scope."""
+        """Place what waits, until cancelled."""
         while True:
             await self._wake.wait()
             while self._waiting:
@@ -237,7 +228,7 @@ class Placer:
             await self._decide_and_commit(entries)
             self._conflicts = 0
         except ConflictError:
-            # Somebody changed one of the records meanwhile: their own reconciling asks again if it still has to.
+            # Another writer changed one of the records: their own reconciling asks again if needed.
             self._conflicts += 1
             if self._conflicts % CONFLICTS_UNTIL_RELOAD == 0:
                 self._ledger.doubt()

@@ -1,10 +1,9 @@
-"""How well a node suits: a total made of named parts, higher is better.
+"""Scores how well a node suits a workload: a sum of named parts, higher is better. Pure.
 
-The parts are on one scale. The strategy gives 0 to 100 by how full the node would be; spreading looks at the number of
-tenants too, for a workload that reserves next to nothing still makes a node busier. A preferred affinity gives 0 to its
-weight (1 to 100); staying where it is outweighs everything, because moving a running workload costs more than any
-better place gains. Equal totals are told apart by the number of tenants and then by the node's id, so the
-same facts always give the same order.
+All parts have one scale. The strategy gives 0 to 100 by how full the node would be; spreading also counts tenants,
+because a workload that reserves little still makes a node busier. A preferred affinity gives 0 to its weight (1 to
+100). Staying on the present node outweighs everything else, because a move costs more than a better place gains. Equal
+sums are ordered by the number of tenants and then by node id, so the same facts always give the same order.
 
 Called by `shoal.control.placement.scheduler`.
 """
@@ -99,7 +98,7 @@ def _fullness(node: NodeFacts, request: Resources, strategy: Strategy) -> float:
 
 
 def _affinity(node: NodeFacts, rule: AffinityRule, affinities: AffinityIndex, itself: WorkloadId | None) -> float:
-    # The first neighbour counts half of the weight and each further one less. So a tenth replica still prefers the
-    # zone with two over the zone with four, and a crowd does not drown the other parts.
+    # The first neighbor counts half of the weight and each further one less. So a tenth replica still prefers the zone
+    # with two over the zone with four, and many neighbors do not outweigh the other parts.
     found = affinities.count(rule.neighbors, node.node_id, besides=itself)
     return rule.weight / (1 + found) if rule.apart else rule.weight * found / (1 + found)

@@ -1,15 +1,14 @@
-"""Requests and nodes in, placements out: a pure function of its arguments.
+"""Decides where workloads go: requests and nodes in, placements out. Pure.
 
-Requests are placed one after another on a working copy, so each sees what those before it took and nothing is ever
-promised twice. Most requests of a batch ask for the same: each distinct `Demand` gets a `_Shortlist`, a heap of the
-nodes that suit it, and after a placement only the nodes whose standing changed are weighed again. The result is that
-of weighing every node for every request.
+Requests are placed one after another on a working copy, so each sees what the previous ones took, and nothing is
+promised twice. Most requests of a batch are alike: each distinct `Demand` has a `_Shortlist`, a heap of the nodes that
+suit it, and after a placement only the nodes that changed are scored again. The result is the same as scoring every
+node for every request.
 
-A workload that lives somewhere already (`current`) stays there if it fits, with its own reservation counted as free.
-If it has to move, what it held stays reserved for the rest of the plan: it is free only once the workload has stopped.
+A workload that has a node (`current`) stays there if it fits, with its own reservation counted as free. If it has to
+move, its old reservation is kept for the rest of the plan: it is free only once the workload has stopped.
 
-Called by `shoal.control.workloads.requests`; calls `shoal.control.placement.feasible` and
-`shoal.control.placement.rank`.
+Called by `shoal.control.placement.placer` and for plans (`--dry-run`); calls `feasible` and `rank`.
 """
 
 from __future__ import annotations
@@ -129,7 +128,7 @@ class _Fleet:
         return demand
 
     def affinity_index(self, demand: Demand) -> AffinityIndex | None:
-        """Who lives where, if the demand speaks of it at all."""
+        """The index of neighbors, if the demand has affinity rules."""
         if not demand.required and not demand.preferred:
             return None
         if self._affinities is None:
@@ -137,7 +136,7 @@ class _Fleet:
         return self._affinities
 
     def choices(self, demand: Demand) -> int:
-        """On how many nodes it could go now."""
+        """On how many nodes it fits now."""
         return self._shortlist(demand).choices
 
     def settle(self, request: PlacementRequest, *, explain: bool) -> PlacementDecision:
@@ -151,7 +150,7 @@ class _Fleet:
                 scores = self._scores_at_home(home, request, demand) if explain else ()
                 self._reserve(home, request, demand)
                 return PlacementDecision(request.workload_id, home.node_id, scores=scores)
-        # A home that cannot keep it, its own reservation counted as free, cannot take it as a newcomer either.
+        # A node that cannot keep it, with its own reservation counted as free, cannot take it anew either.
         shortlist, itself = self._shortlist_for(request, demand)
         found = shortlist.best(EXPLAINED if explain else 1, request.refused_by)
         if not found:
@@ -275,7 +274,7 @@ class _Shortlist:
         seen: list[_Standing] = []
         while self._heap and len(found) < count:
             top = self._heap[0]
-            if self._standings.get(top[2]) is not top:  # the node was weighed again since
+            if self._standings.get(top[2]) is not top:  # the node was scored again since
                 heapq.heappop(self._heap)
                 continue
             if top[2] not in avoid:
@@ -288,7 +287,7 @@ class _Shortlist:
         return found
 
     def catch_up(self) -> None:
-        """Weigh again what changed since the last time."""
+        """Score the nodes again that changed since the last time."""
         changes = self._fleet.changes
         if self._caught_up == len(changes):
             return

@@ -30,7 +30,7 @@ class Strategy(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node as the scheduler sees it: what it has, what is reserved there, and for whom."""
+    """One node as the scheduler sees it: its capacity, its reservations and its tenants."""
 
     spec: NodeSpec
     state: NodeState
@@ -101,12 +101,12 @@ class PlacementRequest:
     spec: WorkloadSpec
     #: Only agents that know generations will do: groups and at-most-one workloads.
     needs_generations: bool = False
-    #: Nodes that refused it lately, with their words.
+    #: Nodes that refused it lately, with their reasons.
     refused_by: Mapping[NodeId, str] = field(default_factory=dict)
     #: Stay here if it fits: an update of a workload that runs already.
     current: NodeId | None = None
     #: What is reserved for it on `current` now, as part of that node's facts. It counts as free when the workload
-    #: is weighed there again. None: nothing is known to be its own, so nothing is given back.
+    #: is scored there again. None: nothing is reserved for it.
     current_request: Resources | None = None
     current_ports: frozenset[tuple[int, str]] = frozenset()
 

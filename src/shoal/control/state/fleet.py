@@ -1,52 +1,32 @@
 """The working set: everything that is stored, in memory, indexed for decisions.
 
 The store holds the truth; this holds a copy that changes only when a batch was committed, so a reader never sees
-what may still be lost. `Ledger.commit` is the one way to change both. Called by every module of the control plane.
+what may still be lost. `shoal.control.state.ledger` is the one way to change both. Read by every module of the control
+plane.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import dataclasses
-import logging
-import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from datetime import datetime
-from functools import partial
+from collections.abc import Iterable
 
 from shoal.control.state.facts import NodeFacts
 from shoal.control.state.moves import is_held
-from shoal.control.store.base import Batch, Settled, Snapshot, Store
-from shoal.control.store.errors import LeadershipLostError, StoreError, StoreOutcome
-from shoal.core.errors import ConflictError, NotFoundError, ShoalError
+from shoal.control.store.base import Batch, Snapshot
+from shoal.core.errors import NotFoundError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
-from shoal.core.tasks import TaskScope
-from shoal.model.events import Event, EventKind, SubjectKind
-from shoal.model.nodes import DesiredNodeState, NodeRecord
+from shoal.model.nodes import DesiredNodeState, NodeRecord, NodeState
 from shoal.model.resources import Resources
 from shoal.model.trust import Revocation
 from shoal.model.workloads import DesiredState, GroupRecord, Observation, RunState, Usage, WorkloadRecord
 
-log = logging.getLogger(__name__)
-
-CONFLICT_RETRIES = 20
-CONFLICTS_UNTIL_RELOAD = 5
-#: How long a change waits until what is stored was read again. With the store's own patience it stays below what
-#: clients wait.
-SETTLE_SECONDS = 2.0
-#: After this long a commit that was not answered never will be. Above the store's patience.
-ANSWER_SECONDS = 10.0
-#: Memory is read anew at most this often.
-RELOAD_SECONDS = 1.0
-
 
 def holds_reservation(record: WorkloadRecord, observation: Observation | None) -> bool:
-    """Whether what was reserved for a workload on its node is still taken.
+    """Whether the reservation of a workload on its node is still in use.
 
-    It is given back when the owner confirms that the placed generation does not run and will not by itself: stopped as
-    requested, completed, or failed. A newer generation takes what it needs when it is placed, not before.
+    It is freed when the owner confirms that the placed generation does not run and will not start by itself: stopped as
+    requested, completed, or failed. A newer generation reserves when it is placed, not before.
     """
     if record.node_id is None:
         return False
@@ -69,7 +49,7 @@ class Fleet:
         self.groups: dict[GroupId, GroupRecord] = {}
         self.observations: dict[WorkloadId, Observation] = {}
         self.revocations: dict[NodeId, Revocation] = {}
-        #: No generation up to this one is used for a new workload: a name that is used again goes on counting.
+        #: New workloads get generations above this one, so that a name that is used again repeats none.
         self.generation_floor = 0
         self._left_on: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
         self._owned: defaultdict[NodeId, set[WorkloadId]] = defaultdict(set)
@@ -113,6 +93,10 @@ class Fleet:
             raise NotFoundError("node", node_id)
         return record
 
+    def owner_of(self, record: WorkloadRecord) -> NodeRecord | None:
+        """The node that owns a workload; None without one, and when its record was removed."""
+        return self.nodes.get(record.node_id) if record.node_id is not None else None
+
     def workload(self, workload_id: str) -> WorkloadRecord:
         """A workload, or NotFoundError."""
         record = self.workloads.get(WorkloadId(workload_id))
@@ -128,13 +112,13 @@ class Fleet:
         return record
 
     def is_buried(self, record: WorkloadRecord) -> bool:
-        """Whether it is deleted as far as people are concerned, and only a tombstone is left for a lost node."""
+        """Whether it is deleted for users, and only a tombstone is left for a lost node."""
         if record.desired is not DesiredState.DELETED:
             return False
         if record.node_id is None:
             return bool(record.left_on)
-        owner = self.nodes.get(record.node_id)
-        return owner is not None and owner.state.value == "NotReady"
+        owner = self.owner_of(record)
+        return owner is not None and owner.state is NodeState.NOT_READY
 
     def facts(self) -> dict[NodeId, NodeFacts]:
         """Every node as the scheduler sees it."""
@@ -151,7 +135,7 @@ class Fleet:
         return found
 
     def take(self, batch: Batch) -> None:
-        """Take over a batch that the store has committed."""
+        """Apply a batch that the store has committed."""
         for node in batch.nodes:
             self.nodes[node.node_id] = dataclasses.replace(node, version=node.version + 1)
             self._facts.pop(node.node_id, None)
@@ -187,7 +171,7 @@ class Fleet:
         )
 
     def note_disk_pressure(self, node_id: NodeId, why: str) -> bool:
-        """Take in whether a node's disk is nearly full; whether that is over now. Every heartbeat says it again."""
+        """Note why a node's disk is nearly full; empty when it is not. Returns whether the pressure is over now."""
         before = self._disk_pressure.pop(node_id, "")
         if why:
             self._disk_pressure[node_id] = why
@@ -196,7 +180,7 @@ class Fleet:
         return bool(before) and not why
 
     def load(self, stored: Snapshot) -> None:
-        """Take over what is stored, in place of whatever was known."""
+        """Replace everything with what is stored."""
         self.workloads, self.observations = {}, {}
         self._moving.clear()
         for index in (self._owned, self._left_on):
@@ -216,7 +200,7 @@ class Fleet:
         owned = (self.workloads[each] for each in self._owned.get(node_id, ()))
         left = (self.workloads[each] for each in self._left_on.get(node_id, ()))
         tenants = [each for each in owned if holds_reservation(each, self.observations.get(each.workload_id))]
-        tenants += [each for each in left if is_held(each, node_id)]  # two copies for a while, and room for both
+        tenants += [each for each in left if is_held(each, node_id)]  # two copies for a while: both are reserved
         return NodeFacts(
             spec=node.labeled_spec,
             state=node.state,
@@ -241,7 +225,7 @@ class Fleet:
             self._recount(record.node_id, record)
 
     def _recount(self, node_id: NodeId, record: WorkloadRecord) -> None:
-        """What is known of its owner's room after a change. To count anew takes a while, and a newcomer only adds."""
+        """Update the facts of its owner. A new tenant is added; any other change drops the facts, to be made anew."""
         facts = self._facts.pop(node_id, None)
         if facts is None or record.workload_id in facts.tenants:
             return
@@ -283,9 +267,9 @@ class Fleet:
         workload_id = observation.status.workload_id
         before, record = self.observations.get(workload_id), self.workloads.get(workload_id)
         if record is None:
-            return  # forgotten while the report was being stored, and so it is there
+            return  # removed while the report was being stored; the store has dropped it too
         self.observations[workload_id] = observation
-        # Most news change nothing about the room on a node, and to count it again takes a while.
+        # Most reports do not change what is reserved, and making facts anew is slow.
         if holds_reservation(record, before) != holds_reservation(record, observation):
             self._facts.pop(record.node_id or observation.node_id, None)
 
@@ -296,7 +280,7 @@ class Fleet:
 
 
 def _discard(index: dict[NodeId, set[WorkloadId]], node_id: NodeId, workload_id: WorkloadId) -> None:
-    """Take a workload off a node's set, and the set away when it was the last: nodes come and go."""
+    """Remove a workload from the set of a node, and the set when it is empty."""
     found = index.get(node_id)
     if found is not None:
         found.discard(workload_id)
@@ -313,240 +297,3 @@ def parse_port(text: str) -> tuple[int, str]:
 def format_ports(ports: Iterable[tuple[int, str]]) -> tuple[str, ...]:
     """Pairs as `8080/tcp`, in order."""
     return tuple(f"{number}/{protocol}" for number, protocol in sorted(ports))
-
-
-EventListener = Callable[[tuple[Event, ...]], None]
-
-
-class Ledger:
-    """Commits batches to the store and, once they are durable, to the working set."""
-
-    def __init__(
-        self,
-        store: Store,
-        fleet: Fleet,
-        *,
-        term: int = 0,
-        scope: TaskScope | None = None,
-        on_commit: Callable[[Batch], None] | None = None,
-        on_failure: Callable[[], None] | None = None,
-    ) -> None:
-        self.store = store
-        self.fleet = fleet
-        self._term = term
-        self._on_commit = on_commit or (lambda _batch: None)
-        self._on_failure = on_failure or (lambda: None)
-        self._scope = scope or TaskScope("ledger")
-        self._listeners: list[EventListener] = []
-        self._reload_listeners: list[Callable[[], None]] = []
-        self._batch_listeners: list[Callable[[Batch], None]] = []
-        #: Counts how often memory was read: a decision is good for the picture that it was made on.
-        self.picture = 0
-        #: Whether a commit may have happened that memory does not know of.
-        self._doubtful = False
-        self._settling: asyncio.Future[None] | None = None
-        #: When memory was last read because of a doubt, on the event loop's clock.
-        self._settled_at = -math.inf
-        #: Commits that are not answered yet.
-        self._under_way: set[asyncio.Future[None]] = set()
-
-    def on_events(self, listener: EventListener) -> None:
-        """Call `listener` with the events of each committed batch."""
-        self._listeners.append(listener)
-
-    def on_batch(self, listener: Callable[[Batch], None]) -> None:
-        """Call `listener` with each committed batch, also when its caller is gone."""
-        self._batch_listeners.append(listener)
-
-    def on_reload(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever memory was read anew, because it could not be trusted any more."""
-        self._reload_listeners.append(listener)
-
-    async def load(self, *, again: bool = False) -> None:
-        """Fill the working set from the store."""
-        self.fleet.load(await self.store.load(again=again))
-        self.picture += 1
-
-    async def commit(self, batch: Batch, *, picture: int | None = None) -> None:
-        """Make a batch durable. A caller that goes away meanwhile does not undo it: memory follows the store.
-
-        `picture`: the one that it was decided on. Versions only guard the records of a batch, not what else it was
-        decided by; so ConflictError when memory was read anew since then.
-        """
-        if batch.is_empty():
-            return
-        await self.settle()
-        if picture is not None and picture != self.picture:
-            raise ConflictError("memory was read anew after this was decided", decided_on=picture, now=self.picture)
-        answered = asyncio.get_running_loop().create_future()
-        self._under_way.add(answered)
-        answered.add_done_callback(self._under_way.discard)
-        try:
-            # What follows belongs to the trace of the caller.
-            mine = partial(self._settled, batch, answered)
-            settled = partial(_run_in, contextvars.copy_context(), mine)
-            await self.store.commit(batch, term=self._term, settled=settled)
-        except Exception as error:
-            _finish(answered)  # one that was refused at the door was never told of
-            if isinstance(error, StoreError):
-                self._on_failure()
-                error.hint = error.hint or (_way_to_look(batch) if _is_unknown(error) else _LATER)
-            raise
-
-    async def change(self, decide: Callable[[], Batch | None]) -> Batch | None:
-        """Decide on the present state and commit; decide again when somebody else was faster.
-
-        `decide` returns None when there is nothing to change, or raises to refuse.
-        """
-        for attempt in range(CONFLICT_RETRIES):
-            if attempt == CONFLICTS_UNTIL_RELOAD:
-                self.doubt()  # more often than chance would have it
-            await self.settle()
-            picture, batch = self.picture, decide()
-            if batch is None:
-                return None
-            try:
-                await self.commit(batch, picture=picture)
-            except ConflictError:
-                await asyncio.sleep(0)
-                continue
-            return batch
-        raise ConflictError("the same record was changed by others again and again", retries=CONFLICT_RETRIES)
-
-    async def change_workload(
-        self,
-        workload_id: WorkloadId,
-        change: Callable[[WorkloadRecord], Batch | None],
-        *,
-        only: WorkloadRecord | None = None,
-    ) -> bool:
-        """Commit what `change` makes of the newest record; with `only`, if it is still that one. True if it changed."""
-
-        def decide() -> Batch | None:
-            current = self.fleet.workloads.get(workload_id)
-            if current is None or (only is not None and current.version != only.version):
-                return None
-            return change(current)
-
-        return await self.change(decide) is not None
-
-    def doubt(self) -> None:
-        """Perhaps it is memory that is wrong: what is stored is read before anything else is committed."""
-        self._doubtful = True
-
-    async def settle(self) -> None:
-        """After a commit whose outcome is not known, read what is stored before anything else is decided."""
-        while self._doubtful:  # also when a new doubt came up before this caller had its turn
-            # One reading for all who wait for it, which goes on when they do not: a store that hangs is not asked again
-            # by each of them.
-            if self._scope.is_closing:
-                raise LeadershipLostError("")
-            if self._settling is None or self._settling.done():
-                self._settling = asyncio.get_running_loop().create_future()
-                self._scope.start(self._settle(self._settling), name="settle")
-            settling = self._settling
-            await asyncio.wait({settling}, timeout=SETTLE_SECONDS)
-            if not settling.done():
-                raise StoreError("the store does not answer; nothing was changed", hint=_LATER)
-            settling.result()
-
-    async def answered(self) -> None:
-        """Wait until every commit that is under way now has its answer. One that never gets it leaves a doubt."""
-        waiting = {each for each in self._under_way if not each.done()}
-        if waiting:
-            _, unanswered = await asyncio.wait(waiting, timeout=ANSWER_SECONDS)
-            self._doubtful = self._doubtful or bool(unanswered)
-
-    async def _settle(self, settled: asyncio.Future[None]) -> None:
-        # Those that wait for their answer now may be stored after the reading began, and would be forgotten by it.
-        # Others wait until this is done. The store answers all of them within its patience.
-        try:
-            if self._under_way:
-                await asyncio.wait(set(self._under_way), timeout=ANSWER_SECONDS)
-                for each in list(self._under_way):
-                    _finish(each)  # one that is answered later is a doubt again
-                self._under_way.clear()
-            # A store that leaves every commit unknown would be read at full speed: each reading starts new commits.
-            loop = asyncio.get_running_loop()
-            await asyncio.sleep(self._settled_at + RELOAD_SECONDS - loop.time())
-            await self.load()
-            self._settled_at = loop.time()
-            self._doubtful = False
-            for reloaded in self._reload_listeners:
-                reloaded()
-        except BaseException as error:
-            settled.set_exception(error if isinstance(error, ShoalError) else LeadershipLostError(""))
-            settled.exception()  # read here: those who waited for it may have gone
-            if not isinstance(error, ShoalError):
-                raise
-        else:
-            settled.set_result(None)
-
-    def _settled(self, batch: Batch, answered: asyncio.Future[None], outcome: tuple[Event, ...] | Exception) -> None:
-        """Memory follows the store, whether or not the caller still waits."""
-        if answered.done():
-            self.doubt()  # stored after it was said that this is not known, perhaps after memory was read anew
-            return
-        _finish(answered)
-        if isinstance(outcome, Exception):
-            self._doubtful = self._doubtful or _is_unknown(outcome)
-            return
-        self.fleet.take(batch)
-        self._on_commit(batch)
-        for told in self._batch_listeners:
-            told(batch)
-        for listener in self._listeners:
-            listener(outcome)
-
-
-def _run_in(context: contextvars.Context, told: Settled, outcome: tuple[Event, ...] | Exception) -> None:
-    context.run(told, outcome)
-
-
-def _finish(answered: asyncio.Future[None]) -> None:
-    if not answered.done():
-        answered.set_result(None)
-
-
-def _is_unknown(error: Exception) -> bool:
-    """Whether what it is about may have been stored all the same."""
-    return isinstance(error, StoreError) and error.outcome is StoreOutcome.UNKNOWN
-
-
-_LATER = "the control plane cannot write now; what runs goes on, so ask again later"
-
-
-def _way_to_look(batch: Batch) -> str:
-    """How somebody learns what became of a batch whose outcome is not known."""
-    if batch.groups:
-        command = f"shoal group get {batch.groups[0].group_id}"
-    elif batch.workloads:
-        command = f"shoal workload get {batch.workloads[0].workload_id}"
-    elif batch.nodes:
-        command = f"shoal node get {batch.nodes[0].node_id}"
-    else:
-        command = "shoal events"
-    return f"it may have been stored: look with `{command}` before you ask again"
-
-
-def node_event(node_id: str, kind: EventKind, message: str, *, at: datetime, source: str, cause: str) -> Event:
-    """An event about a node."""
-    return Event(at, SubjectKind.NODE, node_id, kind, message, source, cause)
-
-
-def workload_event(
-    record: WorkloadRecord, kind: EventKind, message: str, *, at: datetime, source: str, cause: str
-) -> Event:
-    """An event about a workload, with what identifies its state."""
-    facts = {"revision": record.revision_id, "generation": str(record.generation)}
-    if record.node_id is not None:
-        facts["node"] = record.node_id
-    if record.group_id is not None:
-        facts["group"] = record.group_id
-    return Event(at, SubjectKind.WORKLOAD, record.workload_id, kind, message, source, cause, facts)
-
-
-def group_event(record: GroupRecord, kind: EventKind, message: str, *, at: datetime, source: str, cause: str) -> Event:
-    """An event about a group."""
-    facts = {"generation": str(record.generation), "members": str(len(record.members))}
-    return Event(at, SubjectKind.GROUP, record.group_id, kind, message, source, cause, facts)

@@ -1,6 +1,6 @@
 """One policy for every background loop of the control plane: no failure of the store ends a loop.
 
-A round that fails is logged when the trouble starts and when it ends, and the next round decides anew on what is
+A round that fails is logged when the failure starts and when it ends, and the next round decides anew on what is
 stored. That is right for every `StoreOutcome`: what was not applied is decided again; after an unknown outcome the
 ledger reads what is stored first; a full disk refuses changes until there is room; a loop whose leadership is lost
 stores nothing more, because each of its changes carries its term, until the election ends it.
@@ -29,11 +29,11 @@ class Rounds:
     def __init__(self, name: str) -> None:
         self.name = name
         #: Why the last round failed; empty when it did not.
-        self.trouble = ""
+        self.failure = ""
 
     @contextlib.contextmanager
     def attempt(self, about: str = "") -> Iterator[None]:
-        """Run one round. It never raises a `ShoalError`; `trouble` says whether it failed."""
+        """Run one round. It never raises a `ShoalError`; `failure` says whether it failed."""
         try:
             yield
         except ShoalError as error:
@@ -44,14 +44,14 @@ class Rounds:
     def failed(self, error: ShoalError, about: str = "") -> None:
         """Note a failure. Only the first of its kind is logged: a store that is away fails thousands of rounds."""
         kind = f"{type(error).__name__} {error.facts.get('outcome', '')}".strip()
-        if kind != self.trouble:
+        if kind != self.failure:
             expected = isinstance(error, ConflictError | NotLeaderError)
             what = f"{self.name}, {about}" if about else self.name
             log.log(logging.INFO if expected else logging.WARNING, "%s: failed and is tried again: %s", what, error)
-        self.trouble = kind
+        self.failure = kind
 
     def succeeded(self) -> None:
         """Note a success."""
-        if self.trouble:
+        if self.failure:
             log.info("%s: succeeded again", self.name)
-            self.trouble = ""
+            self.failure = ""

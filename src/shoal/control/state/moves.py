@@ -1,4 +1,4 @@
-"""Off a node that is still alive: which workload leaves next, and what a move makes of a record. Pure.
+"""Decides which workload leaves a drained node next, and makes the records of moves. Pure.
 
 A workload has one owner at any time, known by its generation, also while it moves. With the replacement first, the new
 node becomes the owner at once; the old copy is only left alone (`is_held`) until the owner's runs, and its node becomes
@@ -9,8 +9,7 @@ remove its copy, and a place is looked for when it has confirmed.
                        └── fails there, or that node is lost ──▶ owned by the old node again
     after    told to remove ──▶ confirmed gone ──▶ placed elsewhere ──▶ runs there
 
-Called by `shoal.control.workloads.reports`, `shoal.control.workloads.reconciler`, `shoal.control.workloads.dispatch`
-and `shoal.control.nodes.drain`.
+Called by `shoal.control.workloads` (decisions, dispatch) and `shoal.control.nodes.drain`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def is_leaving(record: WorkloadRecord) -> bool:
 
 
 def can_return(record: WorkloadRecord) -> bool:
-    """Whether the copy on the node it leaves is as good as the newest generation: then the move can be taken back."""
+    """Whether the copy on the old node is as good as the newest generation, so that the move can be canceled."""
     move = record.move
     return (
         move is not None
@@ -64,7 +63,7 @@ def begun_first(placed: WorkloadRecord, away_from: NodeId, *, at: datetime) -> W
 
 
 def begun_after(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
-    """A record whose owner is to remove its copy. A generation of its own: no older order brings the copy back."""
+    """A record whose owner is to remove its copy. A generation of its own: no older command brings the copy back."""
     assert record.node_id is not None  # noqa: S101 it leaves the node that it is on
     move = Move(MoveKind.AFTER, record.node_id, record.generation + 1, at)
     return owned(record, Change.MOVE_STARTED, at=at, move=move)
@@ -81,7 +80,7 @@ def finished(record: WorkloadRecord) -> WorkloadRecord:
 
 
 def returned(record: WorkloadRecord, *, at: datetime) -> WorkloadRecord:
-    """A record whose move is taken back: the old copy is the newest generation from now on."""
+    """A record whose move is canceled: the old copy is the newest generation from now on."""
     assert record.move is not None  # noqa: S101 only a move can be taken back
     back = record.move.away_from
     elsewhere = {*record.left_on, record.node_id} - {back}
@@ -122,7 +121,7 @@ class DrainStep:
 
     #: Begin to move these, with a place for them known.
     begin: tuple[Leaver, ...] = ()
-    #: Move these whatever it costs.
+    #: Move these by force.
     force: tuple[Leaver, ...] = ()
 
 

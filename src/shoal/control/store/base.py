@@ -5,8 +5,8 @@ the version they were read at, removals, observations and events, applied in one
 that is no longer the stored one raises `ConflictError` and nothing of the batch is kept. When `commit` returns, the
 batch survives the death of the process and of the machine.
 
-Called by `shoal.control.state.fleet` and `shoal.control.workloads.requests`; backed by `sqlite.py` and
-`postgres.py`, which pass one conformance suite (`shoal.testing.suites.store.StoreSuite`).
+Called by `shoal.control.state.ledger`; implemented by `sqlite.py` and `postgres.py`, which pass one
+conformance suite (`shoal.testing.suites.store.StoreSuite`).
 """
 
 from __future__ import annotations
@@ -108,36 +108,36 @@ class Leader:
     term: int
     #: The name of the process that leads; empty when nobody does.
     holder: str
-    #: Where it is dialled.
+    #: Where it is reached.
     address: str
-    #: Seconds until somebody else may take over, unless it is renewed; infinite where nobody else can while this lives.
+    #: Seconds until somebody else may take over, unless it is renewed; infinite where no other process can.
     expires_in: float
 
 
 Settled = Callable[[tuple[Event, ...] | Exception], None]
-"""Told what became of a batch: its events, or why there are none."""
+"""Called with the outcome of a batch: its events, or the error."""
 
 
 class Store(Protocol):
-    """Where desired state lives."""
+    """Where the control plane stores its state."""
 
     async def open(self) -> None:
         """Connect and bring the schema up to date. Raises `StoreError`."""
         ...
 
     async def load(self, *, again: bool = False) -> Snapshot:
-        """Read everything. `again`: it will be read once more, soon; what has not changed by then is not made anew."""
+        """Read everything. `again`: it will be read again soon; unchanged records are then reused."""
         ...
 
     async def commit(self, batch: Batch, *, term: int = 0, settled: Settled | None = None) -> tuple[Event, ...]:
         """Apply a batch durably and return its events with their cursors.
 
-        `term` is the one under which it was decided. A leader that lost and won again has another
-        term: what it decided before ignores what others have written since, and raises `LeadershipLostError`. 0 is any.
+        `term` is the one under which it was decided; 0 is any. A leader that was replaced and leads again has another
+        term. What it decided before does not know what others have written since, and raises `LeadershipLostError`.
 
-        A caller that is cancelled while it waits does not take its batch back: `settled` is told what became of it,
-        before the caller goes on and also when there is none any more. What was never begun is not settled. A batch
-        whose outcome was unknown is settled once more when it turns out later that it was stored.
+        Cancelling the caller does not cancel its batch: `settled` is called with the outcome, before the caller goes
+        on, and also when the caller is gone. A batch that was never begun is not settled. A batch whose outcome was
+        unknown is settled again if it turns out later that it was stored.
 
         Raises `ConflictError` when a version moved, and `StoreError`, which says what became of the batch.
         """
@@ -159,7 +159,7 @@ class Store(Protocol):
         """Lead for so many seconds from now, if nobody else does; else say who does.
 
         From then on every commit checks that the term is still the one that was won here, and raises
-        `LeadershipLostError` when it is not. Before the first campaign nothing is checked.
+        `LeadershipLostError` when it is not. Before the first call nothing is checked.
         """
         ...
 

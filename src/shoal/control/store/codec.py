@@ -1,7 +1,7 @@
-"""Records as documents: frozen dataclasses to JSON text and back, so that what was stored reads back equal.
+"""Converts records to JSON documents and back.
 
 `shoal.core.shape` reads what people write and refuses what breaks a rule. What was accepted once must stay readable
-when a rule is tightened later, so this codec follows the types and checks no rules. It keeps what JSON has no form
+after a rule became stricter, so this codec follows the types and checks no rules. It keeps what JSON has no form
 for: moments to the microsecond, durations, bytes, enums, sets. The text is plain ASCII, so every database keeps every
 character, NUL and lone surrogates too.
 

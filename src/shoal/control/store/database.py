@@ -99,7 +99,7 @@ class Database(Protocol):
         ...
 
     def is_locked_out(self, error: exc.DBAPIError) -> bool:
-        """Whether a campaign gave up because somebody else holds the row of the leader."""
+        """Whether the row of the leader was not free, because another session holds it."""
         ...
 
     def end_holders(self, connection: Connection) -> int:
@@ -213,7 +213,7 @@ class SqlStore:
         self._patience = patience
         self._statements = sql.Statements(database.dialect, schema=database.schema)
         self._leadership = LeadershipTable(database.dialect, self._statements)
-        #: The holder and the term that every write checks; None before the first campaign was won.
+        #: The holder and the term that every write checks; None before leadership was first acquired.
         self._held_term: tuple[str, int] | None = None
         self._write_line = _Line(database, writing=True)
         self._read_line = self._write_line if database.inline else _Line(database, writing=False)
@@ -341,8 +341,8 @@ class SqlStore:
 
     def _lane(self, name: str, line: _Line) -> _Lane:
         if self._database.inline:
-            return InlineLane(self._write, farewell=line.close)
-        return ThreadLane(name, self._write, farewell=line.close, cut_off=line.cut_off, patience=self._patience)
+            return InlineLane(self._write, on_end=line.close)
+        return ThreadLane(name, self._write, on_end=line.close, cut_off=line.cut_off, patience=self._patience)
 
     async def _read(self, work: Callable[[Connection], T], *, patience: float | None = None) -> T:
         if self._reading is None:
@@ -414,11 +414,11 @@ class SqlStore:
             _commit(transaction)
         return leader
 
-    def _write(self, orders: Sequence[tuple[Batch, int]]) -> Sequence[tuple[Event, ...] | Exception]:
+    def _write(self, requests: Sequence[tuple[Batch, int]]) -> Sequence[tuple[Event, ...] | Exception]:
         """Apply batches in one transaction; an answer for each."""
-        answers: list[tuple[Event, ...] | Exception] = [()] * len(orders)
+        answers: list[tuple[Event, ...] | Exception] = [()] * len(requests)
         ready: dict[int, Changes] = {}
-        for index, (batch, term) in enumerate(orders):
+        for index, (batch, term) in enumerate(requests):
             if term and self._held_term is not None and term != self._held_term[1]:
                 answers[index] = LeadershipLostError("")
                 continue
@@ -473,7 +473,7 @@ class SqlStore:
         return answers
 
     def _check(self, connection: Connection) -> None:
-        """The one place at the start of every transaction that writes."""
+        """Called first in every transaction that writes."""
         if self._held_term is not None:
             self._leadership.check(connection, *self._held_term)
         if self._guard is not None:

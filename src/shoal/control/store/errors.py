@@ -44,7 +44,7 @@ class StoreError(UnavailableError):
 
 
 class DamagedStoreError(DamagedError, StoreError):
-    """The file of the store cannot be read any more."""
+    """The file of the store can no longer be read."""
 
 
 class LeadershipLostError(NotLeaderError, StoreError):

@@ -1,10 +1,9 @@
-"""Lanes: where the calls that may block are made, one after the other, away from the event loop.
+"""Runs calls that may block in a thread, one after the other, away from the event loop.
 
-A `ThreadLane` is one thread with a bounded queue. Orders (the batches of `commit`) that pile up while the thread is
-busy are handed to it together, so that they share one transaction; a job is any other call and runs alone. A lane
-watches itself: a caller that has waited too long gets a `StoreError`, and the call in which the thread hangs is cut
-off. An `InlineLane` does the same work on the spot, for a database in memory, which never blocks: so
-tests on virtual time see no thread.
+A `ThreadLane` is one thread with a bounded queue. Requests (the batches of `commit`) that arrive while the thread is
+busy are passed to it together, so that they share one transaction; a job is any other call and runs alone. A caller
+that has waited too long gets a `StoreError`, and the call in which the thread hangs is cut off. An `InlineLane` does
+the same work at once, for a database in memory, which never blocks: so tests on virtual time need no thread.
 
 Called by `shoal.control.store.database`; knows nothing of databases.
 """
@@ -26,40 +25,39 @@ from shoal.control.store.errors import StoreError, StoreOutcome
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Order = TypeVar("Order")
+Request = TypeVar("Request")
 Answer = TypeVar("Answer")
-Order_contra = TypeVar("Order_contra", contravariant=True)
+Request_contra = TypeVar("Request_contra", contravariant=True)
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 MAX_WAITING = 10_000
-"""Orders and jobs that may wait in one lane; more than this is a store that cannot keep up."""
+"""Requests and jobs that may wait in one lane; more than this is a store that cannot keep up."""
 
 MAX_TOGETHER = 1000
-"""Orders that are handed over together: enough to share a commit, few enough to bound the time that one takes."""
+"""Requests that are passed on together: enough to share a commit, few enough to bound the time that one takes."""
 
 GATHER_SECONDS = 0.005
-"""How long the thread waits for more after orders that came together: where two come at once there are many, and a
-commit costs the same for all. A single order never waits."""
+"""How long the thread waits for more requests after several came together. A commit costs the same for all of them. A
+single request never waits."""
 
 PATIENCE = 7.0
-"""Seconds until a caller is told that the store does not answer. Well below the ten seconds that clients wait for an
-answer: else they would learn nothing but that there was none."""
+"""Seconds until a caller is told that the store does not answer. Well below the ten seconds that clients wait."""
 
-Perform = Callable[[Sequence[Order]], Sequence[Answer | Exception]]
+Perform = Callable[[Sequence[Request]], Sequence[Answer | Exception]]
 
 Settled = Callable[[Answer | Exception], None]
-"""Told on the event loop what became of an order, before its caller is, and also when that one has gone away."""
+"""Called on the event loop with the outcome of a request, before its caller gets it, and also when that one is gone."""
 
 
-class Lane(Protocol[Order_contra, Answer_co]):
+class Lane(Protocol[Request_contra, Answer_co]):
     """Where work is done in order."""
 
     def start(self) -> None:
         """Begin. Called on the event loop that will submit."""
         ...
 
-    async def submit(self, order: Order_contra, *, settled: Callable[[Any], None] | None = None) -> Answer_co:
-        """Hand over an order and wait for its answer. A caller that is cancelled does not take its order back."""
+    async def submit(self, request: Request_contra, *, settled: Callable[[Any], None] | None = None) -> Answer_co:
+        """Submit a request and wait for its answer. Cancelling the caller does not cancel the request."""
         ...
 
     async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
@@ -67,27 +65,27 @@ class Lane(Protocol[Order_contra, Answer_co]):
         ...
 
     async def stop(self) -> bool:
-        """Finish what was accepted, then end. False when the thread hangs and had to be left behind."""
+        """Finish what was accepted, then end. False when the thread hangs and was left behind."""
         ...
 
 
-class InlineLane(Generic[Order, Answer]):
+class InlineLane(Generic[Request, Answer]):
     """Does the work within the call."""
 
-    def __init__(self, perform: Perform[Order, Answer], *, farewell: Callable[[], None]) -> None:
+    def __init__(self, perform: Perform[Request, Answer], *, on_end: Callable[[], None]) -> None:
         self._perform = perform
-        self._farewell = farewell
+        self._on_end = on_end
         self._open = False
 
     def start(self) -> None:
         """Begin."""
         self._open = True
 
-    async def submit(self, order: Order, *, settled: Settled[Answer] | None = None) -> Answer:
-        """Do it now; other tasks get their turn first, as they would with a thread."""
+    async def submit(self, request: Request, *, settled: Settled[Answer] | None = None) -> Answer:
+        """Do it now. Other tasks run first, as they would with a thread."""
         await asyncio.sleep(0)
         self._check_open()
-        answer = self._perform([order])[0]
+        answer = self._perform([request])[0]
         if settled is not None:
             settled(answer)
         if isinstance(answer, Exception):
@@ -103,7 +101,7 @@ class InlineLane(Generic[Order, Answer]):
         """End."""
         if self._open:
             self._open = False
-            self._farewell()
+            self._on_end()
         return True
 
     def _check_open(self) -> None:
@@ -128,7 +126,7 @@ class _Entry:
         if self.settled is not None:
             try:
                 self.settled(outcome)
-            except Exception as error:  # noqa: BLE001 its caller hears of it; the others' turn comes all the same
+            except Exception as error:  # noqa: BLE001 its caller hears of it; the others go on
                 outcome = error
         if self.future.done():
             return
@@ -138,31 +136,31 @@ class _Entry:
             self.future.set_result(outcome)
 
 
-class ThreadLane(Generic[Order, Answer]):
+class ThreadLane(Generic[Request, Answer]):
     """One thread and its queue.
 
     Args:
         name: of the thread.
-        perform: answers orders that were taken together, one answer or error for each.
-        farewell: the last thing that the thread does.
+        perform: answers requests together, with one answer or error for each.
+        on_end: called by the thread when it ends.
         cut_off: called on the event loop when the thread hangs, to make whatever it waits for fail.
         patience: seconds that a caller waits at most.
-        max_waiting: orders and jobs that may wait.
+        max_waiting: requests and jobs that may wait.
     """
 
     def __init__(
         self,
         name: str,
-        perform: Perform[Order, Answer],
+        perform: Perform[Request, Answer],
         *,
-        farewell: Callable[[], None],
+        on_end: Callable[[], None],
         cut_off: Callable[[], None],
         patience: float = PATIENCE,
         max_waiting: int = MAX_WAITING,
     ) -> None:
         self._name = name
         self._perform = perform
-        self._farewell = farewell
+        self._on_end = on_end
         self._cut_off = cut_off
         self._patience = patience
         self._max_waiting = max_waiting
@@ -186,9 +184,9 @@ class ThreadLane(Generic[Order, Answer]):
         # A daemon: what was acknowledged is stored, so a process may end without waiting for the rest.
         threading.Thread(target=self._work, args=(self._loop,), name=self._name, daemon=True).start()
 
-    async def submit(self, order: Order, *, settled: Settled[Answer] | None = None) -> Answer:
-        """Queue an order and wait for its answer."""
-        answer: Answer = await self._enqueue(order, is_job=False, patience=self._patience, settled=settled)
+    async def submit(self, request: Request, *, settled: Settled[Answer] | None = None) -> Answer:
+        """Queue a request and wait for its answer."""
+        answer: Answer = await self._enqueue(request, is_job=False, patience=self._patience, settled=settled)
         return answer
 
     async def run(self, job: Callable[[], T], *, patience: float | None = None) -> T:
@@ -286,7 +284,7 @@ class ThreadLane(Generic[Order, Answer]):
                 break
             if len(entries) > 1:
                 self._told_to_end.wait(GATHER_SECONDS)
-        _run(self._farewell)
+        _run(self._on_end)
         _tell(loop, self._end)
 
     def _take(self) -> list[_Entry]:
@@ -302,11 +300,11 @@ class ThreadLane(Generic[Order, Answer]):
                 taken.append(entry)
             return taken
 
-    def _perform_safely(self, orders: list[Order]) -> Sequence[Answer | Exception]:
+    def _perform_safely(self, requests: list[Request]) -> Sequence[Answer | Exception]:
         try:
-            return self._perform(orders)
+            return self._perform(requests)
         except Exception as error:  # noqa: BLE001 the thread must go on, and its callers must hear of it
-            return [error] + [copy.copy(error) for _ in orders[1:]]
+            return [error] + [copy.copy(error) for _ in requests[1:]]
 
     def _end(self) -> None:
         if self._ended is not None and not self._ended.done():
@@ -321,7 +319,7 @@ def _run(job: Callable[[], Any]) -> Any:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> bool:
-    """Call on the loop. False when there is no loop any more, and so nobody who waits."""
+    """Call on the loop. False when the loop is gone, and so every caller."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
         return True

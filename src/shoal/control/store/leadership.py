@@ -1,4 +1,4 @@
-"""Who leads: the row that several control planes on one database share, and the check of it in every transaction.
+"""The row that says which control plane leads, and the check of it in every transaction.
 
 The database's own clock decides when a leadership has ended, so the clocks of the control planes do not matter. If
 it is set back, the lease of a dead leader seems to last longer. A control plane that sees no renewal for longer than a
@@ -24,7 +24,7 @@ from shoal.core.clock import Clock, SystemClock
 #: A holder renews many times within one lease.
 _SILENT_LEASES = 1.2
 
-#: How long a campaign waits for the row of the leader.
+#: How long a candidate waits for the row of the leader.
 LOCK_SECONDS = 1
 
 _NOW = {
@@ -38,13 +38,13 @@ _WAIT_BRIEFLY = {"postgresql": f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'"}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """Who campaigns."""
+    """A control plane that asks for the leadership."""
 
     holder: str
-    #: The term that was won before in this life; 0 when none was. An earlier life's term is over in any case.
+    #: The term that this process got before; 0 when none. The term of an earlier process is over in any case.
     term: int
     address: str
-    #: Whether everybody else is certainly gone.
+    #: Whether no other process can use the database.
     certain: bool
 
 
@@ -54,7 +54,7 @@ class LeadershipTable:
     def __init__(self, dialect: str, statements: Statements, *, clock: Clock | None = None) -> None:
         table = statements.leadership
         self._monotonic = (clock or SystemClock()).monotonic
-        #: The row as it was last seen in a campaign, and when it was first seen so.
+        #: The row as it was last read, and when it was first read so.
         self._seen: tuple[tuple[int, str, int], float] | None = None
         self._now: TextClause = text(_NOW[dialect])
         self._wait_briefly = text(_WAIT_BRIEFLY[dialect]) if dialect in _WAIT_BRIEFLY else None
@@ -80,9 +80,9 @@ class LeadershipTable:
         return self._leader(connection, row.term, row.holder, row.address, row.expires_at)
 
     def acquire_leadership(self, connection: Connection, candidate: Candidate, seconds: float) -> Leader:
-        """Renew one's own leadership, or take over one that has ended; else say who leads.
+        """Renew the candidate's leadership, or take over one that has ended; else return the leader.
 
-        Raises what the driver raises when somebody else holds the row for too long.
+        Raises what the driver raises when another session holds the row for too long.
         """
         if self._wait_briefly is not None:
             connection.execute(self._wait_briefly)
@@ -100,20 +100,20 @@ class LeadershipTable:
         return Leader(term, candidate.holder, candidate.address, math.inf if candidate.certain else seconds)
 
     def _is_silent(self, row: Any, seconds: float) -> bool:
-        """Whether nobody has renewed it for longer than a lease: its holder has stopped to count on it by then."""
+        """Whether the row was not renewed for longer than a lease: its holder no longer counts on it by then."""
         now, found = self._monotonic(), (row.term, row.holder, row.expires_at)
         if self._seen is None or self._seen[0] != found:
             self._seen = (found, now)
         return now - self._seen[1] > seconds * _SILENT_LEASES
 
     def resign(self, connection: Connection, holder: str) -> None:
-        """Give the leadership up, if it is one's own. The term stays: the next one is above it."""
+        """End the leadership of `holder`. The term stays: the next one is above it."""
         row = connection.execute(self._lock).one()
         if row.holder == holder:
             self._put(connection, row.term, "", "", 0)
 
     def check(self, connection: Connection, holder: str, term: int) -> None:
-        """Raise unless this term is still on. Run first in every transaction that writes."""
+        """Raise unless this term is the present one. Called first in every transaction that writes."""
         row = connection.execute(self._share).one()
         if (row.holder, row.term) != (holder, term):
             raise LeadershipLostError(row.address if row.holder != holder else "")

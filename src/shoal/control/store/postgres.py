@@ -36,14 +36,14 @@ CONNECT_SECONDS = 5
 
 SCHEMES = ("postgresql", "postgres")
 
-#: Every transaction that writes holds a lock on the row of the leader. A control plane that is stopped or cut off
-#: within one would keep everybody else from leading until the server notices, which may take hours.
+#: Every transaction that writes holds a lock on the row of the leader. A control plane that is stopped or cut off in a
+#: transaction would keep the others from leading until the server notices, which may take hours.
 IDLE_IN_TRANSACTION_SECONDS = 3
 
 _SCHEMA_LOCK = 0x73686F616C  # "shoal": who changes the schema holds this advisory lock
 
-# A connection whose way is cut would be tried for a quarter of an hour, and again only seldom when the way is there.
-_LOSS_OF_WAY = (
+# Without these, a connection whose network is cut is noticed only after a quarter of an hour.
+_TCP_TIMEOUTS = (
     ("tcp_user_timeout", 10_000),
     ("keepalives_idle", 10),
     ("keepalives_interval", 5),
@@ -52,8 +52,8 @@ _LOSS_OF_WAY = (
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
-# Who reads or copies the table takes other locks; who waits for the row itself is no holder; who came after the wait
-# began is somebody new. All control planes use one role, which may end its own sessions.
+# Sessions that read or copy the table take other locks. Sessions that wait for the row do not hold it. Sessions that
+# began after the wait are new. All control planes use one role, which may end its own sessions.
 _END_HOLDERS = text(
     "SELECT count(pg_terminate_backend(holder.pid)) FROM pg_stat_activity AS holder WHERE holder.pid IN ("
     " SELECT pid FROM pg_locks WHERE granted AND mode IN ('RowShareLock', 'RowExclusiveLock')"
@@ -68,14 +68,14 @@ _FULL = {"53100", "53200"}  # disk full, out of memory
 # A server set to answer before the log is on disk would lose acknowledged writes; stricter settings are kept.
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
-# Else the idle sessions of clients that were cut off would be there for two hours, and a server allows only so many.
+# Without these, idle sessions of clients that were cut off stay for two hours, and a server allows only so many.
 _NOTICE_LOSS = (
     "SELECT set_config('tcp_keepalives_idle', '30', false), set_config('tcp_keepalives_interval', '10', false),"
     " set_config('tcp_keepalives_count', '3', false)"
 )
 
-# Many rows are sent without waiting for an answer to each; a client that is cut off between two of them is not idle for
-# the server, which only notices that nobody is at the other end.
+# Rows are sent without waiting for each answer. A client that is cut off between two of them is not idle for the
+# server; only TCP notices that it is gone.
 _NO_LINGERING = (
     f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE_IN_TRANSACTION_SECONDS}s', false),"
     " set_config('tcp_keepalives_idle', '2', false), set_config('tcp_keepalives_interval', '1', false),"
@@ -173,7 +173,7 @@ class _PostgresDatabase:
         return int(connection.execute(_END_HOLDERS, facts).scalar_one())
 
     def explain(self, error: Exception, *, committing: bool) -> ShoalError:
-        """What an error of PostgreSQL or of the way to it means."""
+        """What an error of PostgreSQL or of the connection means."""
         cause = error.orig if isinstance(error, exc.DBAPIError) else error
         state: str | None = getattr(cause, "sqlstate", None)
         sentence = self._clean(str(cause))
@@ -210,7 +210,7 @@ def _parse(url: str) -> URL:
         if parsed.drivername not in SCHEMES:
             raise ValueError(parsed.drivername)
     except (exc.ArgumentError, ValueError):
-        # Not even the parser's words: they may quote the password.
+        # Without the message of the parser: it may quote the password.
         raise InvalidError(
             [problem("--database", None, "must look like postgresql://user:password@host:port/database")]
         ) from None
@@ -235,7 +235,7 @@ def _engine(url: URL) -> Engine:
         ) from error
     arguments: dict[str, Any] = {
         name: value
-        for name, value in (("connect_timeout", CONNECT_SECONDS), ("application_name", "shoal"), *_LOSS_OF_WAY)
+        for name, value in (("connect_timeout", CONNECT_SECONDS), ("application_name", "shoal"), *_TCP_TIMEOUTS)
         if name not in url.query
     }
     engine = create_engine(

@@ -1,4 +1,4 @@
-"""Records as rows and rows as records: what is a column, what lies in the document, what a batch does to which table.
+"""Converts records to rows and back: which field is a column, which is in the document, what a batch writes where.
 
 A field that queries or compare-and-set need has a column; the rest is one document (`codec.py`). No field is stored
 twice, except the state in `observations` and the subject of an event, which only serve to find rows. Pure: no

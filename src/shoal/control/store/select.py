@@ -12,7 +12,6 @@ from shoal.control.store.base import Store
 from shoal.core.errors import InvalidError, problem
 
 if TYPE_CHECKING:
-    from shoal.control.store.database import TransactionGuard
     from shoal.control.store.rows import SpecDecoder
 
 FILE_NAME = "control.db"
@@ -25,7 +24,6 @@ def open_store(
     *,
     decode_spec: SpecDecoder,
     max_events: int = 10_000,
-    guard: TransactionGuard | None = None,
 ) -> Store:
     """The store that `database` names, ready for `await store.open()`.
 
@@ -34,17 +32,16 @@ def open_store(
         data_dir: the control plane's own directory.
         decode_spec: rebuilds the spec of a workload from the bytes that were accepted.
         max_events: how many events are kept.
-        guard: runs first in every transaction that writes.
     """
     if not database:
         from shoal.control.store.sqlite import SqliteStore
 
-        return SqliteStore(data_dir / FILE_NAME, decode_spec=decode_spec, max_events=max_events, guard=guard)
+        return SqliteStore(data_dir / FILE_NAME, decode_spec=decode_spec, max_events=max_events)
     scheme = database.partition("://")[0]
     if scheme in ("postgresql", "postgres"):
         from shoal.control.store.postgres import PostgresStore
 
-        return PostgresStore(database, decode_spec=decode_spec, max_events=max_events, guard=guard)
+        return PostgresStore(database, decode_spec=decode_spec, max_events=max_events)
     raise InvalidError(
         [problem("--database", scheme if "://" in database else None, "must be a URL that begins with postgresql://")],
         hint="leave --database out to use SQLite in the data directory",

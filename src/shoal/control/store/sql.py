@@ -85,64 +85,28 @@ class Statements:
     def __init__(self, dialect: str, *, schema: str | None = None) -> None:
         self._insert: Any = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}[dialect]
         metadata = MetaData(schema=schema)
-        self.nodes = Table(
-            "nodes",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
-            Column("state", Text),
-            Column("last_beat", BigInteger),
-            Column("format", Integer),
-            Column("document", Text),
-        )
-        self.workloads = Table(
+
+        def records(name: str, *columns: Column[Any]) -> Table:
+            """A table of records with versions: the document, and what queries need beside it."""
+            key = Column("id", Text, primary_key=True)
+            document = (Column("format", Integer), Column("document", Text))
+            return Table(name, metadata, key, Column("version", BigInteger), *columns, *document)
+
+        self.nodes = records("nodes", Column("state", Text), Column("last_beat", BigInteger))
+        self.workloads = records(
             "workloads",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
             Column("generation", BigInteger),
             Column("node_id", Text),
             Column("group_id", Text),
             Column("desired", Text),
-            Column("format", Integer),
-            Column("document", Text),
             Column("spec", LargeBinary),
         )
-        self.groups = Table(
-            "groups",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
-            Column("generation", BigInteger),
-            Column("desired", Text),
-            Column("format", Integer),
-            Column("document", Text),
-        )
-        self.join_tokens = Table(
-            "join_tokens",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
-            Column("format", Integer),
-            Column("document", Text),
-        )
-        self.secrets = Table(
-            "secrets",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
-            Column("format", Integer),
-            Column("document", Text),
-            Column("sealed", LargeBinary),
-        )
-        self.revocations = Table(
-            "revocations",
-            metadata,
-            Column("id", Text, primary_key=True),
-            Column("version", BigInteger),
-            Column("format", Integer),
-            Column("document", Text),
-        )
+        self.groups = records("groups", Column("generation", BigInteger), Column("desired", Text))
+        self.join_tokens = records("join_tokens")
+        self.secrets = records("secrets", Column("sealed", LargeBinary))
+        self.revocations = records("revocations")
+        every = (self.nodes, self.workloads, self.groups, self.join_tokens, self.secrets, self.revocations)
+        self.versions = {table.name: table for table in every}
         self.observations = Table(
             "observations",
             metadata,
@@ -171,14 +135,6 @@ class Statements:
             Column("address", Text),
             Column("expires_at", BigInteger),
         )
-        self.versions = {
-            "nodes": self.nodes,
-            "workloads": self.workloads,
-            "groups": self.groups,
-            "join_tokens": self.join_tokens,
-            "secrets": self.secrets,
-            "revocations": self.revocations,
-        }
         self.steps = tuple(self._steps())
         self.add_events = insert(self.events)
         self.trim_events = delete(self.events).where(self.events.c.cursor <= bindparam("upto"))

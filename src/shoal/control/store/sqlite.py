@@ -1,8 +1,8 @@
 """The store on SQLite: one file in the data directory, for one control plane.
 
 The file is in WAL mode with `synchronous=FULL`: when a commit returns, its pages have reached the disk. A lock file
-beside it, held for life, keeps a second process out; SQLite's own locks would let two in and have them fight over
-versions. `:memory:` keeps everything in this process, without threads, for tests.
+beside it, held for life, keeps a second process out; SQLite's own locks would let two in, which would conflict
+all the time. `:memory:` keeps everything in this process, without threads, for tests.
 
 Called by `shoal.control.store.select`.
 """
@@ -26,15 +26,15 @@ from shoal.control.store.database import MAX_EVENTS, SqlStore, TransactionGuard,
 from shoal.control.store.errors import DamagedStoreError, StoreError, StoreOutcome
 from shoal.control.store.lane import PATIENCE
 from shoal.control.store.rows import SpecDecoder
+from shoal.core.disk.locks import FileLock
+from shoal.core.disk.private_files import make_data_directory
+from shoal.core.disk.reserve import Reserve
 from shoal.core.errors import InternalError, ShoalError
-from shoal.core.locks import FileLock
-from shoal.core.private_files import make_data_directory
-from shoal.core.reserve import Reserve
 
 MEMORY = ":memory:"
 
 BUSY_SECONDS = 5.0
-"""How long a write waits for somebody who holds the file, such as a person with a shell on it."""
+"""How long a write waits for another program that holds the file, such as the `sqlite3` shell."""
 
 _PRAGMAS = (
     # A commit is durable when it returns, also when the power goes.
@@ -99,7 +99,7 @@ class _SqliteDatabase:
         try:
             make_data_directory(self._path.parent)
             self._lock.acquire()
-            # Specs hold what people put into environments: nobody else need read them.
+            # Specs may hold private values of environments: only the owner may read the file.
             self._existed = self._path.exists()
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             self._reserve.allocate()
@@ -111,7 +111,7 @@ class _SqliteDatabase:
             ) from error
 
     def release(self) -> None:
-        """Let the next process in, and leave it a reserve: closing the log has made room."""
+        """Unlock, and leave a reserve for the next process: closing the log has made room."""
         if self._lock.held:
             self._reserve.allocate()
         self._lock.release()
@@ -202,7 +202,7 @@ class _SqliteDatabase:
         if codes & {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}:
             return StoreError(
                 f"{self.where} is locked by another program; nothing was stored",
-                hint="close whatever else has the file open",
+                hint="close the other program",
             )
         if not causes:
             return InternalError(f"{self.where}: {sentence}")

@@ -22,7 +22,7 @@ from shoal.wire.authority import PublicKey, key_sha256
 
 
 class Enrollment:
-    """Decides who gets a certificate."""
+    """Issues certificates."""
 
     def __init__(
         self,

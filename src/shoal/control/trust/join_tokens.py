@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from shoal.control.state.fleet import Ledger
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
 from shoal.control.trust.signing import Signer
 from shoal.core.clock import Clock

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shoal.control.state.fleet import Ledger
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, ExhaustedError, NotFoundError, PreconditionError, ShoalError

@@ -15,8 +15,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
+from shoal.core.disk.private_files import FileStamp, file_stamp, read_private
 from shoal.core.errors import InternalError, InvalidError, PreconditionError, problem
-from shoal.core.private_files import FileStamp, file_stamp, read_private
 from shoal.model.identity import Identity
 from shoal.wire.authority import Authority, PublicKey, SigningRequest, read_authority, read_signing_request, sign
 from shoal.wire.certificates import describe

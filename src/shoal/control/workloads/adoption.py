@@ -14,13 +14,14 @@ Called by `shoal.control.api.service`.
 from __future__ import annotations
 
 from shoal.control.agents.calls import Agents
+from shoal.control.placement.feasible import describe_rejections
 from shoal.control.placement.placer import Placer, placed_on
 from shoal.control.placement.scheduler import place
+from shoal.control.state.events import Origin, workload_event
 from shoal.control.state.facts import PlacementRequest
-from shoal.control.state.fleet import Ledger, workload_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.changes import first_generation
 from shoal.control.store.base import Batch
-from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.errors import ExhaustedError, PreconditionError, UnsupportedError
 from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
@@ -62,14 +63,8 @@ class Adoption:
             record = self._record_of(node_id, workload_id, found)
             self._check_room(record, node_id)
             owned = placed_on(record, node_id, at=self._clock.wall())
-            event = workload_event(
-                owned,
-                EventKind.WORKLOAD_ADOPTED,
-                f"as it runs on node {node_id}",
-                at=self._clock.wall(),
-                source=EventSource.OPERATOR,
-                cause=cause,
-            )
+            origin = Origin(self._clock.wall(), EventSource.OPERATOR, cause)
+            event = workload_event(owned, EventKind.WORKLOAD_ADOPTED, f"as it runs on node {node_id}", origin)
             return Batch(workloads=(owned,), events=(event,))
 
         async with self._placer.exclusive():

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from shoal.control.state.facts import Removal
-from shoal.control.workloads.reconciler import Command, CommandKind, after_removal
+from shoal.control.workloads.decisions.reconciler import Command, CommandKind, after_removal
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.ids import NodeId, WorkloadId
@@ -33,10 +33,12 @@ class CommandLog:
         self._entropy = entropy
         self._commands: dict[WorkloadId, Command] = {}
         self._refusals: defaultdict[WorkloadId, dict[NodeId, tuple[str, float]]] = defaultdict(dict)
-        #: What went wrong last, for people.
-        self.trouble: dict[WorkloadId, str] = {}
-        #: Those that cannot be sent because a secret is missing.
+        #: The last error of a command, for people.
+        self.errors: dict[WorkloadId, str] = {}
+        #: Workloads whose command cannot be sent because a secret is missing.
         self.without_secret: set[WorkloadId] = set()
+        #: Workloads whose newest spec a foreign agent calls invalid.
+        self.invalid: set[WorkloadId] = set()
 
     def get(self, workload_id: WorkloadId) -> Command | None:
         """The last command about a workload, if there was one."""
@@ -53,6 +55,8 @@ class CommandLog:
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
         known = self._commands.get(record.workload_id)
         same = known is not None and known.is_same(kind, record.node_id, record.generation)
+        if not same:
+            self.invalid.discard(record.workload_id)
         command = Command(
             kind,
             record.node_id,
@@ -71,13 +75,20 @@ class CommandLog:
             dataclasses.replace(command, accepted=True, failures=0, not_before=not_before, stale_secret=False),
         )
         self._refusals.pop(workload_id, None)
-        self.trouble.pop(workload_id, None)
-        self.without_secret.discard(workload_id)
+        self._clear_error(workload_id)
+
+    def called_invalid(self, workload_id: WorkloadId, command: Command, why: str) -> None:
+        """A foreign agent calls the spec invalid. It is not sent again, unless somebody changes or retries it."""
+        self.applied(workload_id, command)
+        self.errors[workload_id] = why
+        self.invalid.add(workload_id)
 
     def failed(self, workload_id: WorkloadId, command: Command, why: str, *, without_secret: bool = False) -> None:
         """It has to be sent again, later and later."""
-        self.trouble[workload_id] = why
-        (self.without_secret.add if without_secret else self.without_secret.discard)(workload_id)
+        self._clear_error(workload_id)
+        self.errors[workload_id] = why
+        if without_secret:
+            self.without_secret.add(workload_id)
         failures = command.failures + 1
         not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
         self.put(workload_id, dataclasses.replace(command, failures=failures, not_before=not_before))
@@ -117,6 +128,7 @@ class CommandLog:
 
     def repeat(self, workload_id: WorkloadId) -> None:
         """A foreign agent registered: it may have lost what it accepted before, so it is told again."""
+        self.invalid.discard(workload_id)
         command = self._commands.get(workload_id)
         if command is not None and command.accepted and not command.gone:
             self._commands[workload_id] = dataclasses.replace(command, accepted=False, asked=None, not_before=0.0)
@@ -155,6 +167,12 @@ class CommandLog:
         return {node_id: why for node_id, (why, _until) in standing.items()}
 
     def forget(self, workload_id: WorkloadId) -> None:
-        """Drop the last command and every refusal."""
+        """Drop the last command, its error and every refusal."""
         self._commands.pop(workload_id, None)
         self._refusals.pop(workload_id, None)
+        self._clear_error(workload_id)
+
+    def _clear_error(self, workload_id: WorkloadId) -> None:
+        self.errors.pop(workload_id, None)
+        self.without_secret.discard(workload_id)
+        self.invalid.discard(workload_id)

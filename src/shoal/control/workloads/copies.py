@@ -14,10 +14,11 @@ from functools import partial
 from shoal.control.agents.calls import Agents, is_foreign
 from shoal.control.agents.pump import Pump
 from shoal.control.state.facts import Removal
-from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
-from shoal.control.workloads import changes
-from shoal.control.workloads.reports import is_superseded
+from shoal.control.workloads.decisions import changes
+from shoal.control.workloads.decisions.reports import is_superseded
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.errors import NotFoundError, ShoalError
 from shoal.core.ids import NodeId, WorkloadId

@@ -15,16 +15,14 @@ from typing import Any
 
 from shoal.control.agents.calls import is_foreign, is_unsupported
 from shoal.control.agents.pump import Pump
-from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
 from shoal.control.trust.secrets import named_by
-from shoal.control.workloads import changes, retries
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
-from shoal.control.workloads.groups import Groups
-from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.placing import Placing
-from shoal.control.workloads.reconciler import (
+from shoal.control.workloads.decisions import changes, retries
+from shoal.control.workloads.decisions.reconciler import (
     FOREIGN_POLL_SECONDS,
     ConfirmWithForeignAgent,
     FinishMove,
@@ -41,6 +39,9 @@ from shoal.control.workloads.reconciler import (
     Wait,
     reconcile,
 )
+from shoal.control.workloads.groups import Groups
+from shoal.control.workloads.pending import Pending
+from shoal.control.workloads.placing import Placing
 from shoal.control.workloads.relocation import Relocation
 from shoal.control.workloads.sender import Sender
 from shoal.control.workloads.work_queue import WorkQueue
@@ -212,7 +213,7 @@ class Dispatch:
     def _failed_by_bug(self, workload_id: WorkloadId) -> None:
         """A bug, or an answer nobody thought of: it must not stop the other workloads."""
         log.exception("workload %s: internal error", workload_id)
-        self._commands.trouble[workload_id] = (
+        self._commands.errors[workload_id] = (
             "an internal error; it is tried again, and the log of the control plane says more"
         )
         self._queue.look_again_in(workload_id, BUG_RETRY_SECONDS)
@@ -290,8 +291,6 @@ class Dispatch:
 
     def _drop(self, workload_id: WorkloadId) -> None:
         self._commands.forget(workload_id)
-        self._commands.trouble.pop(workload_id, None)
-        self._commands.without_secret.discard(workload_id)
         for part in (self._pending, self._copies, self._queue):
             part.forget(workload_id)
 

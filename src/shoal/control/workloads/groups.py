@@ -13,16 +13,17 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.control.placement.feasible import describe_rejections
 from shoal.control.placement.placer import Placer, first_unplaced, placed_on, placement_event, request_for
 from shoal.control.placement.scheduler import place_together
+from shoal.control.state.events import Origin, group_event, workload_event
 from shoal.control.state.facts import PlacementDecision, PlacementPlan
-from shoal.control.state.fleet import Ledger, group_event, workload_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.changes import Change, GroupChange, change_group
 from shoal.control.state.lifecycle.changes import change as change_record
 from shoal.control.store.base import Batch
 from shoal.control.trust.entitlements import check_entitled
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.rejections import describe_rejections
 from shoal.control.workloads.requests import Outcome, WorkloadRequest, deletion, merge
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
@@ -62,7 +63,7 @@ class _Change:
 
 
 class Groups:
-    """The control plane's book of groups."""
+    """Carries out changes of groups."""
 
     def __init__(
         self,
@@ -128,13 +129,12 @@ class Groups:
             ]
             changed = tuple(each.workload_id for each in (*placed, *change.removed))
             result = GroupApplied(record, Outcome.CREATED if known is None else Outcome.UPDATED)
+            origin = Origin(self._clock.wall(), EventSource.API, cause)
             told = group_event(
                 record,
                 EventKind.GROUP_CREATED if known is None else EventKind.GROUP_UPDATED,
                 f"{len(placed)} placed, {len(change.removed)} removed",
-                at=self._clock.wall(),
-                source=EventSource.API,
-                cause=cause,
+                origin,
             )
             return Batch(
                 workloads=(*placed, *(each for batch in removals for each in batch.workloads)),
@@ -173,14 +173,8 @@ class Groups:
                 updated_at=self._clock.wall(),
             )
             generation = gone.generation
-            event = group_event(
-                gone,
-                EventKind.GROUP_DELETE_REQUESTED,
-                "it is to be deleted",
-                at=self._clock.wall(),
-                source=EventSource.API,
-                cause=cause,
-            )
+            origin = Origin(self._clock.wall(), EventSource.API, cause)
+            event = group_event(gone, EventKind.GROUP_DELETE_REQUESTED, "it is to be deleted", origin)
             if not members:
                 return Batch(removed_groups={group_id: record.version}, events=(event,))
             return Batch(
@@ -304,14 +298,10 @@ class Groups:
             if group is None or not group.before or self._is_missing_one(group):
                 return None
             settled = change_group(group, GroupChange.ACCEPTED, before=(), before_members=(), message="")
-            event = group_event(
-                settled,
-                EventKind.GROUP_ACCEPTED,
-                "every agent has its part",
-                at=self._clock.wall(),
-                source=EventSource.RECONCILER,
-                cause=f"member {record.workload_id} was the last to be accepted",
+            origin = Origin(
+                self._clock.wall(), EventSource.RECONCILER, f"member {record.workload_id} was the last to be accepted"
             )
+            event = group_event(settled, EventKind.GROUP_ACCEPTED, "every agent has its part", origin)
             return Batch(groups=(settled,), events=(event,))
 
         await self._ledger.change(decide)
@@ -354,25 +344,9 @@ class Groups:
                 updated_at=self._clock.wall(),
             )
             cause = f"member {record.workload_id} fits nowhere"
-            events = [
-                workload_event(
-                    each,
-                    EventKind.WORKLOAD_CHANGE_REVERTED,
-                    why,
-                    at=self._clock.wall(),
-                    source=EventSource.RECONCILER,
-                    cause=cause,
-                )
-                for each in restored
-            ]
-            told = group_event(
-                undone,
-                EventKind.GROUP_CHANGE_REVERTED,
-                why,
-                at=self._clock.wall(),
-                source=EventSource.RECONCILER,
-                cause=cause,
-            )
+            origin = Origin(self._clock.wall(), EventSource.RECONCILER, cause)
+            events = [workload_event(each, EventKind.WORKLOAD_CHANGE_REVERTED, why, origin) for each in restored]
+            told = group_event(undone, EventKind.GROUP_CHANGE_REVERTED, why, origin)
             return Batch(workloads=tuple(restored), groups=(undone,), events=(told, *events))
 
         async with self._placer.exclusive():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
+from shoal.control.state.lifecycle.phases import Waiting
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.core.clock import Clock
@@ -29,6 +30,11 @@ class Pending:
         self._not_before: dict[WorkloadId, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.rejections: dict[WorkloadId, tuple[Rejection, ...]] = {}
+
+    @property
+    def waiting(self) -> Waiting:
+        """Why workloads do not start, beside what their records say."""
+        return Waiting(self.rejections.keys(), self._commands.without_secret, self._commands.invalid)
 
     def not_before(self, workload_id: WorkloadId) -> float:
         """Monotonic time before which no placement is tried; 0 when nothing stands against it."""

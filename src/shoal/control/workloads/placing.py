@@ -1,18 +1,20 @@
-"""Has one workload placed, and says so when it fits nowhere.
+"""Places one workload, and stores an event when it fits nowhere.
 
 Called by `shoal.control.workloads.dispatch` and, when an agent refuses a workload, by `shoal.control.workloads.sender`.
 """
 
 from __future__ import annotations
 
+from shoal.control.placement.feasible import describe_rejections
 from shoal.control.placement.placer import Placer, Unplaced
-from shoal.control.state.fleet import Fleet, Ledger, workload_event
+from shoal.control.state.events import Origin, workload_event
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
 from shoal.control.workloads.groups import Groups
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.rejections import describe_rejections
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
 from shoal.model.events import EventKind, EventSource
@@ -62,13 +64,11 @@ class Placing:
         if record.group_id is not None and await self._groups.member_unplaceable(record, unplaced.rejections):
             return
         if is_news:
+            origin = Origin(
+                self._clock.wall(), EventSource.SCHEDULER, f"generation {record.generation} fits on no node"
+            )
             event = workload_event(
-                record,
-                EventKind.WORKLOAD_UNPLACEABLE,
-                describe_rejections(unplaced.rejections),
-                at=self._clock.wall(),
-                source=EventSource.SCHEDULER,
-                cause=f"generation {record.generation} fits on no node",
+                record, EventKind.WORKLOAD_UNPLACEABLE, describe_rejections(unplaced.rejections), origin
             )
             await self._ledger.commit(Batch(events=(event,)))
 

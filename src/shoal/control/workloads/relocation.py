@@ -1,15 +1,16 @@
-"""Moves workloads off nodes that are alive.
+"""Moves workloads off nodes that are alive, and finishes or cancels such moves.
 
-Begun by `shoal.control.nodes.drain`; finished or taken back by `shoal.control.workloads.dispatch`.
+`shoal.control.nodes.drain` starts a move; `shoal.control.workloads` (dispatch, sender) finishes or cancels it.
 """
 
 from __future__ import annotations
 
 from shoal.control.placement.placer import Placer, Unplaced
-from shoal.control.state.fleet import Fleet, Ledger
-from shoal.control.workloads import changes
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
+from shoal.control.workloads.decisions import changes
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import WorkloadRecord

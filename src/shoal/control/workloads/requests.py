@@ -1,10 +1,10 @@
-"""Requests about single workloads: apply, delete, retry, start and stop.
+"""Carries out requests of users about single workloads: apply, delete, retry, start and stop.
 
-A request is checked, made durable, and answered; the dispatch carries it out. Success means that the request
-is kept, not that it came true: that is the workload's status. Called by `shoal.control.api.service`.
+A request is checked, stored and answered; `dispatch` then makes it true. Success means that the request is stored; the
+workload's status says whether it came true. Called by `shoal.control.api.service`.
 
-Revisions: the user's word for a version of a spec. The same revision with the same spec changes nothing; the same
-revision with another spec is refused; an empty revision is the spec's own hash.
+A revision is the user's name for a version of a spec. The same revision with the same spec changes nothing; the same
+revision with another spec is refused; an empty revision becomes the hash of the spec.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import enum
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.control.state.fleet import Ledger, workload_event
+from shoal.control.state.events import Origin, workload_event
+from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.changes import Change, change, first_generation, retry
 from shoal.control.state.lifecycle.phases import contract_status
 from shoal.control.store.base import Batch
@@ -23,7 +24,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InvalidError, PreconditionError, problem
 from shoal.core.ids import WorkloadId
 from shoal.model.events import EventKind, EventSource
-from shoal.model.phases import WorkloadPhase
+from shoal.model.phases import ContractStatus
 from shoal.model.workloads import DesiredState, RetryState, WorkloadRecord, WorkloadSpec
 
 
@@ -146,9 +147,8 @@ class Workloads:
                 return None
             kind = EventKind.WORKLOAD_CREATED if result.outcome is Outcome.CREATED else EventKind.WORKLOAD_UPDATED
             message = f"revision {result.record.revision_id}, {result.record.desired.value}"
-            event = workload_event(
-                result.record, kind, message, at=self._clock.wall(), source=EventSource.API, cause=cause
-            )
+            origin = Origin(self._clock.wall(), EventSource.API, cause)
+            event = workload_event(result.record, kind, message, origin)
             return Batch(workloads=(result.record,), events=(event,))
 
         await self._ledger.change(decide)
@@ -183,7 +183,8 @@ class Workloads:
             what, kind = _DESIRED[desired]
             changed = change(record, what, at=self._clock.wall(), desired=desired, retry=RetryState(), move=None)
             message = f"it is to be {desired.value}"
-            event = workload_event(changed, kind, message, at=self._clock.wall(), source=EventSource.API, cause=cause)
+            origin = Origin(self._clock.wall(), EventSource.API, cause)
+            event = workload_event(changed, kind, message, origin)
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
@@ -208,14 +209,8 @@ class Workloads:
             if self._runs(record):
                 return None
             changed = retry(record, at=self._clock.wall(), budget=RetryState())
-            event = workload_event(
-                changed,
-                EventKind.WORKLOAD_RETRIED,
-                "it is to be run again",
-                at=self._clock.wall(),
-                source=EventSource.API,
-                cause=cause,
-            )
+            origin = Origin(self._clock.wall(), EventSource.API, cause)
+            event = workload_event(changed, EventKind.WORKLOAD_RETRIED, "it is to be run again", origin)
             return Batch(workloads=(changed,), events=(event,))
 
         if await self._ledger.change(decide) is not None:
@@ -225,8 +220,8 @@ class Workloads:
     def _runs(self, record: WorkloadRecord) -> bool:
         """Whether its newest generation is known to run, on a node that is heard of."""
         observation = self._fleet.observations.get(record.workload_id)
-        owner = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
-        return contract_status(record, observation, owner) == WorkloadPhase.RUNNING
+        owner, waiting = self._fleet.owner_of(record), self._pending.waiting
+        return contract_status(record, observation, owner, waiting) is ContractStatus.RUNNING
 
     def _check_free(self, workload_id: WorkloadId) -> None:
         """A member of a group changes only with its group."""
@@ -247,12 +242,6 @@ def _way_to_start(record: WorkloadRecord) -> str:
 def deletion(record: WorkloadRecord, *, clock: Clock, cause: str) -> Batch:
     """The batch that requests the deletion of a workload."""
     requested = change(record, Change.DELETED, at=clock.wall(), desired=DesiredState.DELETED, move=None)
-    event = workload_event(
-        requested,
-        EventKind.WORKLOAD_DELETE_REQUESTED,
-        "it is to be deleted",
-        at=clock.wall(),
-        source=EventSource.API,
-        cause=cause,
-    )
+    origin = Origin(clock.wall(), EventSource.API, cause)
+    event = workload_event(requested, EventKind.WORKLOAD_DELETE_REQUESTED, "it is to be deleted", origin)
     return Batch(workloads=(requested,), events=(event,))

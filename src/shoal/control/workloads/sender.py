@@ -9,24 +9,27 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from datetime import datetime
 
 from shoal.control.agents.calls import Agents, is_foreign, is_unsupported
 from shoal.control.state import moves
+from shoal.control.state.events import Origin, workload_event
 from shoal.control.state.facts import Removal
-from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
+from shoal.control.store.base import Batch
 from shoal.control.trust.secrets import ClusterSecrets
-from shoal.control.workloads import changes
 from shoal.control.workloads.commands import CommandLog
+from shoal.control.workloads.decisions import changes
+from shoal.control.workloads.decisions.reconciler import Command, CommandKind, is_lost
 from shoal.control.workloads.placing import Placing
-from shoal.control.workloads.reconciler import Command, CommandKind, is_lost
 from shoal.control.workloads.relocation import Relocation
 from shoal.control.workloads.status_reports import StatusReports
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core import faults
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, StaleGenerationError
-from shoal.core.ids import MAX_GENERATION, NodeId, WorkloadId
+from shoal.core.ids import MAX_GENERATION, NodeId
+from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeRecord
 from shoal.model.workloads import DesiredState, FailureReason, RunState, RunStatus, WorkloadRecord
 
@@ -143,7 +146,7 @@ class Sender:
         if not record.generation <= highest <= min(record.generation + MAX_OVERTAKE, MAX_GENERATION - 1):
             log.warning("workload %s: node %s claims generation %r", record.workload_id, node.node_id, claimed)
             await self._refused(record, node, command, error)
-            self._commands.trouble[record.workload_id] = (
+            self._commands.errors[record.workload_id] = (
                 f"node {node.node_id} claims to have seen generation {claimed!r}"
             )
             return
@@ -153,17 +156,15 @@ class Sender:
     async def _refused(self, record: WorkloadRecord, node: NodeRecord, command: Command, error: ShoalError) -> None:
         """An agent does not take it: try the others. Without one it waits, or the change of its group is undone."""
         workload_id = record.workload_id
-        if is_foreign(node) and isinstance(error, InvalidError):
-            self._commands.applied(workload_id, command)
-            self._commands.trouble[workload_id] = f"node {node.node_id}: {error.message}"
-            await self._reports.take_in(node.node_id, [_invalid(workload_id, error, at=self._clock.wall())])
+        if is_foreign(node) and isinstance(error, InvalidError) and record.desired is DesiredState.RUNNING:
+            await self._called_invalid(record, node, command, error)
             return
         if is_unsupported(error.message):
             await self.type_unsupported(node.node_id, record)
         if record.desired is not DesiredState.RUNNING or self._older_copy_lives(record) or _is_behind(node, error):
             self._retry_later(record, command, error)
             return
-        self._commands.trouble[workload_id] = f"node {node.node_id}: {error.message}"
+        self._commands.errors[workload_id] = f"node {node.node_id}: {error.message}"
         self._commands.refused(workload_id, node.node_id, error.message)
         unplaced = await self._placing.place(record, reason=f"node {node.node_id} refused it: {error.message}")
         if unplaced is None:
@@ -175,6 +176,25 @@ class Sender:
         await self._ledger.change_workload(workload_id, lambda it: changes.place_given_up(it, record, at=at))
         await self._placing.note_unplaced(record, unplaced)
 
+    async def _called_invalid(
+        self, record: WorkloadRecord, node: NodeRecord, command: Command, error: InvalidError
+    ) -> None:
+        """A foreign agent calls the spec invalid: another try cannot help. What it runs from before goes on."""
+        self._commands.called_invalid(record.workload_id, command, f"node {node.node_id}: {error.message}")
+        at = self._clock.wall()
+        if self._copy_lives(record):
+            cause = f"node {node.node_id} calls its spec invalid"
+            kind, source = EventKind.WORKLOAD_FAILED, EventSource.AGENT
+            origin = Origin(at, source, cause)
+            event = workload_event(record, kind, error.message, origin)
+            await self._ledger.commit(Batch(events=(event,)))
+            return
+        failure = FailureReason.INVALID_SPEC
+        status = RunStatus(
+            record.workload_id, RunState.FAILED, failure=failure, message=error.message, last_transition=at
+        )
+        await self._reports.take_in(node.node_id, [status])
+
     async def type_unsupported(self, node_id: NodeId, record: WorkloadRecord) -> None:
         """An agent has no runtime for a type that it registered with."""
         at, kind = self._clock.wall(), record.spec.type.value
@@ -183,10 +203,14 @@ class Sender:
     def _older_copy_lives(self, record: WorkloadRecord) -> bool:
         """Whether an earlier generation still runs there: it is not dropped for an update that was refused."""
         observation = self._fleet.observations.get(record.workload_id)
-        if observation is None or observation.node_id != record.node_id:
-            return False
-        older = 0 < observation.status.generation < record.generation
-        return older and observation.status.state in (RunState.RUNNING, RunState.PENDING)
+        older = observation is not None and 0 < observation.status.generation < record.generation
+        return older and self._copy_lives(record)
+
+    def _copy_lives(self, record: WorkloadRecord) -> bool:
+        """Whether its owner last reported that it runs, of whatever generation."""
+        observation = self._fleet.observations.get(record.workload_id)
+        mine = observation is not None and observation.node_id == record.node_id
+        return observation is not None and mine and observation.status.state in (RunState.RUNNING, RunState.PENDING)
 
     # -----------------------------------------------------------------------------------------------------
     # Delete
@@ -241,17 +265,6 @@ class Sender:
         except ShoalError as error:
             log.debug("workload %s on foreign node %s: %s", workload_id, node.node_id, error)
         return False
-
-
-def _invalid(workload_id: WorkloadId, error: InvalidError, *, at: datetime) -> RunStatus:
-    """The status of a workload whose spec a foreign agent calls invalid: another try cannot help."""
-    return RunStatus(
-        workload_id,
-        RunState.FAILED,
-        failure=FailureReason.INVALID_SPEC,
-        message=error.message,
-        last_transition=at,
-    )
 
 
 def _is_behind(node: NodeRecord, error: ShoalError) -> bool:

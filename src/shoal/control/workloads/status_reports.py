@@ -1,6 +1,6 @@
 """Takes in what agents report about workloads: judges each report and stores what is news.
 
-Called by `shoal.control.nodes.membership` with the statuses of heartbeats, and by `shoal.control.workloads.sender` with
+Called by `shoal.control.nodes.heartbeats` with the statuses of heartbeats, and by `shoal.control.workloads.sender` with
 the answers to commands. What is stored reaches `shoal.control.workloads.dispatch` through the ledger.
 """
 
@@ -12,13 +12,16 @@ from collections.abc import Iterable, Mapping
 
 from shoal.control.agents.calls import is_foreign
 from shoal.control.state.causes import cause_of_status
-from shoal.control.state.fleet import Fleet, Ledger, workload_event
+from shoal.control.state.events import Origin, workload_event
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
+from shoal.control.state.lifecycle.phases import has_crashed
 from shoal.control.state.loops import Rounds
 from shoal.control.store.base import Batch
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
-from shoal.control.workloads.reconciler import Command, CommandKind
-from shoal.control.workloads.reports import ReportVerdict, judge_report
+from shoal.control.workloads.decisions.reconciler import Command, CommandKind
+from shoal.control.workloads.decisions.reports import ReportVerdict, judge_report
 from shoal.control.workloads.work_queue import WorkQueue
 from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core.clock import Clock
@@ -40,6 +43,18 @@ _KINDS = {
     RunState.FAILED: EventKind.WORKLOAD_FAILED,
     RunState.UNKNOWN: EventKind.WORKLOAD_UNKNOWN,
 }
+
+
+def _kind_of(status: RunStatus, before: RunStatus | None) -> EventKind:
+    """The kind of event that tells of a new status. `before` is the last one of the same node."""
+    if status.completed:
+        return EventKind.WORKLOAD_COMPLETED
+    if has_crashed(status):
+        return EventKind.WORKLOAD_CRASHED
+    was_ready = before is not None and before.state is RunState.RUNNING and before.generation == status.generation
+    if status.state is RunState.PENDING and status.pid and was_ready:
+        return EventKind.WORKLOAD_NOT_READY
+    return _KINDS[status.state]
 
 
 class StatusReports:
@@ -177,16 +192,14 @@ class StatusReports:
             and known.status.generation == status.generation
             and known.status.completed == status.completed
             and known.status.restarts == status.restarts
+            and has_crashed(known.status) == has_crashed(status)
         )
         if unchanged:
             return None
-        kind = EventKind.WORKLOAD_COMPLETED if status.completed else _KINDS[status.state]
         before = known.status if known is not None and known.node_id == observation.node_id else None
-        return workload_event(
-            record,
-            kind,
-            status.message,
-            at=observation.observed_at,
-            source=EventSource.AGENT,
-            cause=f"{cause_of_status(status, before)}, on node {observation.node_id}",
+        origin = Origin(
+            observation.observed_at,
+            EventSource.AGENT,
+            f"{cause_of_status(status, before)}, on node {observation.node_id}",
         )
+        return workload_event(record, _kind_of(status, before), status.message, origin)

@@ -1,7 +1,6 @@
-"""Which workloads are due to be looked at. Filled by every module that learns something about one.
+"""Queues the workloads that are due for reconciling. Filled by every module that learns something about one.
 
-Emptied by `shoal.control.workloads.dispatch`. A workload that is being worked on is not handed out again before that
-work has ended.
+Emptied by `shoal.control.workloads.dispatch`. A workload is not given out again while it is being worked on.
 """
 
 from __future__ import annotations

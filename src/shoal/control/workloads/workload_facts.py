@@ -10,8 +10,8 @@ from typing import Protocol
 
 from shoal.control.state.fleet import Fleet
 from shoal.control.workloads.commands import CommandLog
+from shoal.control.workloads.decisions.reconciler import Facts, Owner, is_current
 from shoal.control.workloads.pending import Pending
-from shoal.control.workloads.reconciler import Facts, Owner, is_current
 from shoal.core.clock import Clock
 from shoal.core.ids import NodeId
 from shoal.model.nodes import NodeState
@@ -53,7 +53,7 @@ class WorkloadFacts:
     def of(self, record: WorkloadRecord) -> Facts:
         """The facts about one workload."""
         owner = None
-        node = self._fleet.nodes.get(record.node_id) if record.node_id is not None else None
+        node = self._fleet.owner_of(record)
         if node is not None:
             owner = Owner(
                 node,
@@ -71,6 +71,7 @@ class WorkloadFacts:
             wall=self._clock.wall(),
             older_copy_may_run=any(self._copy_may_run(record, node_id) for node_id in record.left_on),
             place_not_before=self._pending.not_before(record.workload_id),
+            invalid=record.workload_id in self._commands.invalid,
             way_back=record.move is not None and self.is_in_contact(record.move.away_from),
         )
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from shoal.core import files
+from shoal.core.disk.locks import FileLock
 from shoal.core.errors import PreconditionError
-from shoal.core.locks import FileLock
 
 _NAME = "running.lock"
 

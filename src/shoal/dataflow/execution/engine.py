@@ -17,8 +17,8 @@ from typing import Any
 
 from shoal.core import files
 from shoal.core.clock import Clock, SystemClock
+from shoal.core.disk.locks import FileLock
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, problem
-from shoal.core.locks import FileLock
 from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
 from shoal.model.workloads import FailureReason, FileSpec
 from shoal.runtimes.base import RunError
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.clock import Clock, epoch_ms
+from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
-from shoal.core.private_files import make_private_directory
 from shoal.core.tasks import TaskScope
 from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery

@@ -14,8 +14,8 @@ import os
 import shutil
 from pathlib import Path
 
+from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import InvalidError, problem
-from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import ComposeSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
 from shoal.runtimes.compose.project import Project, parse_project

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
 from shoal.model.workloads import FailureReason, FileSpec
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container.creating import FILES_PATH

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from shoal.core.clock import from_epoch_ms
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
+from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import RunId, WorkloadId
-from shoal.core.private_files import make_private_directory
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase
 from shoal.runtimes.cgroups import read_memberships

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import shoal
 from shoal.core.clock import Clock
+from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import ShoalError, UnavailableError
-from shoal.core.private_files import make_private_directory
 from shoal.core.tasks import TaskScope
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.guard.process import belongs

@@ -22,9 +22,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.core.durable import replace_file, write_and_sync
+from shoal.core.disk.durable import replace_file, write_and_sync
+from shoal.core.disk.private_files import make_data_directory
 from shoal.core.ids import RunId
-from shoal.core.private_files import make_data_directory
 
 _BLOCK = 4096
 STREAMS = ("out", "err")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shoal.core.durable import sync_path, write_and_sync
+from shoal.core.disk.durable import sync_path, write_and_sync
 from shoal.core.host import boot_id
 from shoal.core.ids import RunId
 from shoal.runtimes.keeper import procfs

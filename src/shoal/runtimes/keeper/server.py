@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.core import faults
+from shoal.core.disk.locks import FileLock
 from shoal.core.host import boot_id
 from shoal.core.ids import RunId
-from shoal.core.locks import FileLock
 from shoal.runtimes.cgroups import Cgroups
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import procfs, protocol

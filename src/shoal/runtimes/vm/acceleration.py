@@ -13,7 +13,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
 from shoal.core.host import boot_id
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError

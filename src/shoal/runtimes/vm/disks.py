@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shoal.core import faults
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.specs import DEFAULT_DISK_GB

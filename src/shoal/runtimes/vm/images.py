@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from shoal.core import faults
 from shoal.core.clock import Clock
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
 from shoal.core.errors import DeadlineError, PreconditionError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.execs import ExecCommand

@@ -9,7 +9,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from shoal.core.durable import replace_file
+from shoal.core.disk.durable import replace_file
 
 
 def write_seed(path: Path, parts: Mapping[str, str]) -> None:

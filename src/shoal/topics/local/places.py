@@ -20,7 +20,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.core.entropy import Entropy
 from shoal.core.errors import DeniedError, InvalidError, ShoalError, UnsupportedError, problem
 from shoal.topics.errors import LogFullError

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.topics.base import RECORDS
 from shoal.topics.local.places import Places, typed, typed_errors
 from shoal.topics.local.replay import Chunk

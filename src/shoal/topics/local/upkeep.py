@@ -15,7 +15,7 @@ import os
 import threading
 from pathlib import Path
 
-from shoal.core.durable import sync_path
+from shoal.core.disk.durable import sync_path
 from shoal.core.errors import ShoalError
 from shoal.topics.local.drafts import Holdings
 from shoal.topics.local.entries import Trim

@@ -16,6 +16,7 @@ from typing import Any
 from shoal.core.errors import Problem
 from shoal.model.workloads import (
     CloudInit,
+    ComposeSource,
     ComposeSpec,
     ContainerSpec,
     ManagedVolume,
@@ -117,7 +118,7 @@ def container_from_agent(pb: agent.ContainerSpec, at: str, problems: list[Proble
 
 def compose_to_agent(compose: ComposeSpec, workload_id: str) -> agent.ComposeSpec:
     """Write a compose project for an agent."""
-    inline = compose.source_type == "inline"
+    inline = compose.source_type == ComposeSource.INLINE
     return agent.ComposeSpec(
         project_name=compose_project(workload_id),
         compose_yaml=base64.b64encode(compose.inline_yaml.encode()).decode() if inline else "",
@@ -131,7 +132,7 @@ def compose_to_agent(compose: ComposeSpec, workload_id: str) -> agent.ComposeSpe
 def compose_from_agent(pb: agent.ComposeSpec, at: str, problems: list[Problem]) -> ComposeSpec:
     """Read a compose project."""
     return ComposeSpec(
-        source_type="git" if pb.git_repo else "inline",
+        source_type=ComposeSource.GIT if pb.git_repo else ComposeSource.INLINE,
         git_repo=pb.git_repo,
         git_ref=pb.git_ref,
         inline_yaml=_plain(pb.compose_yaml),

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import find_problems
 from shoal.model.resources import Resources
-from shoal.model.workloads import AgentSpec, Failover, ResourceRequest, WorkloadSpec, WorkloadType
+from shoal.model.workloads import AgentSpec, Failover, FailoverPolicy, ResourceRequest, WorkloadSpec, WorkloadType
 from shoal.wire.convert.agent_kinds import (
     compose_from_agent,
     compose_to_agent,
@@ -53,7 +53,7 @@ def agent_spec_from_control(spec: WorkloadSpec, workload_id: str) -> agent.Workl
                 slots=request.slots,
             ),
             at_most_one=spec.at_most_one,
-            stop_after_ms=duration_to_millis(spec.failover.after) if spec.failover.policy == "stop" else 0,
+            stop_after_ms=duration_to_millis(spec.failover.after) if spec.failover.policy == FailoverPolicy.STOP else 0,
         )
 
 
@@ -98,7 +98,7 @@ def control_spec_from_agent(data: bytes, type: int) -> control.WorkloadSpec:  # 
     except DecodeError:
         raise InvalidError([problem("spec", None, "must be a serialized persys.agent.v1.WorkloadSpec")]) from None
     spec = agent_spec_from_proto(pb, type)
-    stops = Failover(policy="stop", after=spec.stop_after) if spec.stop_after else Failover()
+    stops = Failover(policy=FailoverPolicy.STOP, after=spec.stop_after) if spec.stop_after else Failover()
     rebuilt = WorkloadSpec(
         type=kind,
         resources=ResourceRequest(spec.request.cpu_millicores, spec.request.memory_mb, spec.request.disk_gb),

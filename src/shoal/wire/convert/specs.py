@@ -15,9 +15,12 @@ from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import find_problems
 from shoal.model.workloads import (
     Affinity,
+    AffinityDirection,
     CloudInit,
+    ComposeSource,
     ComposeSpec,
     Constraint,
+    ConstraintOperator,
     ContainerSpec,
     Failover,
     ManagedVolume,
@@ -227,7 +230,7 @@ def _volume_to_proto(volume: ManagedVolume) -> control.ManagedVolumeSpec:
 
 def _compose_from_proto(pb: control.ComposeSpec, at: str, problems: list[Problem]) -> ComposeSpec:
     return ComposeSpec(
-        source_type=pb.source_type or "inline",
+        source_type=pb.source_type or ComposeSource.INLINE,
         git_repo=pb.git_repo,
         git_ref=pb.git_ref,
         inline_yaml=pb.inline_yaml,
@@ -310,12 +313,14 @@ def _vm_to_proto(spec: VmSpec) -> control.VMSpec:
 
 def _placement_from_proto(pb: run.Placement) -> PlacementRules:
     return PlacementRules(
-        constraints=tuple(Constraint(each.key, each.operator or "in", tuple(each.values)) for each in pb.constraints),
+        constraints=tuple(
+            Constraint(each.key, each.operator or ConstraintOperator.IN, tuple(each.values)) for each in pb.constraints
+        ),
         affinities=tuple(
             Affinity(
                 workloads=dict(each.workloads),
                 scope=each.scope or "node",
-                direction=each.direction or "apart",
+                direction=each.direction or AffinityDirection.APART,
                 required=each.required,
                 weight=each.weight or 50,
             )

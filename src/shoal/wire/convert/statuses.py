@@ -132,7 +132,7 @@ def run_statuses_from_heartbeat(
 ) -> dict[bytes, RunStatus]:
     """Every readable status of a heartbeat, by its bytes. Most are unchanged: what is `known` is not parsed again.
 
-    One that breaks a rule is left out and logged: a beat is also the sign of life of a whole node, and must not be
+    One that breaks a rule is left out and logged: a heartbeat is also the sign of life of a whole node, and must not be
     refused for one bad entry.
     """
     found: dict[bytes, RunStatus] = {}

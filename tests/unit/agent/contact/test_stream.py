@@ -41,7 +41,7 @@ def headers(term=None, node="n1"):
 
 
 class TestStream:
-    async def test_one_stream_carries_the_registration_and_every_beat(self, tmp_path):
+    async def test_one_stream_carries_the_registration_and_every_heartbeat(self, tmp_path):
         async with scene(tmp_path, streams=True) as it:
             agent = await it.start()
             await asyncio.sleep(35)
@@ -106,7 +106,7 @@ class TestStream:
             with pytest.raises(InvalidError, match="no_listen"):
                 await it.start(control=(), standalone=True, no_listen=True)
 
-    async def test_one_that_ends_while_a_beat_waits_is_a_failed_beat(self, tmp_path):
+    async def test_one_that_ends_while_a_heartbeat_waits_is_a_failed_heartbeat(self, tmp_path):
         async with scene(tmp_path, streams=True) as it:
             agent = await it.start()
             await asyncio.sleep(1)
@@ -218,7 +218,7 @@ class TestLeaders:
             assert agent.registration.state is RegistrationState.REGISTERED
             assert (one.asked, two.asked) == (1, 1)
 
-    async def test_a_beat_is_followed_up_too(self, tmp_path, streams):
+    async def test_a_heartbeat_follows_to_the_leader_too(self, tmp_path, streams):
         async with scene(tmp_path, streams=streams) as it:
             agent = await it.start(control=(CONTROL, OTHER))
             await asyncio.sleep(5)

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from shoal.agent.facts import Outcome, Progress
 from shoal.agent.store import action_log, intents
-from shoal.agent.store.action_log import Action, ActionQuery, ActionStatus, ActionType
+from shoal.agent.store.action_log import Action, ActionQuery
 from shoal.agent.store.database import FILE_NAME, AgentDatabase
 from shoal.agent.store.intents import _read_progress, _write_progress
 from shoal.core.errors import DamagedError, ExhaustedError, PreconditionError, ShoalError, UnavailableError
+from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.workloads import DesiredState, Exit, FailureReason
 from shoal.testing.threads import InlineThreads
 from tests.unit.agent.making import START, intent
@@ -205,7 +206,7 @@ async def test_before_it_is_open_nothing_can_be_read(tmp_path):
         await AgentDatabase(tmp_path, threads=InlineThreads()).read(intents.load_workloads)
 
 
-async def test_a_new_order_leaves_the_progress_of_the_run_alone(database):
+async def test_a_new_command_leaves_the_progress_of_the_run_alone(database):
     await database.write(lambda c: intents.put_intent(c, intent()))
     progress = Progress(born=1, run_id="w-1", run_sha256=b"x")
     await database.write(lambda c: intents.put_progress(c, intent().workload_id, progress))

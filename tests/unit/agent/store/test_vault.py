@@ -68,7 +68,7 @@ async def test_they_are_there_after_a_restart_without_a_control_plane(tmp_path):
         assert dict(started(it).secrets) == {"PASSWORD": VALUE.decode()}
 
 
-async def test_an_order_without_what_it_names_is_refused(tmp_path):
+async def test_a_command_without_the_secrets_that_it_names_is_refused(tmp_path):
     async with scene(tmp_path) as it:
         agent = await it.start()
         for secrets in ({}, {"other": VALUE}, {"db": b""}, {"db": b"a\x00"}, {"db": b"\xff"}, {"db": b"x" * 40_000}):
@@ -78,7 +78,7 @@ async def test_an_order_without_what_it_names_is_refused(tmp_path):
         assert not it.machine.alive("w")
 
 
-async def test_an_order_to_stop_needs_none_and_a_start_after_it_has_them(tmp_path):
+async def test_a_stop_needs_no_secrets_and_a_start_after_it_has_them(tmp_path):
     async with scene(tmp_path) as it:
         agent = await it.start()
         await apply(it, agent)
@@ -91,7 +91,7 @@ async def test_an_order_to_stop_needs_none_and_a_start_after_it_has_them(tmp_pat
         assert dict(started(it).secrets) == {"PASSWORD": "newer"}
 
 
-async def test_the_same_order_with_a_newer_value_is_for_the_next_start(tmp_path):
+async def test_the_same_command_with_a_newer_value_is_for_the_next_start(tmp_path):
     async with scene(tmp_path) as it:
         agent = await it.start()
         await apply(it, agent)
@@ -144,7 +144,7 @@ async def test_what_is_not_named_any_more_is_dropped_and_so_is_what_is_gone(tmp_
         assert not vault._sealed
 
 
-async def test_a_key_that_was_lost_is_said_and_the_next_order_mends_it(tmp_path):
+async def test_a_lost_key_is_reported_and_the_next_command_repairs_it(tmp_path):
     async with scene(tmp_path) as it:
         agent = await it.start(stop_workloads_on_exit=True)
         await apply(it, agent)

@@ -71,7 +71,7 @@ def test_an_older_generation_is_refused():
     assert caught.value.facts == {"workload_id": "w", "offered": "3", "highest": "4"}
 
 
-def test_the_same_order_again_changes_nothing():
+def test_the_same_command_again_changes_nothing():
     decision = judge(command(generation=4), here(generation=4), highest=4)
     assert (decision.skipped, decision.stored) == (True, False)
 
@@ -97,7 +97,7 @@ def ended(outcome: Outcome, stage: Stage = Stage.RESTING) -> WorkloadState:
     return replace(state, stage=stage, progress=replace(state.progress, outcome=outcome, ended=True))
 
 
-def test_the_same_content_is_a_wish_to_try_again_what_has_failed():
+def test_the_same_content_is_a_request_to_try_again_what_has_failed():
     assert not judge(command(generation=2), ended(Outcome.FAILED), highest=1).skipped
     stopped = replace(ended(Outcome.FAILED), intent=intent(desired=DesiredState.STOPPED))
     assert judge(command(generation=2, desired=DesiredState.STOPPED), stopped, highest=1).skipped

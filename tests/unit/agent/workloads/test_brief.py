@@ -49,7 +49,7 @@ def largest(number: int, ports: int) -> RunStatus:
     )
 
 
-def test_the_largest_beat_that_can_be_fits_into_a_message():
+def test_the_largest_possible_heartbeat_fits_into_a_message():
     room = text_room(MAX_WORKLOADS)
     usage = Usage(
         cpu_percent=12.3,
@@ -121,7 +121,7 @@ async def test_one_more_is_refused_and_those_that_are_here_still_take_orders(tmp
 
 
 @pytest.mark.looptime
-async def test_the_beat_of_many_failed_workloads_is_brief_and_a_question_about_one_is_not(tmp_path, monkeypatch):
+async def test_the_heartbeat_of_many_failed_workloads_is_brief_and_the_status_of_one_is_not(tmp_path, monkeypatch):
     monkeypatch.setattr("shoal.agent.workloads.views.TEXT_BYTES", 4096)
     async with scene(tmp_path) as it:
         agent = await it.start()

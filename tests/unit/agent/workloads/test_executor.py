@@ -7,13 +7,14 @@ from datetime import timedelta
 
 import pytest
 
-from shoal.agent.store.action_log import ActionQuery, ActionStatus, ActionType
+from shoal.agent.store.action_log import ActionQuery
 from shoal.core.errors import (
     PreconditionError,
     StaleGenerationError,
     UnavailableError,
 )
 from shoal.core.ids import WorkloadId
+from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
@@ -39,7 +40,7 @@ async def actions(kit: Kit, workload_id: str = "w"):
     return await kit.executor.list_actions(ActionQuery(workload_id=workload_id))
 
 
-async def test_an_accepted_order_is_answered_at_once_and_carried_out(tmp_path):
+async def test_an_accepted_command_is_answered_at_once_and_carried_out(tmp_path):
     async with opened(tmp_path) as kit:
         kit.machine.script = FakeScript(start_takes=3)
         answer = await kit.apply(revision="r1")
@@ -58,7 +59,7 @@ async def test_an_accepted_order_is_answered_at_once_and_carried_out(tmp_path):
         assert action.created_at <= action.started_at <= action.ended_at
 
 
-async def test_the_same_order_again_is_skipped_and_its_generation_noted(tmp_path):
+async def test_the_same_command_again_is_skipped_and_its_generation_noted(tmp_path):
     async with opened(tmp_path) as kit:
         await kit.apply(generation=3)
         await kit.settle()
@@ -103,7 +104,7 @@ async def test_an_update_ends_the_old_run_first_and_gives_the_new_one_another_id
         assert len(set(starts)) == 2
 
 
-async def test_orders_for_one_workload_keep_their_order_and_the_last_one_counts(tmp_path):
+async def test_commands_for_one_workload_keep_their_order_and_the_last_one_counts(tmp_path):
     async with opened(tmp_path) as kit:
         kit.machine.script = FakeScript(start_takes=1, stop_takes=1)
         for number in range(1, 6):
@@ -116,7 +117,7 @@ async def test_orders_for_one_workload_keep_their_order_and_the_last_one_counts(
         assert kit.machine.most_at_once("w") == 1
         log = await actions(kit)
         assert [action.status for action in log] == [ActionStatus.FAILED] * 6 + [ActionStatus.COMPLETED]
-        assert all("overtaken by the later order" in action.error for action in log[:-1])
+        assert all("replaced by the later command" in action.error for action in log[:-1])
 
 
 async def test_one_slow_workload_delays_nobody(tmp_path):
@@ -203,7 +204,7 @@ async def test_a_crash_while_the_agent_was_away_is_taken_in(tmp_path):
         assert (kit.status().state, kit.status().restarts) == (RunState.RUNNING, 1)
 
 
-async def test_an_order_accepted_before_the_agent_was_killed_is_carried_out_by_the_next(tmp_path):
+async def test_a_command_accepted_before_the_agent_was_killed_is_carried_out_by_the_next(tmp_path):
     async with opened(tmp_path) as kit:
         kit.machine.script = FakeScript(start_takes=100)
         answer = await kit.apply(generation=4)
@@ -284,7 +285,7 @@ async def test_an_older_delete_does_not_touch_a_newer_copy(tmp_path):
         assert kit.status().state is RunState.RUNNING
 
 
-async def test_deleting_what_is_not_here_is_done_and_keeps_older_orders_out(tmp_path):
+async def test_deleting_what_is_not_here_succeeds_and_keeps_older_commands_out(tmp_path):
     async with opened(tmp_path) as kit:
         answer = await kit.delete("ghost", generation=9)
         assert "not found" in answer.message

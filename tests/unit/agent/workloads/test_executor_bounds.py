@@ -51,7 +51,7 @@ async def test_what_does_not_fit_is_refused_with_need_and_have_and_nothing_is_ke
         assert not await actions(kit, "two")
 
 
-async def test_a_claim_is_given_back_by_the_end_and_not_by_the_order_to_end(tmp_path):
+async def test_a_claim_is_freed_by_the_end_and_not_by_the_command_to_end(tmp_path):
     async with opened(tmp_path) as kit:
         kit.machine.scripts["one"] = FakeScript(stop_takes=5)
         kit.machine.scripts["job"] = FakeScript(run_for=1)
@@ -69,7 +69,7 @@ async def test_a_claim_is_given_back_by_the_end_and_not_by_the_order_to_end(tmp_
         await kit.apply("three", request=Resources(slots=2))
 
 
-async def test_many_orders_at_once_never_take_more_than_there_is(tmp_path):
+async def test_many_commands_at_once_never_take_more_than_there_is(tmp_path):
     async with opened(tmp_path) as kit:
         commands = [kit.apply(f"w{number}", request=Resources(cpu_millicores=900)) for number in range(10)]
         results = await asyncio.gather(*commands, return_exceptions=True)
@@ -393,7 +393,7 @@ async def limit_disk(kit: Kit, extra_pages: int | None) -> None:
     await kit.database.read(lambda connection: connection.execute(f"PRAGMA max_page_count={most}").fetchone())
 
 
-async def test_on_a_full_disk_orders_are_refused_and_what_runs_goes_on(tmp_path):
+async def test_on_a_full_disk_commands_are_refused_and_what_runs_goes_on(tmp_path):
     async with opened(tmp_path) as kit:
         await kit.apply("runs")
         await kit.settle()

@@ -196,22 +196,22 @@ async def test_commands_are_few_while_much_waits_for_a_place_and_many_otherwise(
 async def test_a_request_that_changed_while_its_command_waited_is_sent_as_it_is_now(kit, monkeypatch):
     node = kit.node("n1")
     await kit.wait_node("n1", "Ready")
-    reign = kit.plane.leadership
+    leadership = kit.plane.leadership
     told = []
-    apply = reign.agents.apply
+    apply = leadership.agents.apply
 
     async def listen(node, record, secrets=None):
         told.append(record.revision_id)
         return await apply(node, record, secrets)
 
-    monkeypatch.setattr(reign.agents, "apply", listen)
+    monkeypatch.setattr(leadership.agents, "apply", listen)
     monkeypatch.setattr(pump, "PER_NODE", 1)
     release = asyncio.Event()
-    reign.pump.submit("n1", "blocker", release.wait)
+    leadership.pump.submit("n1", "blocker", release.wait)
     await kit.apply("w1", cpu=10, memory=10, revision="1")
-    await kit.wait(lambda: reign.fleet.workloads["w1"].node_id)
+    await kit.wait(lambda: leadership.fleet.workloads["w1"].node_id)
     await kit.apply("w1", cpu=20, memory=10, revision="2")
-    await kit.wait(lambda: reign.fleet.workloads["w1"].revision_id == "2")
+    await kit.wait(lambda: leadership.fleet.workloads["w1"].revision_id == "2")
     release.set()
     await kit.wait(lambda: "w1" in node.runs)
     assert told == ["2"]

@@ -29,7 +29,7 @@ def calls(kit, method, code="OK"):
     return value(samples, "shoal_control_rpc_total", method=method.path, code=code) or 0
 
 
-async def test_beats_and_registrations_are_counted_by_name(kit):
+async def test_heartbeats_and_registrations_are_counted_by_name(kit):
     kit.node("n1")
     await kit.wait_node("n1", "Ready")
     assert calls(kit, AgentControl.REGISTER_NODE) == 1

@@ -99,7 +99,7 @@ def registration(name="n1", **fields):
     return request
 
 
-def wish(name="web"):
+def apply_request(name="web"):
     request = pb.ApplyWorkloadRequest(workload_id=name, revision_id="v1")
     request.spec.type = "process"
     request.spec.process.command.append("true")
@@ -118,7 +118,7 @@ class TestForeignClients:
         stream = talk()
         stream.say(register=registration())
         stream.say(heartbeat=pb.HeartbeatRequest(node_id="ghost"))
-        stream.say(apply=wish())
+        stream.say(apply=apply_request())
         stream.say_raw(pb.ControlMessage())
         stream.say_raw(Garbage())
         stream.say(apply=pb.ApplyWorkloadRequest(workload_id="../etc", spec=pb.WorkloadSpec()))
@@ -156,11 +156,11 @@ class TestForeignClients:
 
     async def test_with_ids_each_reply_names_its_message(self, kit, talk):
         stream = talk()
-        stream.say(apply=wish(), message_id=7)
+        stream.say(apply=apply_request(), message_id=7)
         stream.say(heartbeat=pb.HeartbeatRequest(node_id="ghost"), message_id=3)
         assert [(await stream.hear()).in_reply_to for _ in range(2)] == [7, 3]
 
-    async def test_a_beat_on_a_stream_is_a_beat(self, kit, talk):
+    async def test_a_heartbeat_on_a_stream_counts(self, kit, talk):
         stream = talk()
         session = (await stream.ask(register=registration())).register_reply.session
         heartbeat = pb.HeartbeatRequest(node_id="n1", session=session, sequence=1)
@@ -303,9 +303,9 @@ class TestWhoMayWhat:
             assert isinstance(denied, DeniedError)
             assert "own node only" in denied.message
 
-    async def test_wishes_are_for_operators_and_beats_for_agents(self, secure):
+    async def test_requests_are_for_operators_and_heartbeats_for_agents(self, secure):
         agent, operator = secure(Role.AGENT, "n1"), secure(Role.OPERATOR, "ann")
-        for member in ({"apply": wish()}, {"delete": pb.DeleteWorkloadRequest(workload_id="web")}):
+        for member in ({"apply": apply_request()}, {"delete": pb.DeleteWorkloadRequest(workload_id="web")}):
             denied = await self.outcome(agent, **member)
             assert isinstance(denied, DeniedError)
             assert "operator" in denied.message
@@ -313,7 +313,7 @@ class TestWhoMayWhat:
         denied = await self.outcome(operator, heartbeat=pb.HeartbeatRequest(node_id="ann"))
         assert isinstance(denied, DeniedError)
 
-    async def test_a_bug_is_one_messages_trouble(self, secure, caplog):
+    async def test_a_bug_fails_one_message_only(self, secure, caplog):
         stream = secure(Role.AGENT, "bug")
         assert "internal error" in (await self.outcome(stream, heartbeat=pb.HeartbeatRequest(node_id="bug"))).message
         assert "a bug" in caplog.text
@@ -436,7 +436,7 @@ class TestStreamsAreUsed:
             await fleet.delete("web")
             await fleet.wait_gone("web", seconds=2)
 
-    async def test_a_broken_stream_makes_a_node_suspect_at_once_and_its_next_beat_ready(self, tmp_path):
+    async def test_a_broken_stream_makes_a_node_suspect_at_once_and_its_next_heartbeat_ready(self, tmp_path):
         async with real_fleet(tmp_path) as fleet:
             await fleet.start("n1")
             await fleet.wait_node("n1", "Ready")
@@ -472,7 +472,7 @@ class TestStreamsAreUsed:
             with pytest.raises(UnavailableError, match="only through a stream"):
                 await fleet.logs("web")
 
-    async def test_one_that_does_not_lead_sends_whoever_asks_on(self, tmp_path):
+    async def test_a_follower_names_the_leader_to_its_callers(self, tmp_path):
         async with real_fleet(tmp_path) as fleet:
             await fleet.start("n1", no_listen=True)
             await fleet.wait_node("n1", "Ready")

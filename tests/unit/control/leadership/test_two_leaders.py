@@ -25,7 +25,7 @@ pytestmark = pytest.mark.looptime
 ONE, TWO = "control:8085", "control-two:8085"
 
 
-class Company(RealFleet):
+class TwoControlPlanes(RealFleet):
     """Two control planes on one store, and real agents that know both. The first one leads."""
 
     def __init__(self, folder) -> None:
@@ -78,13 +78,13 @@ class Company(RealFleet):
 
 
 @asynccontextmanager
-async def company(folder):
-    async with Company(folder) as made:
+async def two_control_planes(folder):
+    async with TwoControlPlanes(folder) as made:
         yield made
 
 
 async def test_what_may_exist_once_never_runs_twice(tmp_path):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1", "n2", "n3")
         await it.apply("only", at_most_one=True)
         await it.wait_status("only", "Running")
@@ -107,7 +107,7 @@ async def test_what_may_exist_once_never_runs_twice(tmp_path):
 
 
 async def test_agents_of_a_leader_that_lost_the_store_are_heard_of_by_the_next_one(tmp_path):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1", "n2")
         await it.apply("only", at_most_one=True)
         await it.wait_status("only", "Running")
@@ -121,7 +121,7 @@ async def test_agents_of_a_leader_that_lost_the_store_are_heard_of_by_the_next_o
 
 
 async def test_a_store_that_is_away_for_everyone_ends_only_what_may_exist_once(tmp_path):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1", "n2")
         await it.apply("only", at_most_one=True)
         await it.apply("plain")
@@ -143,7 +143,7 @@ async def test_a_store_that_is_away_for_everyone_ends_only_what_may_exist_once(t
 
 
 async def test_the_old_leader_follows_when_it_reaches_the_store_again(tmp_path):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1", "n2")
         it.store.fail(Fault.NOT_APPLIED)
         await it.wait(lambda: it.other.leads, what="the other leads")
@@ -157,7 +157,7 @@ async def test_the_old_leader_follows_when_it_reaches_the_store_again(tmp_path):
 
 async def test_a_follower_that_begins_to_lead_stops_following_at_once(tmp_path, monkeypatch):
     """What is read when others lead is older than what this one has written since it leads."""
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1")
         before = it.plane.leadership.fleet.nodes["n1"]
 
@@ -175,7 +175,7 @@ async def test_a_follower_that_begins_to_lead_stops_following_at_once(tmp_path, 
 
 
 class ScriptedStore:
-    """Answers campaigns by script, after so many seconds."""
+    """Answers requests for the leadership by script, after so many seconds."""
 
     def __init__(self, clock) -> None:
         self.clock = clock
@@ -230,7 +230,7 @@ async def test_a_store_that_is_away_confirms_nothing():
     running.cancel()
 
 
-async def test_whoever_does_not_lead_confirms_nothing():
+async def test_a_follower_confirms_nothing():
     clock = LoopClock(START)
     store = ScriptedStore(clock)
     election = run_election(store, clock)
@@ -258,7 +258,7 @@ class SlowLeadership:
         self.told.append((leader.holder, leader.term, leads))
 
 
-async def test_a_lease_is_renewed_while_a_reign_begins():
+async def test_a_lease_is_renewed_while_a_leadership_begins():
     clock = LoopClock(START)
     store, leadership = ScriptedStore(clock), SlowLeadership(clock, 20.0)
     election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
@@ -272,7 +272,7 @@ async def test_a_lease_is_renewed_while_a_reign_begins():
     assert leadership.told == [("me", 7, True)]
 
 
-async def test_a_lease_that_is_lost_while_a_reign_begins_ends_that():
+async def test_a_lease_that_is_lost_while_a_leadership_begins_ends_it():
     clock = LoopClock(START)
     store, leadership = ScriptedStore(clock), SlowLeadership(clock, 20.0)
     election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
@@ -285,7 +285,7 @@ async def test_a_lease_that_is_lost_while_a_reign_begins_ends_that():
     assert not election.is_confirmed
 
 
-async def test_a_store_that_is_away_while_a_reign_begins_ends_nothing_by_itself():
+async def test_a_store_that_is_away_while_a_leadership_begins_ends_nothing_by_itself():
     clock = LoopClock(START)
     store, leadership = ScriptedStore(clock), SlowLeadership(clock, 10.0)
     election = Election(store, holder="me", address=lambda: "host:1", clock=clock, on_change=leadership.on_change)
@@ -297,8 +297,8 @@ async def test_a_store_that_is_away_while_a_reign_begins_ends_nothing_by_itself(
 
 
 async def test_nothing_that_was_acknowledged_is_lost_when_it_leads_again_after_another(tmp_path, monkeypatch):
-    """In a large fleet it takes seconds to begin. What an earlier reign accepts meanwhile, nobody would know of."""
-    async with company(tmp_path) as it:
+    """In a large fleet it takes seconds to begin. What an earlier leadership accepts meanwhile would be lost."""
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1")
         await it.apply("first", cpu=1, memory=1)
         load = it.store.load
@@ -337,7 +337,7 @@ async def test_where_nobody_else_can_lead_there_is_nothing_to_confirm(tmp_path):
 
 
 async def test_a_term_that_is_over_is_told_of_now_and_then(tmp_path, caplog):
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1")
         await it.running["n1"]._terms.hear(1_000, of="elsewhere:1")
         with caplog.at_level(logging.WARNING, "shoal.agent.contact.registration"):
@@ -365,7 +365,7 @@ async def test_a_longer_lease_that_agents_count_on_outlives_the_setting(tmp_path
         it.settings = dataclasses.replace(short, lease=timedelta(seconds=100))
         await it.stop_control()
         await it.start_control()
-        await it.clock.sleep(20)  # beats are answered with the long lease
+        await it.clock.sleep(20)  # heartbeats are answered with the long lease
         await it.stop_control()
         it.network.partition(f"agent {first}", ONE)
         it.settings = short
@@ -404,7 +404,7 @@ async def test_a_store_that_hangs_keeps_no_node_from_being_in_contact(tmp_path, 
 @pytest.mark.parametrize("call", ["apply", "delete"])
 async def test_a_write_during_which_the_term_turns_out_to_be_over_names_the_next_leader(tmp_path, call):
     """As an error of its own, which clients follow: a sentence in an answer would be the end of it."""
-    async with company(tmp_path) as it:
+    async with two_control_planes(tmp_path) as it:
         await it.join("n1")
         await it.apply("web")
         await it.wait_status("web", "Running")

@@ -29,7 +29,7 @@ class TestCordon:
         assert view.assigned_node_id == here.node_id
         assert not here.draining
 
-    async def test_neither_beats_nor_registrations_nor_restarts_take_it_back(self, kit):
+    async def test_neither_heartbeats_nor_registrations_nor_restarts_undo_it(self, kit):
         (node,) = await ready(kit, "n1")
         await cordon(kit, "n1")
         await kit.clock.sleep(60)

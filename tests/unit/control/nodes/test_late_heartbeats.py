@@ -35,7 +35,7 @@ def ordered(node, verb):
     return [workload_id for done, workload_id, _generation in node.history if done == verb]
 
 
-async def test_a_beat_made_before_the_delete_does_not_prove_that_a_workload_is_gone(kit):
+async def test_a_heartbeat_made_before_the_delete_does_not_prove_that_a_workload_is_gone(kit):
     node = await quiet_node(kit)
     late = make_empty_heartbeat(node)
     await kit.apply("web")
@@ -67,7 +67,7 @@ async def test_nor_does_it_prove_that_a_copy_left_behind_is_gone(kit):
     assert kit.plane.leadership.fleet.workloads["web"].left_on == ()
 
 
-async def test_a_beat_of_a_later_session_was_made_after_the_answer(kit):
+async def test_a_heartbeat_of_a_later_session_was_made_after_the_answer(kit):
     node = await quiet_node(kit)
     await kit.apply("web")
     await kit.wait(lambda: ordered(node, "apply Running") == ["web"])

@@ -204,7 +204,7 @@ def test_a_restart_declares_no_loss_before_a_full_lease(
 
 
 @given(receipt=moments, seconds=lengths, silence=spans, settings=all_settings)
-def test_a_beat_renews_the_lease_and_never_breaks_an_earlier_promise(
+def test_a_heartbeat_renews_the_lease_and_never_shortens_an_earlier_one(
     receipt: float, seconds: float, silence: float, settings: LeaseSettings
 ) -> None:
     before = Lease(last_receipt=receipt, seconds=seconds, heard=False)
@@ -262,7 +262,7 @@ def test_a_node_that_was_suspect_before_a_restart_stays_so_until_its_heartbeat()
 
 
 # ---------------------------------------------------------------------------------------------------------
-# Beats
+# Heartbeats
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_node_that_was_suspect_before_a_restart_stays_so_until_its_heartbeat()
         ("", "", 9, 3, HeartbeatVerdict.ACCEPT),
     ],
 )
-def test_beats_are_judged_by_session_and_sequence(
+def test_heartbeats_are_judged_by_session_and_sequence(
     on_record: str | None, given_session: str, highest: int, sequence: int, expected: HeartbeatVerdict
 ) -> None:
     assert judge_heartbeat(on_record, given_session, highest, sequence) is expected

@@ -106,7 +106,7 @@ class TestMassLoss:
         assert len(stored) <= 6
         assert all(fleet.nodes[node.node_id].state.value == "Ready" for node in spared)
 
-    async def test_lost_nodes_are_given_up_one_after_another(self, kit):
+    async def test_nodes_are_declared_lost_one_after_another(self, kit):
         await ready(kit, *(f"n{index}" for index in range(10)))
         for index in range(10):
             await kit.apply(f"w{index}", cpu=1000)
@@ -361,7 +361,7 @@ class TestStoreAway:
         node = await kit.node_view("n1")
         assert (node.status, node.wish) == ("Ready", "")
 
-    async def test_a_node_lost_meanwhile_is_given_up_when_it_is_back(self, kit):
+    async def test_a_node_lost_meanwhile_is_declared_lost_when_it_is_back(self, kit):
         await ready(kit, "n1", "n2")
         here, (other,) = await running_on(kit, "web")
         kit.store.fail(Fault.NOT_APPLIED)

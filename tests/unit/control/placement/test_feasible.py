@@ -299,7 +299,7 @@ def test_the_first_of_those_who_want_to_be_together_may_go_anywhere() -> None:
     assert all(meet(stranger, *empty).values())
 
 
-def test_nobody_is_its_own_company() -> None:
+def test_no_workload_is_its_own_neighbor() -> None:
     alone = request("web-1", rules=requiring(apart("host", app="web")), labels={"app": "web"})
     nodes = (node("a", host_id="h1", tenants={"web-1": {"app": "web"}}), node("b", host_id="h1"))
     assert meet(alone, *nodes, itself="web-1") == {"a": None, "b": None}

@@ -32,14 +32,14 @@ async def busy(kit):
     return kit
 
 
-async def test_when_there_is_much_to_place_wishes_are_gathered(busy):
+async def test_when_there_is_much_to_place_requests_are_gathered(busy):
     await apply(busy, "one")
     await busy.clock.sleep(GATHER_SECONDS / 2)
     await apply(busy, "two")
     assert len(await placed_at(busy, "one", "two")) == 1
 
 
-async def test_a_single_wish_is_not_kept_waiting(busy):
+async def test_a_single_request_is_not_kept_waiting(busy):
     await busy.clock.sleep(BUSY_SECONDS)
     preferred = busy.clock.wall()
     await apply(busy, "alone")

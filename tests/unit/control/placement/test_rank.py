@@ -33,7 +33,7 @@ def test_spread_prefers_the_emptier_node_and_binpack_the_fuller() -> None:
     assert total(half, request(), Strategy.BINPACK) == 50.0
 
 
-def test_wishes_about_company_weigh_as_they_say() -> None:
+def test_preferred_affinities_weigh_as_they_say() -> None:
     lonely = node("a", labels={"zone": "z1"})
     crowded = node("b", labels={"zone": "z2"}, tenants={f"w{index}": {"app": "web"} for index in range(3)})
     away = request(rules=requiring(apart("zone", required=False, weight=40, app="web")))
@@ -50,9 +50,9 @@ def test_required_rules_give_no_points() -> None:
 
 
 def test_the_parts_are_named_and_make_up_the_total() -> None:
-    wishes = (apart("zone", required=False, weight=10, app="web"), near("node", required=False, weight=20, app="db"))
+    rules = (apart("zone", required=False, weight=10, app="web"), near("node", required=False, weight=20, app="db"))
     facts = node(tenants={"db": {"app": "db"}}, reserved=Resources(2000, 4096, 0, 4))
-    demand = Demand.of(request(rules=requiring(*wishes, wishes[0])))
+    demand = Demand.of(request(rules=requiring(*rules, rules[0])))
     score = rank.explain(facts, demand, strategy=Strategy.SPREAD, affinities=AffinityIndex([facts]), staying=True)
     assert score.parts == {
         "spread": round(50 * 4000 / 4100, 6),

@@ -220,7 +220,7 @@ def test_a_group_that_only_fits_packed_is_packed() -> None:
     assert where_together(requests, nodes) == ["a", "a", "b", "b", "b"]
 
 
-def test_whoever_must_be_near_another_member_goes_after_it() -> None:
+def test_a_member_that_must_be_near_another_is_placed_after_it() -> None:
     follower = request("follower", cpu=2000, rules=requiring(near("node", app="leader")))
     leader = request("leader", cpu=100, labels={"app": "leader"})
     assert where_together([follower, leader], fleet("a", "b")) == ["a", "a"]

@@ -232,7 +232,7 @@ def crowd(seed: int, *, size: int, tenants: int) -> list[NodeFacts]:
 
 def flood(seed: int, *, size: int, shapes: int) -> list[PlacementRequest]:
     chance = random.Random(seed)
-    wishes = [
+    rules = [
         None,
         None,
         requiring(apart("host", required=False, app="a")),
@@ -245,7 +245,7 @@ def flood(seed: int, *, size: int, shapes: int) -> list[PlacementRequest]:
             cpu=chance.randint(0, 400),
             memory=chance.randint(0, 400),
             slots=chance.choice([0, 0, 1]),
-            rules=chance.choice(wishes),
+            rules=chance.choice(rules),
             labels={"app": chance.choice("abcd")},
         ).spec
         for _ in range(shapes)

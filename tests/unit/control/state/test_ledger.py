@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.control.state.fleet import ANSWER_SECONDS, Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import ANSWER_SECONDS, Ledger
 from shoal.control.store.base import Batch
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.workloads.status_reports import StatusReports

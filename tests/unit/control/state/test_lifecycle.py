@@ -28,7 +28,7 @@ from shoal.control.state.lifecycle.changes import (
     state_of,
     state_of_group,
 )
-from shoal.control.state.lifecycle.nodes import NODE_TRANSITIONS, NodeChange, change_node
+from shoal.control.state.lifecycle.nodes import NODE_TRANSITIONS, NodeChange, change_node, register_node
 from shoal.control.state.lifecycle.phases import (
     CONTRACT_STATUSES,
     Waiting,
@@ -37,9 +37,9 @@ from shoal.control.state.lifecycle.phases import (
     phase_of,
 )
 from shoal.core.errors import InternalError
-from shoal.core.ids import NodeId, WorkloadId
+from shoal.core.ids import NodeId, SessionId, WorkloadId
 from shoal.model.events import EventSource
-from shoal.model.nodes import NodeState
+from shoal.model.nodes import DesiredNodeState, NodeState
 from shoal.model.phases import GroupPhase, WorkloadPhase
 from shoal.model.workloads import (
     DesiredState,
@@ -226,7 +226,8 @@ OWNER = store_records.node("n1")
 LOST = replace(OWNER, state=NodeState.NOT_READY)
 HOMELESS = replace(new_record(), generation=3)
 CRASHED = {"exit": Exit(1), "failure": FailureReason.RUNTIME_ERROR, "next_restart_at": AT}
-NO_ROOM, NO_SECRET = Waiting(unplaceable={"w"}), Waiting(without_secret={"w"})
+WITHOUT_CERTIFICATE = {"failure": FailureReason.RUNTIME_ERROR, "next_restart_at": AT}
+NO_ROOM, NO_SECRET, INVALID = Waiting(unplaceable={"w"}), Waiting(without_secret={"w"}), Waiting(invalid={"w"})
 
 P = WorkloadPhase
 PHASES = [
@@ -236,6 +237,7 @@ PHASES = [
     (placed(), None, OWNER, NO_SECRET, P.WAITING_FOR_SECRET),
     (placed(), report(RunState.PENDING), OWNER, Waiting(), P.STARTING),
     (placed(), report(RunState.PENDING, pid=7), OWNER, Waiting(), P.NOT_READY),
+    (placed(), report(RunState.PENDING, **WITHOUT_CERTIFICATE), OWNER, Waiting(), P.STARTING),
     (placed(), report(RunState.PENDING, **CRASHED), OWNER, Waiting(), P.CRASH_LOOP),
     (placed(), report(generation=2), OWNER, Waiting(), P.UPDATING),
     (replace(placed(), generation=4), report(), OWNER, NO_ROOM, P.UNPLACEABLE),
@@ -244,6 +246,8 @@ PHASES = [
     (placed(), report(), LOST, Waiting(), P.UNKNOWN),
     (placed(), report(RunState.UNKNOWN), OWNER, Waiting(), P.UNKNOWN),
     (placed(), report(RunState.FAILED), OWNER, Waiting(), P.FAILED),
+    (placed(), report(generation=0), OWNER, INVALID, P.FAILED),
+    (placed(desired=STOPPED), report(generation=0), OWNER, INVALID, P.STOPPING),
     (placed(), report(RunState.STOPPED, completed=True), OWNER, Waiting(), P.COMPLETED),
     (placed(desired=STOPPED), report(), OWNER, Waiting(), P.STOPPING),
     (placed(desired=STOPPED), report(RunState.STOPPED), OWNER, Waiting(), P.STOPPED),
@@ -277,7 +281,7 @@ def test_every_state_can_be_reached():
         failure=st.sampled_from(FailureReason),
     ),
     owner=st.sampled_from([None, OWNER, LOST]),
-    waiting=st.sampled_from([Waiting(), NO_ROOM, NO_SECRET]),
+    waiting=st.sampled_from([Waiting(), NO_ROOM, NO_SECRET, INVALID]),
 )
 def test_the_finer_state_never_contradicts_the_contract(*, desired, node, generations, observation, owner, waiting):
     generation, placed_generation = generations
@@ -289,7 +293,7 @@ def test_the_finer_state_never_contradicts_the_contract(*, desired, node, genera
         placed_generation=min(generation, placed_generation),
     )
     phase = phase_of(record, observation, owner, waiting)
-    assert contract_status(record, observation, owner) in CONTRACT_STATUSES[phase]
+    assert contract_status(record, observation, owner, waiting) in CONTRACT_STATUSES[phase]
 
 
 @pytest.mark.parametrize(
@@ -338,3 +342,35 @@ def test_a_node_changes_only_as_its_table_says(what, before, after):
 def test_the_table_of_nodes_allows_every_verdict_on_a_lease(before, after):
     changes = {NodeState.SUSPECT: NodeChange.LATE, NodeState.NOT_READY: NodeChange.EXPIRED}
     assert after in NODE_TRANSITIONS[changes.get(after, NodeChange.HEARD)][before]
+
+
+@pytest.mark.parametrize("desired", list(DesiredNodeState))
+@pytest.mark.parametrize("state", list(NodeState))
+def test_a_node_that_registers_again_is_in_contact_and_keeps_what_its_operator_decided(state, desired):
+    known = replace(
+        store_records.node("n1"),
+        state=state,
+        desired=desired,
+        operator_labels={"zone": "a"},
+        declared_lost=state is NodeState.NOT_READY,
+        dead=state is NodeState.NOT_READY,
+        unsupported_types=("vm",),
+        version=7,
+    )
+    spec = replace(known.spec, agent_version="next")
+    made = register_node(known, spec, session=SessionId("s2"), lease_seconds=9.0, at=AT)
+    assert made.state is (desired.state or NodeState.READY)
+    assert (made.spec, made.session, made.lease_seconds, made.last_heartbeat) == (spec, "s2", 9.0, AT)
+    assert (made.desired, made.operator_labels, made.registered_at) == (desired, {"zone": "a"}, known.registered_at)
+    assert (made.declared_lost, made.dead, made.unsupported_types, made.version) == (False, False, (), 7)
+
+
+def test_a_node_that_registers_first_is_ready():
+    spec = store_records.node("n1").spec
+    made = register_node(None, spec, session=SessionId("s1"), lease_seconds=9.0, at=AT)
+    assert (made.state, made.desired, made.registered_at, made.version) == (
+        NodeState.READY,
+        DesiredNodeState.NONE,
+        AT,
+        0,
+    )

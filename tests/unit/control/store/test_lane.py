@@ -22,19 +22,19 @@ class Desk:
         self.cuts = 0
         self.gone = threading.Event()
 
-    def perform(self, orders):
+    def perform(self, requests):
         self.busy.set()
         self.open.wait()
-        self.seen.append(list(orders))
-        if "bug" in orders:
+        self.seen.append(list(requests))
+        if "bug" in requests:
             raise InternalError("a bug")
-        return [ConflictError(order) if order.startswith("bad") else f"{order} done" for order in orders]
+        return [ConflictError(request) if request.startswith("bad") else f"{request} done" for request in requests]
 
     def cut_off(self):
         self.cuts += 1
         self.open.set()
 
-    def farewell(self):
+    def on_end(self):
         self.gone.set()
 
 
@@ -48,7 +48,7 @@ async def make(desk):
     made = []
 
     def make(**settings):
-        new = ThreadLane("test", desk.perform, farewell=desk.farewell, cut_off=desk.cut_off, **settings)
+        new = ThreadLane("test", desk.perform, on_end=desk.on_end, cut_off=desk.cut_off, **settings)
         new.start()
         made.append(new)
         return new
@@ -60,7 +60,7 @@ async def make(desk):
 
 
 async def shut(desk, new):
-    """Shut the desk with one order on it; what is submitted from now on waits."""
+    """Shut the desk with one request on it; what is submitted from now on waits."""
     desk.open.clear()
     first = asyncio.ensure_future(new.submit("first"))
     await asyncio.to_thread(desk.busy.wait)
@@ -70,7 +70,7 @@ async def shut(desk, new):
 async def test_what_waits_is_taken_together_and_each_gets_its_own_answer(desk, make):
     new = make()
     first = await shut(desk, new)
-    others = [asyncio.ensure_future(new.submit(order)) for order in ("a", "bad", "c")]
+    others = [asyncio.ensure_future(new.submit(request)) for request in ("a", "bad", "c")]
     await asyncio.sleep(0)
     desk.open.set()
     outcomes = await asyncio.gather(first, *others, return_exceptions=True)
@@ -98,7 +98,7 @@ async def test_a_group_has_a_bound(desk, make, monkeypatch):
     monkeypatch.setattr(lane, "MAX_TOGETHER", 2)
     new = make()
     first = await shut(desk, new)
-    others = [asyncio.ensure_future(new.submit(order)) for order in "abcde"]
+    others = [asyncio.ensure_future(new.submit(request)) for request in "abcde"]
     await asyncio.sleep(0)
     desk.open.set()
     await asyncio.gather(first, *others)
@@ -108,7 +108,7 @@ async def test_a_group_has_a_bound(desk, make, monkeypatch):
 async def test_the_queue_has_a_bound(desk, make):
     new = make(max_waiting=3)
     first = await shut(desk, new)
-    others = [asyncio.ensure_future(new.submit(order)) for order in "abc"]
+    others = [asyncio.ensure_future(new.submit(request)) for request in "abc"]
     await asyncio.sleep(0)
     with pytest.raises(StoreError, match="3 changes wait"):
         await new.submit("d")
@@ -122,7 +122,7 @@ async def test_the_queue_has_a_bound(desk, make):
 async def test_an_error_of_the_thread_reaches_everybody_and_ends_nothing(desk, make):
     new = make()
     first = await shut(desk, new)
-    others = [asyncio.ensure_future(new.submit(order)) for order in ("a", "bug")]
+    others = [asyncio.ensure_future(new.submit(request)) for request in ("a", "bug")]
     await asyncio.sleep(0)
     desk.open.set()
     outcomes = await asyncio.gather(first, *others, return_exceptions=True)
@@ -133,7 +133,7 @@ async def test_an_error_of_the_thread_reaches_everybody_and_ends_nothing(desk, m
     assert await new.submit("b") == "b done"
 
 
-async def test_whoever_goes_away_leaves_somebody_who_is_told(desk, make):
+async def test_a_request_whose_caller_is_gone_is_settled(desk, make):
     new, told = make(), []
     first = await shut(desk, new)
     gone = asyncio.ensure_future(new.submit("a", settled=told.append))

@@ -9,7 +9,8 @@ from datetime import timedelta
 import pytest
 
 from shoal.control.api.enrollment_service import CredentialService
-from shoal.control.state.fleet import Fleet, Ledger
+from shoal.control.state.fleet import Fleet
+from shoal.control.state.ledger import Ledger
 from shoal.control.store.base import Batch, EventQuery
 from shoal.control.store.sqlite import SqliteStore
 from shoal.control.trust import join_tokens, signing
@@ -17,6 +18,7 @@ from shoal.control.trust.enrollment import Enrollment, JoinListener, RateLimit
 from shoal.control.trust.join_tokens import JoinTokens
 from shoal.control.trust.revocations import Revocations
 from shoal.control.trust.signing import Signer
+from shoal.core.disk.private_files import write_private
 from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import (
     DeniedError,
@@ -27,7 +29,6 @@ from shoal.core.errors import (
     UnauthenticatedError,
 )
 from shoal.core.ids import GroupId, NodeId, WorkloadId
-from shoal.core.private_files import write_private
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.model.trust import TokenText, parse_token
 from shoal.testing.clock import LoopClock

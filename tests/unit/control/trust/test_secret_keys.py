@@ -100,8 +100,8 @@ async def test_a_leader_with_another_key_says_so_at_once_and_sets_nothing(kit, c
             await set_secret(kit, name)
         assert "the right SHOAL_SECRET_KEY" in caught.value.hint
     await apply_naming(kit, "web")
-    await kit.wait(lambda: bool(kit.plane.leadership.commands.trouble), what="trouble")
-    assert "another key" in kit.plane.leadership.commands.trouble["web"]
+    await kit.wait(lambda: bool(kit.plane.leadership.commands.errors), what="an error")
+    assert "another key" in kit.plane.leadership.commands.errors["web"]
     assert KEY not in caplog.text
     assert OTHER_KEY not in caplog.text
 

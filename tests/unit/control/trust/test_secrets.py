@@ -45,7 +45,7 @@ async def view_of(kit, workload_id="web"):
     return (await kit.channel.call(AgentControl.GET_WORKLOAD, request)).workload
 
 
-async def test_a_value_goes_with_the_order_and_nowhere_else(kit):
+async def test_a_value_goes_with_the_command_and_nowhere_else(kit):
     node = kit.node("n1")
     assert (await set_secret(kit)).revision == 1
     await apply(kit)
@@ -110,7 +110,7 @@ async def test_a_new_value_is_sent_at_once_where_a_file_holds_it(kit):
     assert (view.generation, view.status) == (before, "Running")
 
 
-async def test_an_order_to_stop_carries_nothing(kit):
+async def test_a_command_to_stop_carries_nothing(kit):
     node = kit.node("n1")
     await set_secret(kit)
     await apply(kit)

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.looptime
 
 @pytest.fixture
 async def fleet(tmp_path):
-    # Beats are few, because hours pass here.
+    # Heartbeats are few, because hours pass here.
     calm = {"lease": timedelta(minutes=15), "heartbeat_interval": timedelta(minutes=5)}
     async with trusting_fleet(tmp_path, **calm) as fleet:
         yield fleet
@@ -108,7 +108,7 @@ async def test_a_new_agent_replaces_at_once_what_ended_or_was_spoilt_meanwhile(f
     _, paths = await run_one(fleet)
     await fleet.kill("n1")
     paths.cert.unlink()
-    os.mkfifo(paths.cert)  # whoever owns the directory can put anything there, and nobody waits for it
+    os.mkfifo(paths.cert)  # the owner of the directory can put anything there, and nobody waits for it
     await fleet.start("n1")
     await asyncio.sleep(30)
     assert paths.cert.is_file()

@@ -1,4 +1,4 @@
-"""What is stored is acted upon, whoever has gone or was not told of it, and nothing is decided on an old picture."""
+"""What is stored is acted upon, also when its caller is gone, and nothing is decided on an old picture."""
 
 import asyncio
 import contextlib
@@ -131,7 +131,7 @@ class TestPlacements:
         await kit.wait_status("late", "Running")
         await kit.wait_status("member", "Running")
 
-    async def test_a_wish_is_carried_out_when_whoever_wished_it_has_gone(self, kit, door):
+    async def test_a_request_is_carried_out_when_its_caller_is_gone(self, kit, door):
         await ready(kit, "n1")
         await reach_and_leave(door, lambda batch: bool(batch.workloads), kit.apply("web"))
         await kit.wait(lambda: "web" in kit.agents.nodes["n1"].runs, seconds=5)
@@ -255,7 +255,7 @@ class TestNodes:
         await kit.wait_node("ghost", "NotReady", seconds=60)
 
     @pytest.mark.parametrize("state", [NodeState.SUSPECT, NodeState.NOT_READY])
-    async def test_one_that_beats_while_its_silence_is_being_stored_is_back_at_once(self, kit, door, state):
+    async def test_a_heartbeat_while_the_silence_is_being_stored_counts_at_once(self, kit, door, state):
         (node,) = await ready(kit, "n1")
         leadership = kit.plane.leadership
         beaten = asyncio.Event()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.control.placement.placer import placed_on
 from shoal.control.state import moves
-from shoal.control.workloads.reports import is_superseded
+from shoal.control.workloads.decisions.reports import is_superseded
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import (
     DesiredState,
@@ -66,7 +66,7 @@ class TestReplacementFirst:
         assert not moves.can_return(_with(moved, generation=5))
         assert not moves.can_return(_with(moved, left_on=()))
 
-    def test_whoever_stops_or_deletes_it_stops_both(self):
+    def test_a_stop_or_delete_stops_both_copies(self):
         moved = moves.begun_first(placed_on(record(), NEW, at=AT), OLD, at=AT)
         for desired in (DesiredState.STOPPED, DesiredState.DELETED):
             assert is_superseded(_with(moved, desired=desired), OLD, 3)

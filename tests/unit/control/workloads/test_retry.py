@@ -86,7 +86,7 @@ class TestMembers:
         assert (await kit.workload("b")).generation == other.generation
         assert [name for _, name, _ in node.history if name == "b"] == ["b"]
 
-    async def test_the_same_wish_after_a_retry_changes_nothing(self, kit):
+    async def test_the_same_request_after_a_retry_changes_nothing(self, kit):
         node = await gang(kit, "a", "b", restart="no")
         generation = kit.plane.leadership.fleet.groups["gang"].generation
         node.fail("a")

@@ -1,4 +1,4 @@
-"""Traffic is the same each time, whoever sends it and wherever they begin."""
+"""Traffic is the same each time, from any sender and any beginning."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clicks.traffic import ADS, CHUNK, LONGEST_DELAY, USUAL_DELAY, chunks, click
 START = 1_700_000_000_000
 
 
-def test_whoever_begins_in_the_middle_sends_the_same() -> None:
+def test_a_sender_that_begins_in_the_middle_sends_the_same() -> None:
     whole = list(islice(chunks(START), 200))
     for first in (1, 30, 77, 150, 199):
         assert list(islice(chunks(START, first), 200 - first)) == whole[first:]

@@ -10,32 +10,40 @@ from dataclasses import dataclass
 
 from shoal.core.ids import WorkloadId
 from shoal.model.nodes import NodeRecord, NodeState
-from shoal.model.phases import GroupPhase, WorkloadPhase
-from shoal.model.workloads import DesiredState, FailureReason, GroupRecord, Observation, RunState, WorkloadRecord
+from shoal.model.phases import ContractStatus, GroupPhase, WorkloadPhase
+from shoal.model.workloads import (
+    DesiredState,
+    FailureReason,
+    GroupRecord,
+    Observation,
+    RunState,
+    RunStatus,
+    WorkloadRecord,
+)
 
-P = WorkloadPhase
+P, C = WorkloadPhase, ContractStatus
 
-CONTRACT_STATUSES: Mapping[WorkloadPhase, frozenset[str]] = {
-    P.PENDING: frozenset({"Pending"}),
-    P.UNPLACEABLE: frozenset({"Pending", "Scheduled", "Updating"}),
-    P.WAITING_FOR_SECRET: frozenset({"Scheduled", "Updating"}),
-    P.STARTING: frozenset({"Pending", "Scheduled"}),
-    P.UPDATING: frozenset({"Updating"}),
-    P.NOT_READY: frozenset({"Pending"}),
-    P.CRASH_LOOP: frozenset({"Pending"}),
-    P.RUNNING: frozenset({"Running"}),
-    P.COMPLETED: frozenset({"Completed"}),
-    P.FAILED: frozenset({"Failed"}),
-    P.UNKNOWN: frozenset({"Unknown"}),
-    P.STOPPING: frozenset({"Stopping"}),
-    P.STOPPED: frozenset({"Stopped"}),
-    P.DELETING: frozenset({"Deleting"}),
+CONTRACT_STATUSES: Mapping[WorkloadPhase, frozenset[ContractStatus]] = {
+    P.PENDING: frozenset({C.PENDING}),
+    P.UNPLACEABLE: frozenset({C.PENDING, C.SCHEDULED, C.UPDATING}),
+    P.WAITING_FOR_SECRET: frozenset({C.SCHEDULED, C.UPDATING}),
+    P.STARTING: frozenset({C.PENDING, C.SCHEDULED}),
+    P.UPDATING: frozenset({C.UPDATING}),
+    P.NOT_READY: frozenset({C.PENDING}),
+    P.CRASH_LOOP: frozenset({C.PENDING}),
+    P.RUNNING: frozenset({C.RUNNING}),
+    P.COMPLETED: frozenset({C.COMPLETED}),
+    P.FAILED: frozenset({C.FAILED}),
+    P.UNKNOWN: frozenset({C.UNKNOWN}),
+    P.STOPPING: frozenset({C.STOPPING}),
+    P.STOPPED: frozenset({C.STOPPED}),
+    P.DELETING: frozenset({C.DELETING}),
 }
 """The names of the published contract under which each state appears."""
 
 _BY_NAME = {phase.value: phase for phase in P}
 
-WORKLOAD_STATUSES = tuple(dict.fromkeys(status for phase in P for status in sorted(CONTRACT_STATUSES[phase])))
+NOT_STARTED = (C.PENDING, C.SCHEDULED, C.UPDATING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +52,32 @@ class Waiting:
 
     unplaceable: Collection[WorkloadId] = ()
     without_secret: Collection[WorkloadId] = ()
+    #: Their newest spec is invalid, says a foreign agent.
+    invalid: Collection[WorkloadId] = ()
 
 
-def contract_status(record: WorkloadRecord, observation: Observation | None, owner: NodeRecord | None) -> str:
+def contract_status(
+    record: WorkloadRecord, observation: Observation | None, owner: NodeRecord | None, waiting: Waiting
+) -> ContractStatus:
     """The state of a workload under the names of the published contract."""
     if record.desired is DesiredState.DELETED:
-        return "Deleting"
+        return C.DELETING
     current = is_about_newest(record, observation)
     state = observation.status.state if observation is not None and current else None
     if record.desired is DesiredState.STOPPED:
         quiet = record.node_id is None or owner is None or state is RunState.STOPPED
-        return "Stopped" if quiet else "Stopping"
+        return C.STOPPED if quiet else C.STOPPING
     if current and observation is not None and observation.status.completed:
-        return "Completed"
+        return C.COMPLETED
     if record.node_id is None or owner is None:
-        return "Pending"
-    if state is RunState.FAILED:
-        return "Failed"
+        return C.PENDING
+    if state is RunState.FAILED or record.workload_id in waiting.invalid:
+        return C.FAILED
     if owner.state is NodeState.NOT_READY:
-        return "Unknown"
+        return C.UNKNOWN
     if state is None:
-        return "Scheduled" if observation is None or observation.node_id != record.node_id else "Updating"
-    return "Pending" if state is RunState.STOPPED else state.value
+        return C.SCHEDULED if observation is None or observation.node_id != record.node_id else C.UPDATING
+    return C.PENDING if state is RunState.STOPPED else C(state.value)
 
 
 def phase_of(
@@ -75,21 +87,26 @@ def phase_of(
     waiting: Waiting,
 ) -> WorkloadPhase:
     """The state of a workload."""
-    status = contract_status(record, observation, owner)
-    if status not in ("Pending", "Scheduled", "Updating"):
+    status = contract_status(record, observation, owner, waiting)
+    if status not in NOT_STARTED:
         return _BY_NAME[status]
     if record.placed_generation < record.generation and record.workload_id in waiting.unplaceable:
         return P.UNPLACEABLE
     if record.node_id is None or owner is None:
         return P.PENDING
-    if status != "Pending" or observation is None:
+    if status is not C.PENDING or observation is None:
         if record.workload_id in waiting.without_secret:
             return P.WAITING_FOR_SECRET
-        return P.STARTING if status == "Scheduled" else P.UPDATING
+        return P.STARTING if status is C.SCHEDULED else P.UPDATING
     run = observation.status
-    if run.next_restart_at is not None and run.exit is not None and run.failure is not FailureReason.NONE:
+    if has_crashed(run):
         return P.CRASH_LOOP
     return P.NOT_READY if run.pid and run.state is RunState.PENDING else P.STARTING
+
+
+def has_crashed(run: RunStatus) -> bool:
+    """Whether a run ended by itself, and its agent waits before it starts it again."""
+    return run.next_restart_at is not None and run.exit is not None and run.failure is not FailureReason.NONE
 
 
 def is_about_newest(record: WorkloadRecord, observation: Observation | None) -> bool:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
-from shoal.cli.commands.specs import LocatedDocument
-from shoal.cli.commands.workloads import document_of
+from shoal.cli.commands.common.specs import LocatedDocument, document_of
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import NotFoundError
 from shoal.model.documents import GroupDocument, WorkloadDocument, write_document
+from shoal.model.phases import ContractStatus
 from shoal.model.views import NodeScore, PlannedPlacement, WorkloadView
 
 if TYPE_CHECKING:
@@ -119,7 +119,8 @@ def restarts(stored: WorkloadView, document: WorkloadDocument, placement: Planne
     """Whether the process that runs now would be stopped: its agent gets another spec, or it moves, or it stops."""
     from shoal.wire import convert
 
-    if stored.status in ("Stopped", "Completed", "Failed") or not stored.assigned_node_id or stored.spec is None:
+    ended = (ContractStatus.STOPPED, ContractStatus.COMPLETED, ContractStatus.FAILED)
+    if stored.status in ended or not stored.assigned_node_id or stored.spec is None:
         return False
     if document.desired_state != stored.desired_state or placement.node_id not in ("", stored.assigned_node_id):
         return True

@@ -1,23 +1,23 @@
 """When the work of a lost node may move: each workload's own policy, the rate of moves, and the brake. Pure.
 
-A lost node is not given up at once when many are lost. Nodes are given up one after another, by a bucket of tokens that
-holds a share of the fleet and fills again slowly, so that a small fault stays a small move. And when most of the fleet
-vanishes at once, the fault is more likely ours (our network, our clock, our host): then nothing is moved until nodes
-come back or an operator says which are dead.
+When many nodes are lost, they are declared lost one after another: a bucket of tokens holds a share of the fleet and
+fills again slowly, so that a small fault stays a small move. When most of the fleet vanishes at once, the fault is more
+likely on this side (network, clock, host): then nothing is moved until nodes come back or an operator says which are
+dead.
 
-    lost, and …                      given up
-    an operator said that it is dead at once; that is stored with the word itself
+    NotReady, and …                  declared lost
+    an operator says that it is dead at once
     it owned nothing                 at once, unless the brake is on
     a token is there                 now, the longest lost first, unless the brake is on
     else                             when there is a token
 
-When the brake has held and nodes come back, they do not come all at once: those that are still missing get one more
-lease before the first of them is given up. An operator's word needs no such grace.
+After the brake has held, nodes do not come back all at once: those that are still missing get one more lease before the
+first of them is declared lost. Nodes that were declared dead get none.
 
-What vanished is what is silent for more than half a lease, was lost within a lease, or is held back. The share is of
-that and of what is alive: nodes lost long ago do not count.
+A node has vanished if it is silent for more than half a lease, was lost within a lease, or is held back. The brake
+compares these with the nodes that are alive: nodes lost long ago do not count.
 
-Called by `shoal.control.nodes.loss` (nodes) and `shoal.control.workloads.reconciler` (workloads).
+Called by `shoal.control.nodes.loss` (nodes) and `reconciler` (workloads).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Annotated
 from shoal.core.ids import NodeId
 from shoal.core.shape import Range
 from shoal.model.nodes import LEASE_MARGIN
-from shoal.model.workloads import WorkloadSpec
+from shoal.model.workloads import FailoverPolicy, WorkloadSpec
 
 #: A timer may wake a rounding error early; a shorter wait could then never end.
 _SHORTEST_WAIT = 0.001
@@ -38,9 +38,9 @@ _SHORTEST_WAIT = 0.001
 
 @dataclass(frozen=True, slots=True)
 class FailoverSettings:
-    """How fast lost nodes are given up, and when none is."""
+    """How fast nodes are declared lost, and when none is."""
 
-    #: The share of the fleet that may be given up at once; at least one node.
+    #: The share of the fleet that may be declared lost at once; at least one node.
     burst_share: Annotated[float, Range(0.0, 1.0)] = 0.1
     #: How many more per second.
     nodes_per_second: Annotated[float, Range(0.001, 1000.0)] = 0.1
@@ -61,11 +61,11 @@ def seconds_until_move(spec: WorkloadSpec, *, silence: float, lease: float) -> f
     run what it was told to stop by itself: it counts a tenth less from an earlier moment, we count a tenth more.
     """
     failover = spec.failover
-    if failover.policy == "keep":
+    if failover.policy == FailoverPolicy.KEEP:
         return None
     after = failover.after.total_seconds()
     needed = lease + after if after else 0.0
-    if failover.policy == "stop":
+    if failover.policy == FailoverPolicy.STOP:
         needed = max(lease, after) * (1.0 + LEASE_MARGIN)
     if spec.at_most_one:
         needed = max(needed, lease * (1.0 + LEASE_MARGIN))
@@ -79,7 +79,7 @@ def seconds_until_move(spec: WorkloadSpec, *, silence: float, lease: float) -> f
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How many nodes may be given up now, and when that was counted."""
+    """How many nodes may be declared lost now, and when that was counted."""
 
     tokens: float = math.inf
     at: float = 0.0
@@ -93,7 +93,7 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True)
 class LostNode:
-    """A node that is lost and not given up."""
+    """A NotReady node that is not declared lost."""
 
     node_id: NodeId
     #: When it was lost, by the steady clock.
@@ -110,7 +110,7 @@ class FleetHealth:
     #: Silent for more than half a lease, and not lost yet.
     suspect: int
     held: Sequence[LostNode]
-    #: Given up, and lost within the last lease.
+    #: Declared lost, and NotReady for less than a lease.
     lost_lately: int = 0
 
     @property
@@ -138,7 +138,7 @@ class Brake:
 
 @dataclass(frozen=True, slots=True)
 class EvictionVerdict:
-    """Which nodes are given up now."""
+    """Which nodes are declared lost now."""
 
     declare_lost: tuple[NodeId, ...]
     #: Most of the fleet vanished, or is just coming back: nothing is moved.
@@ -156,7 +156,7 @@ def is_braked(health: FleetHealth, settings: FailoverSettings) -> bool:
 
 
 def burst(total: int, settings: FailoverSettings) -> float:
-    """How many nodes may be given up at once."""
+    """How many nodes may be declared lost at once."""
     return float(max(1, math.ceil(settings.burst_share * total - 1e-9)))
 
 
@@ -169,7 +169,7 @@ def judge_evictions(
     brake: Brake | None = None,
     lease: float = 0.0,
 ) -> EvictionVerdict:
-    """Say which of the lost nodes are given up now. `bucket` and `brake` are those of the last verdict."""
+    """Say which of the lost nodes are declared lost now. `bucket` and `brake` are those of the last verdict."""
     bucket = bucket.filled(now=now, most=burst(health.total, settings), per_second=settings.nodes_per_second)
     if is_braked(health, settings):
         return EvictionVerdict((), True, bucket, brake=Brake(now, health.alive))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shoal.core.durable import replace_file, sync_path
+from shoal.core.disk.durable import replace_file, sync_path
 from shoal.core.errors import (
     DeniedError,
     ExhaustedError,

@@ -54,7 +54,7 @@ def is_superseded(record: WorkloadRecord, node_id: NodeId, generation: int) -> b
 def _same(one: RunStatus, other: RunStatus) -> bool:
     """Whether two reports say the same; what is only measured does not count.
 
-    Asked for every workload with every beat, and most of the time the report is the very one that is known.
+    Called for every workload with every heartbeat; most of the time the report is the very same object.
     """
     if one is other or one == other:
         return True

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from shoal.core.durable import replace_file, sync_path, write_and_sync
+from shoal.core.disk.durable import replace_file, sync_path, write_and_sync
 
 
 def test_a_file_is_replaced_with_its_mode(tmp_path):

@@ -30,8 +30,8 @@ from datetime import datetime
 
 from shoal.control.state import moves
 from shoal.control.state.facts import Removal
-from shoal.control.workloads import retries
-from shoal.control.workloads.failover import seconds_until_move
+from shoal.control.workloads.decisions import retries
+from shoal.control.workloads.decisions.failover import seconds_until_move
 from shoal.core.ids import NodeId
 from shoal.model.nodes import Feature, HeartbeatMark, NodeRecord, NodeState
 from shoal.model.workloads import DesiredState, FailureReason, Observation, RunState, RunStatus, WorkloadRecord
@@ -116,6 +116,8 @@ class Facts:
     older_copy_may_run: bool = False
     #: Monotonic time before which a placement that failed is not tried again, unless the fleet changes.
     place_not_before: float = 0.0
+    #: Whether a foreign owner calls the newest spec invalid.
+    invalid: bool = False
     #: Whether the node that a move leaves is heard of, so that its copy can be taken back.
     way_back: bool = False
 
@@ -371,7 +373,7 @@ def _after_failure(facts: Facts, owner: Owner, failure: FailureReason) -> Step:
     if vague and command is not None and command.asked is not RunState.FAILED:
         return ConfirmWithForeignAgent("its heartbeats do not say why it failed")
     if retry.failed_generation != facts.record.generation or retry.next_at is None:
-        return NoteFailure("its agent gave up", failure=failure)
+        return NoteFailure("its agent does not start it again", failure=failure)
     left = (retry.next_at - facts.wall).total_seconds()
     if left > 0:
         return Wait("it failed, and is tried again later", seconds=left)
@@ -397,6 +399,8 @@ def _place_when_due(facts: Facts, place: Place) -> Step:
 
 def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
     command = _current_command(facts, CommandKind.APPLY)
+    if facts.invalid:
+        return Settled("its agent calls its spec invalid")
     if command is not None and (why := _reason_to_repeat(command)):
         return _send_when_due(facts, command, SendApply(why))
     if is_current(facts) and not _contradicts(facts, wanted):
@@ -409,9 +413,8 @@ def _tell(facts: Facts, owner: Owner, wanted: RunState) -> Step:
         return _send_when_due(facts, command, SendApply(f"attempt {command.failures + 1}"))
     if _contradicts(facts, wanted):
         return _send_when_due(facts, command, SendApply("its agent stopped it, and nobody asked for that"))
-    if owner.foreign:
-        return ConfirmWithForeignAgent("its agent does not push its statuses")
-    return Settled("its agent has accepted it")
+    confirm = ConfirmWithForeignAgent("its agent does not push its statuses")
+    return confirm if owner.foreign else Settled("its agent has accepted it")
 
 
 def _reason_to_repeat(command: Command) -> str:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from shoal.core.disk.locks import FileLock
 from shoal.core.errors import PreconditionError, UnavailableError
-from shoal.core.locks import FileLock
 
 
 def test_a_second_holder_is_told_about_the_first(tmp_path):
@@ -27,7 +27,7 @@ def test_a_second_holder_is_told_about_the_first(tmp_path):
 
 
 def test_the_kernel_releases_it_with_its_process(tmp_path):
-    program = "import os, sys; from pathlib import Path; from shoal.core.locks import FileLock\n"
+    program = "import os, sys; from pathlib import Path; from shoal.core.disk.locks import FileLock\n"
     program += "FileLock(Path(sys.argv[1])).acquire(); os.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", program, str(tmp_path / "lock")], check=False)
     lock = FileLock(tmp_path / "lock")

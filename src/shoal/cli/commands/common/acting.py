@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
-from shoal.cli.commands import waiting
-from shoal.cli.commands.waiting import Goal
+from shoal.cli.commands.common import waiting
+from shoal.cli.commands.common.waiting import Goal
 from shoal.cli.connection import session
 from shoal.core.errors import ShoalError
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shoal.control.workloads.reports import ReportVerdict, judge_report
+from shoal.control.workloads.decisions.reports import ReportVerdict, judge_report
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.workloads import (
     DesiredState,

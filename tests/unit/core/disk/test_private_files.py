@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, PreconditionError, ShoalError
-from shoal.core.private_files import (
+from shoal.core.disk.private_files import (
     MAX_BYTES,
     Owner,
     make_data_directory,
@@ -20,6 +19,7 @@ from shoal.core.private_files import (
     read_regular,
     write_private,
 )
+from shoal.core.errors import DeniedError, ExhaustedError, NotFoundError, PreconditionError, ShoalError
 
 
 def mode(path):

@@ -1,10 +1,10 @@
 """Whether and when a workload that failed on its agent is tried again by the control plane. Pure.
 
-An agent restarts what it runs by itself, by the workload's restart policy; when it gives up, the workload is Failed.
-From there on it is tried again here, a few times and ever more slowly. The count starts anew once it has been Running
-for ten minutes, and what is the infrastructure's fault is not charged to it at all.
+An agent restarts a workload by its restart policy; once it no longer does, the workload is Failed. Then the control
+plane tries it again, a few times with growing delays. The count starts anew once it has been Running for ten minutes.
+Failures of the infrastructure do not count.
 
-Called by `shoal.control.workloads.reconciler` (whether) and `shoal.control.workloads.dispatch` (what is stored).
+Called by `reconciler` (whether) and `shoal.control.workloads.dispatch` (what is stored).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What each step of the dispatch changes in the stored records: a record in, a batch out. Pure.
+"""Makes the batch that each step of a workload stores: a record in, a batch out. Pure.
 
-`shoal.control.workloads.dispatch` decides on the newest record under compare-and-set and commits what is returned here;
-None is returned when there is nothing left to change, because another writer was faster.
+Called within `Ledger.change`, on the newest record. Returns None when nothing is left to change, because another writer
+was faster. Called by `shoal.control.workloads` (dispatch, sender, copies, relocation) and
+`shoal.control.nodes.operations`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from shoal.control.state import moves
-from shoal.control.state.fleet import Fleet, group_event, node_event, workload_event
+from shoal.control.state.events import Origin, group_event, node_event, workload_event
+from shoal.control.state.fleet import Fleet
 from shoal.control.state.lifecycle.changes import Change, change, overtake, retry
 from shoal.control.store.base import Batch
-from shoal.control.workloads import retries
+from shoal.control.workloads.decisions import retries
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.events import EventKind, EventSource
 from shoal.model.nodes import NodeRecord
@@ -31,9 +33,8 @@ def generation_raised(record: WorkloadRecord, highest: int, *, at: datetime) -> 
     raised = overtake(record, highest, at=at)
     message = f"above {highest}, which its agent had accepted already"
     cause = f"node {record.node_id} refused generation {record.generation}"
-    event = workload_event(
-        raised, EventKind.WORKLOAD_GENERATION_RAISED, message, at=at, source=EventSource.RECONCILER, cause=cause
-    )
+    origin = Origin(at, EventSource.RECONCILER, cause)
+    event = workload_event(raised, EventKind.WORKLOAD_GENERATION_RAISED, message, origin)
     return Batch(workloads=(raised,), events=(event,))
 
 
@@ -76,9 +77,8 @@ def type_unsupported(node: NodeRecord | None, kind: str, *, at: datetime) -> Bat
     changed = dataclasses.replace(node, unsupported_types=tuple(sorted({*node.unsupported_types, kind})))
     message = f"its agent has no runtime for {kind}; it gets no more of it until it registers again"
     cause = f"it refused a {kind} as unsupported"
-    event = node_event(
-        node.node_id, EventKind.NODE_TYPE_UNSUPPORTED, message, at=at, source=EventSource.AGENT, cause=cause
-    )
+    origin = Origin(at, EventSource.AGENT, cause)
+    event = node_event(node.node_id, EventKind.NODE_TYPE_UNSUPPORTED, message, origin)
     return Batch(nodes=(changed,), events=(event,))
 
 
@@ -116,9 +116,8 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     """A delete was carried out; with the last member of a deleted group the group goes too."""
     if record.desired is not DesiredState.DELETED or record.node_id is not None or record.left_on:
         return None
-    event = workload_event(
-        record, EventKind.WORKLOAD_DELETED, reason, at=at, source=EventSource.RECONCILER, cause="deletion requested"
-    )
+    origin = Origin(at, EventSource.RECONCILER, "deletion requested")
+    event = workload_event(record, EventKind.WORKLOAD_DELETED, reason, origin)
     batch = Batch(
         removed_workloads={record.workload_id: record.version}, generation_floor=record.generation, events=(event,)
     )
@@ -129,14 +128,7 @@ def forgotten(fleet: Fleet, record: WorkloadRecord, reason: str, *, at: datetime
     left = tuple(each for each in group.members if each != record.workload_id)
     if any(each in fleet.workloads for each in left):
         return dataclasses.replace(batch, groups=(dataclasses.replace(group, members=left),))
-    ended = group_event(
-        group,
-        EventKind.GROUP_DELETED,
-        "all members are gone",
-        at=at,
-        source=EventSource.RECONCILER,
-        cause="deletion requested",
-    )
+    ended = group_event(group, EventKind.GROUP_DELETED, "all members are gone", origin)
     return dataclasses.replace(batch, removed_groups={group.group_id: group.version}, events=(event, ended))
 
 
@@ -149,14 +141,8 @@ def move_begun(record: WorkloadRecord, node_id: NodeId, reason: str, *, at: date
     if record.node_id != node_id or record.desired is not DesiredState.RUNNING or moves.is_leaving(record):
         return None
     leaving = moves.begun_after(record, at=at)
-    event = workload_event(
-        leaving,
-        EventKind.WORKLOAD_MOVE_STARTED,
-        f"it leaves node {node_id}",
-        at=at,
-        source=EventSource.DRAIN,
-        cause=reason,
-    )
+    origin = Origin(at, EventSource.DRAIN, reason)
+    event = workload_event(leaving, EventKind.WORKLOAD_MOVE_STARTED, f"it leaves node {node_id}", origin)
     return Batch(workloads=(leaving,), events=(event,))
 
 
@@ -165,9 +151,8 @@ def move_finished(record: WorkloadRecord, reason: str, *, at: datetime) -> Batch
     if record.move is None:
         return None
     message = f"away from node {record.move.away_from}"
-    event = workload_event(
-        record, EventKind.WORKLOAD_MOVE_FINISHED, message, at=at, source=EventSource.RECONCILER, cause=reason
-    )
+    origin = Origin(at, EventSource.RECONCILER, reason)
+    event = workload_event(record, EventKind.WORKLOAD_MOVE_FINISHED, message, origin)
     return Batch(workloads=(moves.finished(record),), events=(event,))
 
 
@@ -177,9 +162,8 @@ def move_taken_back(record: WorkloadRecord, reason: str, *, at: datetime) -> Bat
         return None
     back = moves.returned(record, at=at)
     message = f"it stays on node {back.node_id}"
-    event = workload_event(
-        back, EventKind.WORKLOAD_MOVE_CANCELED, message, at=at, source=EventSource.RECONCILER, cause=reason
-    )
+    origin = Origin(at, EventSource.RECONCILER, reason)
+    event = workload_event(back, EventKind.WORKLOAD_MOVE_CANCELED, message, origin)
     return Batch(workloads=(back,), events=(event,))
 
 
@@ -197,7 +181,8 @@ def failure_noted(record: WorkloadRecord, failure: FailureReason, *, at: datetim
         )
     else:
         kind, message = EventKind.WORKLOAD_RETRY_SCHEDULED, f"in {(budget.next_at - at).total_seconds():.1f} s"
-    event = workload_event(record, kind, message, at=at, source=EventSource.RECONCILER, cause=failure.value)
+    origin = Origin(at, EventSource.RECONCILER, failure.value)
+    event = workload_event(record, kind, message, origin)
     return Batch(workloads=(dataclasses.replace(record, retry=budget),), events=(event,))
 
 
@@ -205,9 +190,8 @@ def tried_again(record: WorkloadRecord, *, at: datetime) -> Batch:
     """A workload that failed gets a new generation, and is placed and told anew."""
     again = retry(record, at=at, budget=dataclasses.replace(record.retry, next_at=None))
     message = f"attempt {record.retry.attempts} of {record.retry.max_attempts}"
-    event = workload_event(
-        again, EventKind.WORKLOAD_RETRIED, message, at=at, source=EventSource.RECONCILER, cause="it had failed"
-    )
+    origin = Origin(at, EventSource.RECONCILER, "it had failed")
+    event = workload_event(again, EventKind.WORKLOAD_RETRIED, message, origin)
     return Batch(workloads=(again,), events=(event,))
 
 

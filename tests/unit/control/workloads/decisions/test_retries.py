@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.control.workloads import retries
+from shoal.control.workloads.decisions import retries
 from shoal.core.ids import WorkloadId
 from shoal.model.workloads import (
     ContainerSpec,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.control.workloads.failover import (
+from shoal.control.workloads.decisions.failover import (
     Brake,
     Bucket,
     FailoverSettings,

@@ -2,7 +2,7 @@
 
 import os
 
-from shoal.core.reserve import Reserve
+from shoal.core.disk.reserve import Reserve
 
 SIZE = 1 << 20
 

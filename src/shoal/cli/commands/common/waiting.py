@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 from shoal.cli import output
 from shoal.core.durations import format_duration
 from shoal.core.tasks import Signal, task_scope
+from shoal.model.phases import ContractStatus, WorkloadPhase
 from shoal.model.views import WorkloadView
-from shoal.model.workloads import FailureReason
+from shoal.model.workloads import DesiredState, FailureReason
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
@@ -83,9 +84,10 @@ def judge(view: WorkloadView | None, goal: Goal) -> Judgement:
         return Judgement(Verdict.DONE, view.status, where)
     if view.status in _HOPELESS:
         return Judgement(Verdict.FAILED, view.status, why(view) or _HOPELESS[view.status])
-    if view.status == "Stopped" and goal in (Goal.RUNNING, Goal.COMPLETED):
+    if view.status == ContractStatus.STOPPED and goal in (Goal.RUNNING, Goal.COMPLETED):
         return Judgement(Verdict.FAILED, view.status, "it is meant to be stopped")
-    if view.status not in ("Running", "Stopping") and (view.rejections or not view.assigned_node_id):
+    placed = view.assigned_node_id and not view.rejections
+    if view.status not in (ContractStatus.RUNNING, ContractStatus.STOPPING) and not placed:
         looked = view.reason is not None and view.reason.code == FailureReason.INSUFFICIENT_RESOURCES.value
         if not view.rejections and not looked:  # not tried yet
             return Judgement(Verdict.WAITING, shown, "waiting for a node")
@@ -103,7 +105,7 @@ _HOPELESS: Mapping[str, str] = {
 def _reached(goal: Goal, view: WorkloadView) -> tuple[str, ...]:
     if goal is not Goal.SETTLED:
         return _REACHED[goal]
-    return ("Stopped", "Completed") if view.desired_state == "Stopped" else ("Running", "Completed")
+    return ("Stopped", "Completed") if view.desired_state == DesiredState.STOPPED else ("Running", "Completed")
 
 
 def why(view: WorkloadView) -> str:
@@ -112,7 +114,8 @@ def why(view: WorkloadView) -> str:
         return view.reason.message
     if view.failure_reason:
         return view.failure_reason
-    if view.run is not None and view.run.exit is not None and view.status not in ("Running", "Stopped"):
+    has_exit = view.run is not None and view.run.exit is not None
+    if has_exit and view.status not in (ContractStatus.RUNNING, ContractStatus.STOPPED):
         return f"the last run ended{_exit_words(view)}"
     return ""
 
@@ -230,7 +233,7 @@ class Settling:
     def judge(self, name: str, view: WorkloadView | None, judgement: Judgement, *, now: float) -> Judgement:
         """The same judgement; but a workload that is ready only counts once it has stayed so in one run."""
         settle = self._settle.get(name, 0.0)
-        if view is None or judgement.verdict is not Verdict.DONE or judgement.state != "Running":
+        if view is None or judgement.verdict is not Verdict.DONE or judgement.state != WorkloadPhase.RUNNING:
             self._since.pop(name, None)
             return judgement
         run = (view.run.generation, view.run.restarts, view.run.started_at) if view.run is not None else None
@@ -276,7 +279,7 @@ def explain(waited: Waited) -> None:
         last = view.run.last_output if view is not None and view.run is not None else ""
         output.fail_with(
             f"workload {name} is {judgement.state}: {judgement.detail}",
-            output=last if judgement.state == "Failed" else "",
+            output=last if judgement.state == WorkloadPhase.FAILED else "",
             hint=f"`shoal logs {name}` shows all of its output" if view is not None else "",
         )
     for name in waited.having(Verdict.WAITING):

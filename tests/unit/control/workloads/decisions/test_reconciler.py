@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.control.state.facts import Removal
 from shoal.control.state.moves import is_leaving
-from shoal.control.workloads.reconciler import (
+from shoal.control.workloads.decisions.reconciler import (
     ABSENT_HEARTBEATS,
     Command,
     CommandKind,
@@ -119,7 +119,7 @@ DELETED = DesiredState.DELETED
 STOPPED = DesiredState.STOPPED
 
 ROWS = [
-    # wish: running
+    # desired: running
     ("no node", facts(record=record(node_id=None, placed_generation=0), owner=None), Place),
     ("its node was removed", facts(owner=None), Place),
     ("an update waits for its place", facts(record=record(placed_generation=2)), Place),
@@ -135,6 +135,7 @@ ROWS = [
     ("a newer generation than ours is reported", facts(observation=seen(generation=4)), SendApply),
     ("completed", facts(observation=seen(RunState.STOPPED, completed=True)), Settled),
     ("failed, and not run again", facts(record=record(spec=ONE_SHOT), observation=failed()), Settled),
+    ("its foreign agent calls an update invalid", facts(invalid=True, observation=seen(generation=0)), Settled),
     ("failed for what cannot be helped", facts(observation=failed(FailureReason.INVALID_SPEC)), Settled),
     ("failed, not counted", facts(observation=failed()), NoteFailure),
     (
@@ -268,12 +269,12 @@ ROWS = [
         Settled,
     ),
     ("foreign after a restart of ours", facts(owner=owner(foreign=True), observation=seen(generation=0)), SendApply),
-    # wish: stopped
+    # desired: stopped
     ("to stop, runs nowhere", facts(record=record(desired=STOPPED, node_id=None), owner=None), Settled),
     ("to stop, still runs", facts(record=record(desired=STOPPED), observation=seen(generation=2)), SendApply),
     ("to stop, stopped", facts(record=record(desired=STOPPED), observation=seen(RunState.STOPPED)), Settled),
     ("to stop, lost", facts(record=record(desired=STOPPED), owner=owner(NodeState.NOT_READY)), Settled),
-    # wish: deleted
+    # desired: deleted
     ("to go, never placed", facts(record=record(desired=DELETED, node_id=None), owner=None), Forget),
     (
         "to go, an older copy on a lost node",
@@ -383,7 +384,7 @@ def any_facts():
 
 
 @given(any_facts())
-def test_nothing_is_removed_without_a_wish(given_facts):
+def test_nothing_is_removed_without_a_request(given_facts):
     if given_facts.record.desired is not DELETED and not is_leaving(given_facts.record):
         assert not isinstance(reconcile(given_facts), SendDelete | LeaveNode | Forget)
     if given_facts.record.desired is not DELETED:

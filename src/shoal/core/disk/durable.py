@@ -1,6 +1,6 @@
 """Local files that survive a crash: replaced in one step, on disk when the call returns.
 
-Called by `shoal.core.private_files`, `shoal.core.filesystems`, the local log of topics and the keeper.
+Called by `shoal.core.disk.private_files`, `shoal.core.filesystems`, the local log of topics and the keeper.
 Errors are those of the operating system. Calls block.
 """
 

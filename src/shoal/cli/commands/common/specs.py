@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, problem
+from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, UnsupportedError, problem
 from shoal.core.files import read_bytes
-from shoal.model.documents import Document, GroupDocument, read_document
+from shoal.model.documents import Document, GroupDocument, WorkloadDocument, read_document
+from shoal.model.views import WorkloadView
 
 if TYPE_CHECKING:
     import yaml
@@ -235,3 +236,13 @@ def _repeated(found: Sequence[LocatedDocument]) -> Iterator[Problem]:
             if first is not None:
                 yield Problem(f"{located.place}: id", "", f"the {noun} {name} was given already at {first}")
             known.setdefault((noun, name), located.place)
+
+
+def document_of(view: WorkloadView) -> WorkloadDocument:
+    """The document that applies a workload as it is stored."""
+    if view.spec is None:
+        raise UnsupportedError(f"the control plane does not show the spec of workload {view.workload_id!r}")
+    # A revision that is the hash of the spec would be wrong as soon as the spec is changed.
+    is_hash = bool(view.spec_sha256) and view.revision_id == view.spec_sha256.hex()
+    revision = "" if is_hash else view.revision_id
+    return WorkloadDocument(view.workload_id, view.spec, revision, view.desired_state)

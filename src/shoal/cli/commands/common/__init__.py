@@ -1,0 +1,1 @@
+"""What several commands share: reading spec files, choosing workloads, waiting for them, lists and previews."""
