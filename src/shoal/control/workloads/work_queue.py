@@ -14,6 +14,8 @@ from shoal.core.ids import WorkloadId
 
 #: Workloads that are handed out together. Others run in the event loop between two such lots.
 AT_ONCE = 200
+#: A timer may fire a rounding error early, and the rest of the time be too short for the clock to advance.
+SHORTEST_SECONDS = 0.001
 
 
 class WorkQueue:
@@ -51,7 +53,7 @@ class WorkQueue:
             return
         self.forget(workload_id)
         loop = asyncio.get_running_loop()
-        self._timers[workload_id] = loop.call_later(seconds, self.enqueue, workload_id)
+        self._timers[workload_id] = loop.call_later(max(seconds, SHORTEST_SECONDS), self.enqueue, workload_id)
 
     async def take(self) -> list[tuple[WorkloadId, contextvars.Context]]:
         """Wait until something is due, and take some of it, each with the context to look at it in."""

@@ -54,6 +54,16 @@ async def test_a_look_that_is_due_later_comes_then_or_sooner():
     await take_nothing(queue)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 1e-14])
+async def test_time_passes_before_a_look_that_is_due_in_a_rounding_error(seconds):
+    """Else a workload that waits for a moment would be looked at for ever, and the moment never come."""
+    queue = WorkQueue()
+    queue.look_again_in("a", seconds)
+    began = asyncio.get_running_loop().time()
+    assert await take(queue) == ["a"]
+    assert asyncio.get_running_loop().time() > began
+
+
 async def test_a_timer_does_not_put_off_what_is_due():
     queue = WorkQueue()
     queue.enqueue("a")
