@@ -753,17 +753,6 @@ class TestReads:
         assert (summary.running_workloads, summary.stopped_workloads, summary.pending_workloads) == (1, 1, 1)
         assert (summary.total_nodes, summary.ready_nodes, summary.not_ready_nodes) == (1, 1, 0)
 
-    async def test_the_summary_counts_each_node_as_ready_or_not(self, kit):
-        """The contract has no third number: a node that is Suspect, Draining or Drained is not ready."""
-        await ready(kit, "n1", "n2", "n3")
-        await kit.channel.call(AgentControl.DRAIN_NODE, pb.DrainNodeRequest(node_id="n1"))
-        await kit.wait_node("n1", "Drained")
-        kit.agents.kill("n2")
-        await kit.wait_node("n2", "Suspect")
-        summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
-        assert (summary.total_nodes, summary.ready_nodes, summary.not_ready_nodes) == (3, 1, 2)
-        assert summary.suspect_nodes == 1
-
     async def test_events_are_followed_without_a_gap(self, kit):
         await ready(kit, "n1")
         stream = kit.channel.stream(AgentControl.WATCH_EVENTS, pb.WatchEventsRequest())

@@ -47,3 +47,17 @@ async def test_a_node_or_group_that_nobody_knows_has_no_workloads(kit):
     """Foreign clients ask for nodes that have gone; only the command line knows that a name was mistyped."""
     request = pb.ListWorkloadsRequest(node_id="nope", group_id="nope")
     assert not (await kit.channel.call(AgentControl.LIST_WORKLOADS, request)).workloads
+
+
+async def test_the_summary_counts_each_node_as_ready_or_not(kit):
+    """The contract has no third number: a node that is Suspect, Draining or Drained is not ready."""
+    for name in ("n1", "n2", "n3"):
+        kit.node(name)
+        await kit.wait_node(name, "Ready")
+    await kit.channel.call(AgentControl.DRAIN_NODE, pb.DrainNodeRequest(node_id="n1"))
+    await kit.wait_node("n1", "Drained")
+    kit.agents.kill("n2")
+    await kit.wait_node("n2", "Suspect")
+    summary = await kit.channel.call(AgentControl.GET_CLUSTER_SUMMARY, pb.GetClusterSummaryRequest())
+    assert (summary.total_nodes, summary.ready_nodes, summary.not_ready_nodes) == (3, 1, 2)
+    assert summary.suspect_nodes == 1
