@@ -19,7 +19,7 @@ from shoal.agent.node.probes import parse_memory
 from shoal.agent.server import ENV_NAMES as AGENT_ENV
 from shoal.agent.server import AgentSettings
 from shoal.agent.settings import parse_pool
-from shoal.cli.commands.specs import parse_specs, read_specs
+from shoal.cli.commands.common.specs import parse_specs, read_specs
 from shoal.cli.connection.session import read_addresses
 from shoal.cli.local.children import read_json
 from shoal.control.api.parsing import read_members, read_workload
