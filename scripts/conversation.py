@@ -41,10 +41,12 @@ from shoal.wire.credentials import CA_FILE, CA_KEY_FILE, CredentialPaths, write_
 from shoal.wire.methods import (
     TERM_HEADER,
     AgentControl,
+    AgentExec,
     AgentService,
     Credentials,
     Enrollment,
     Secrets,
+    WorkloadExec,
     methods_of,
 )
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
@@ -62,7 +64,7 @@ GUEST_NODE = "guest"
 
 METHODS: Mapping[str, Method[Any, Any]] = {
     f"{method.service}.{method.name}": method
-    for service in (AgentControl, AgentService, Enrollment, Credentials, Secrets)
+    for service in (AgentControl, AgentService, Enrollment, Credentials, Secrets, WorkloadExec, AgentExec)
     for method in methods_of(service)
 }
 
@@ -376,7 +378,7 @@ class Place:
             return GrpcTransport(security=door).connect(ready["join"])
         files = CredentialPaths.within(self._credentials(by))
         transport = GrpcTransport(security=MutualTls(files.ca, files.cert, files.key))
-        if service == AgentService.NAME:
+        if service in (AgentService.NAME, AgentExec.NAME):
             address = self._children[REAL_NODE].ready["grpc"]
             return transport.connect(address, peer=Peer(Role.AGENT, REAL_NODE))
         return transport.connect(ready["grpc"], peer=CONTROL_PLANE)
@@ -387,6 +389,8 @@ class Place:
     async def _start(self, name: str, arguments: Sequence[str]) -> None:
         own = ("SHOAL_", "PERSYS_", "GRPC_PORT", "METRICS_PORT", "OTEL_")
         env = {key: value for key, value in os.environ.items() if not key.startswith(own)}
+        # Whatever engines the machine has: what is recorded is the same everywhere.
+        env["SHOAL_AGENT_RUNTIMES"] = "process"
         if self._program is not None:
             env["PYTHONPATH"] = str(self._program)
         files = CredentialPaths.within(self._credentials(name))
@@ -462,6 +466,11 @@ class _Stream:
         self._out.put_nowait(None)
         async for _message in self._answers:
             pass
+
+
+async def _only(request: Message) -> AsyncGenerator[Message, None]:
+    """A stream of requests with one in it."""
+    yield request
 
 
 def _asks_for(call: control.CallRequest) -> str:
@@ -544,7 +553,11 @@ class Player:
             if method.cardinality is Cardinality.UNARY:
                 answered.append(await channel.call(method, request, timeout=_PATIENCE))
             else:
-                pieces = channel.stream(method, request)
+                pieces = (
+                    channel.stream(method, request)
+                    if method.cardinality is Cardinality.SERVER_STREAM
+                    else channel.converse(method, _only(request))
+                )
                 async with contextlib.aclosing(pieces) as stream:  # type: ignore[type-var]
                     async for piece in stream:
                         answered.append(piece)

@@ -16,10 +16,19 @@ from google.protobuf.message import Message
 from scripts.conversation import CLUSTER, GUEST_KEY, GUEST_NODE, REAL_NODE, Step, full_name
 from shoal.model.identity import Identity, Role
 from shoal.model.nodes import Feature
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets
+from shoal.wire.methods import (
+    AgentControl,
+    AgentExec,
+    AgentService,
+    Credentials,
+    Enrollment,
+    Secrets,
+    WorkloadExec,
+)
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
+from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
 from shoal.wire.status import Code
@@ -193,6 +202,8 @@ def _agent() -> tuple[Step, ...]:
     )
     adopt = control.AdoptWorkloadRequest(node_id=REAL_NODE, workload_id="stray")
     none = agent.GetWorkloadStatusRequest(id="none-such")
+    command = execution.ExecRequest(start=execution.ExecStart(workload_id="web", command=["echo", "inside"]))
+    nowhere = execution.ExecRequest(start=execution.ExecStart(workload_id="none-such", command=["true"]))
     return (
         _call(AgentService.APPLY_WORKLOAD, stray, by="control"),
         _call(AgentService.APPLY_WORKLOAD, stray, ends="PERMISSION_DENIED"),
@@ -203,6 +214,10 @@ def _agent() -> tuple[Step, ...]:
         _call(AgentService.LIST_ACTIONS, agent.ListActionsRequest(workload_id="web", limit=2)),
         _call(AgentService.HEALTH_CHECK, agent.HealthCheckRequest()),
         _call(AgentService.READ_LOGS, agent.ReadLogsRequest(workload_id="chatty", tail_lines=2)),
+        _call(WorkloadExec.EXEC, command),
+        _call(WorkloadExec.EXEC, nowhere, ends="NOT_FOUND"),
+        _call(AgentExec.EXEC, command, by="control"),
+        _call(AgentExec.EXEC, command, ends="PERMISSION_DENIED"),
         _call(AgentService.GET_WORKLOAD_SPEC, agent.GetWorkloadSpecRequest(id="stray"), by="control"),
         _call(AgentControl.ADOPT_WORKLOAD, adopt),
         _call(AgentControl.ADOPT_WORKLOAD, adopt, ends="FAILED_PRECONDITION"),

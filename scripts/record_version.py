@@ -331,6 +331,7 @@ class SmallFleet:
                 cluster_id="golden",
                 host_id="host-of-real",
                 stop_workloads_on_exit=True,
+                runtimes=("process",),
             ),
             transport=transport,
         )
@@ -338,7 +339,8 @@ class SmallFleet:
         hollow = HollowFleet(transport, plane.address)
         await hollow.start()
         kinds = ("process", "container", "compose", "vm")
-        hollow.add(HollowNode("hollow", workload_types=kinds, labels={"kind": "hollow", "zone": "a"}, slots=8))
+        labels = {"kind": "hollow", "zone": "a"}
+        hollow.add(HollowNode("hollow", workload_types=kinds, labels=labels, slots=8, storage_pools={"fast": 100}))
         hollow.add(HollowNode("lost", labels={"kind": "hollow", "zone": "b"}, host_id="elsewhere"))
         try:
             async with Client([plane.address], transport) as client:

@@ -29,13 +29,26 @@ from shoal.runtimes.keeper.records import RunRecord
 
 _CHUNK = 32 * 1024
 _START_SECONDS = 20.0
+_ENVIRON_TRIES = 100
+_ENVIRON_PAUSE = 0.01
+
+
+async def _read_environ(record: RunRecord) -> tuple[bytes, ...]:
+    """The environment of a run's process. Raises `PreconditionError` when there is no process."""
+    for _ in range(_ENVIRON_TRIES):
+        environ = await asyncio.to_thread(procfs.read_environ, record.pid)
+        if not procfs.is_running(record.pid, record.start_time):
+            break
+        if environ:
+            return environ
+        # A process that is just being replaced by another program (execve) shows none for a moment.
+        await asyncio.sleep(_ENVIRON_PAUSE)
+    raise PreconditionError(f"run {record.run_id!r} has no process to run a command beside")
 
 
 async def start_command(record: RunRecord, wanted: ExecCommand) -> ExecSession:
     """Run a command with the user, directory, environment and limits of a run. Raises what `SupportsExec` says."""
-    environ = await asyncio.to_thread(procfs.read_environ, record.pid)
-    if not environ or not procfs.is_running(record.pid, record.start_time):
-        raise PreconditionError(f"run {record.run_id!r} has no process to run a command beside")
+    environ = await _read_environ(record)
     pairs = (os.fsdecode(each).partition("=") for each in environ)
     env = {name: value for name, _, value in pairs if name}
     if wanted.terminal:

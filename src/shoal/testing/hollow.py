@@ -57,6 +57,8 @@ class HollowNode:
     workload_types: tuple[str, ...] = ("process", "container")
     cluster_id: str = ""
     host_id: str = ""
+    #: Its storage pools, with their sizes in GB.
+    storage_pools: dict[str, int] = field(default_factory=dict)
     #: Raise this on the next applies, by workload id ("*" for any).
     refuse: dict[str, ShoalError] = field(default_factory=dict)
     #: Seconds before each command is answered.
@@ -240,6 +242,10 @@ class HollowFleet:
                 cpu_total_millicores=node.cpu_millicores,
                 memory_total_mb=node.memory_mb,
                 supported_workload_types=node.workload_types,
+                storage_pools=[
+                    control.StoragePool(name=name, type="local", total_gb=size)
+                    for name, size in node.storage_pools.items()
+                ],
             ),
             labels=node.labels,
             agent_version="hollow",

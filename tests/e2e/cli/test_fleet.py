@@ -101,7 +101,7 @@ async def test_a_fleet_in_parts(tmp_path):
             "ticker", lambda view: is_running(view) and view.assigned_node_id != owner, timeout=PATIENCE
         )
         assert view.run.pid != pid
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == [], [psutil.Process(pid).cmdline() for pid in processes_of(tmp_path)]
 
 
 async def test_an_agent_from_elsewhere_joins_with_a_token(tmp_path):
@@ -227,7 +227,7 @@ async def test_a_child_that_dies_is_noticed(tmp_path):
         ended = await asyncio.wait_for(fleet.wait_exit(), PATIENCE)
         assert (ended.name, ended.code) == ("node-1", -signal.SIGKILL)
         assert "ready" in ended.tail
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == [], [psutil.Process(pid).cmdline() for pid in processes_of(tmp_path)]
 
 
 async def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path):
@@ -235,7 +235,7 @@ async def test_a_child_that_cannot_start_is_told_with_its_last_words(tmp_path):
         async with small(tmp_path, control_args=("--strategy", "chaos")):
             pass
     assert str(tmp_path / "control" / "log") in caught.value.hint
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == [], [psutil.Process(pid).cmdline() for pid in processes_of(tmp_path)]
 
 
 async def test_a_stopped_fleet_without_stopping_workloads_leaves_nothing_either(tmp_path):
@@ -245,7 +245,7 @@ async def test_a_stopped_fleet_without_stopping_workloads_leaves_nothing_either(
         await fleet.stop_agent("node-1")
         assert is_alive(view.run.pid)
     assert not is_alive(view.run.pid)
-    assert processes_of(tmp_path) == []
+    assert processes_of(tmp_path) == [], [psutil.Process(pid).cmdline() for pid in processes_of(tmp_path)]
 
 
 async def test_the_folder_of_another_fleet_is_left_alone(tmp_path):

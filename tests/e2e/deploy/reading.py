@@ -39,6 +39,16 @@ def parse_command_line(arguments: Sequence[str]) -> dict[str, Any]:
     return parsed
 
 
+def is_a_name(arguments: Sequence[str]) -> bool:
+    """Whether it is only the name of a command, such as `workload stop`, and not a line to type."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        command = getattr(command, "commands", {}).get(word)
+        if command is None:
+            return False
+    return True
+
+
 def load_yaml(path: Path) -> list[dict[str, Any]]:
     """Every document of a file."""
     return [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.deploy.reading import ROOT, parse_command_line, shell_lines
+from tests.e2e.deploy.reading import ROOT, is_a_name, parse_command_line, shell_lines
 from tests.e2e.pages.blocks import CONSOLE, SCRIPT, blocks, commands
 
 pytestmark = pytest.mark.e2e
@@ -28,8 +28,9 @@ def command_lines(page: Path) -> Iterator[list[str]]:
         elif block.language == SCRIPT:
             yield from shell_lines(block.text)
     for line in INLINE.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
-        if line.rstrip().count(" ") > 1:  # one word is a name, such as `shoal up`, and not a line to type
-            yield shlex.split(line)[1:]
+        words = shlex.split(line)[1:]
+        if not is_a_name(words):
+            yield words
 
 
 def without_the_shell(words: list[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
 import termios
@@ -21,9 +20,16 @@ _CHUNK = 32 * 1024
 
 
 def current_size() -> WindowSize:
-    """The size of this terminal; a usual one where there is none."""
-    columns, rows = shutil.get_terminal_size((80, 24))
-    return WindowSize(rows=max(1, rows), columns=max(1, columns))
+    """The size of this terminal; a usual one where there is none.
+
+    The terminal is asked, not COLUMNS and LINES: a shell may have exported them before the window got its size.
+    """
+    for stream in (sys.__stdin__, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            columns, rows = os.get_terminal_size(stream.fileno())  # type: ignore[union-attr]
+            if columns and rows:
+                return WindowSize(rows=rows, columns=columns)
+    return WindowSize(rows=24, columns=80)
 
 
 async def standard_input() -> AsyncIterator[bytes]:

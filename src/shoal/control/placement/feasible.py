@@ -180,7 +180,9 @@ def resources(node: NodeFacts, demand: Demand) -> Rejection | None:
 
 
 def _pools(node: NodeFacts, request: Resources) -> Rejection | None:
-    """Every storage pool that disks and volumes name is there, and has room."""
+    """Every storage pool that disks and volumes name is there, and has room. A foreign agent does not go by names."""
+    if not node.spec.features:
+        return None
     sizes = {pool.name: pool.total_gb for pool in node.spec.storage_pools}
     for share in request.pools:
         if share.name not in sizes:

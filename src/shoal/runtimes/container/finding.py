@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 _USUAL_SOCKETS = ("/var/run/docker.sock", "/run/podman/podman.sock")
 _SERVICE_START_SECONDS = 20.0
 _SERVICE_STOP_SECONDS = 5.0
-#: The service of an agent that was killed ends after so many seconds without a connection. A runtime keeps one open.
+#: The service of an agent that was killed ends after so many seconds without a connection, where it does not end with
+#: its agent. A runtime keeps one connection open.
 _SERVICE_IDLE_SECONDS = 30
 #: The kernel takes no longer path for a unix socket.
 _MAX_SOCKET_PATH = 100
@@ -119,6 +120,7 @@ class PodmanService:
         runtime = ("--runtime", "runc") if _needs_runc() else ()
         with self._log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
+                *_ends_with_this_process(),
                 "podman",
                 *runtime,
                 *self._arguments,
@@ -130,6 +132,12 @@ class PodmanService:
                 cwd=self._socket.parent,
                 start_new_session=True,
             )
+
+
+def _ends_with_this_process() -> tuple[str, ...]:
+    """A command that runs another one and has it asked to end when this process is killed; empty where there is none."""
+    found = shutil.which("setpriv")
+    return (found, "--pdeathsig", "TERM", "--") if found is not None else ()
 
 
 def _needs_runc() -> bool:

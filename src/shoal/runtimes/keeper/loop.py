@@ -103,6 +103,7 @@ class Loop:
                 self._guarded(read)
             if events & selectors.EVENT_WRITE and write is not None and self._is_current(key):
                 self._guarded(write)
+        self._note_lateness()
         now = self.now()
         while self._timers and self._timers[0][0] <= now:
             timer = heapq.heappop(self._timers)[2]

@@ -104,8 +104,10 @@ class VmRuntime(KeptRuns):
     def conditions(self) -> Mapping[ConditionType, str]:
         """What was wrong with the keeper and with the disks of guests when they were last looked at."""
         conditions = dict(super().conditions())
-        if self._paused:
-            words = ", ".join(sorted(set(self._paused.values()))[:10])
+        running = {run_id for run_id, run in self._own_runs.items() if run.exit is None}
+        paused = {name for run_id, name in self._paused.items() if run_id in running}
+        if paused:
+            words = ", ".join(sorted(paused)[:10])
             conditions[ConditionType.DISK_PRESSURE] = f"guests are paused, their disk cannot be written: {words}"
         return conditions
 

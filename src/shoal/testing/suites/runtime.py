@@ -326,8 +326,9 @@ class RuntimeSuite:
     async def test_a_run_that_uses_too_much_memory_is_killed_and_said_so(self, runtime: Runtime) -> None:
         if self.limits_memory is not True:
             pytest.skip(str(self.limits_memory) or "this backend does not limit memory here")
-        # tail keeps the last line, which never ends.
-        script = "tail -n 1 /dev/zero; exit 1"
+        # tail keeps the last line, which never ends. Not at once: where the engine reports no such kills, the group of
+        # the run is watched from a moment after its start.
+        script = "sleep 1; tail -n 1 /dev/zero; exit 1"
         await runtime.start(self.make_request(script, limits=Resources(memory_mb=24)))
         ended = await wait_ended(runtime, "web-1")
         assert ended.exit is not None

@@ -174,6 +174,8 @@ def test_disks_and_volumes_reserve_space_in_storage_pools() -> None:
     assert check(used, asked) == "storage_pool: need 5 have 0 GB of storage pool 'slow'"
     again = used.without_tenant(WorkloadId("other"), request=spec.request)
     assert check(again, asked) is None
+    # A foreign agent reports one pool and does not go by names.
+    assert check(node(workload_types=types, storage_pools=pools[:1], features=frozenset()), asked) is None
 
 
 def test_an_agent_of_ours_that_names_no_types_runs_nothing_now() -> None:
