@@ -32,6 +32,10 @@ settings.register_profile("long", settings.get_profile("shoal"), derandomize=Fal
 settings.load_profile("shoal")
 
 
+#: Folders whose tests run real processes and services, whose pace this machine decides.
+REAL_THINGS = frozenset({"e2e", "integration", "peers"})
+
+
 def pytest_sessionstart() -> None:
     """Start alike everywhere: without an event loop, and with Ctrl-C."""
     # Else the first plug-in that asks for a loop makes one and forgets it.
@@ -41,6 +45,15 @@ def pytest_sessionstart() -> None:
     # A shell without job control starts background jobs with SIGINT ignored. Programs inherit that, and tests send it.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In CI a test of real processes and services gets a second try; the end of the run lists each that needed it."""
+    if os.environ.get("CI") != "true" or not config.pluginmanager.hasplugin("rerunfailures"):
+        return
+    for item in items:
+        if REAL_THINGS & set(item.path.relative_to(config.rootpath).parts):
+            item.add_marker(pytest.mark.flaky(reruns=1))
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

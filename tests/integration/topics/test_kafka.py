@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -205,6 +206,10 @@ def test_partitions_that_were_added_are_used(kafka_broker: KafkaBroker, name: st
         writer.append(name, records([b"0"]))
         admin = AdminClient({"bootstrap.servers": kafka_broker.address})
         admin.create_partitions([NewPartitions(name, 3)])[name].result()
+        deadline = time.monotonic() + 60.0
+        while len(topics.describe(name).topic_partitions()) < 3:  # the broker tells of them a moment later
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         clock.seconds = 61.0
         for step in range(3):
             writer.append(name, records([b"%d" % step]))

@@ -135,7 +135,7 @@ class PodmanService:
 
 
 def _ends_with_this_process() -> tuple[str, ...]:
-    """A command that runs another one and has it asked to end when this process is killed; empty where there is none."""
+    """A command that runs another one, and asks it to end when this process is killed. Empty where there is none."""
     found = shutil.which("setpriv")
     return (found, "--pdeathsig", "TERM", "--") if found is not None else ()
 
