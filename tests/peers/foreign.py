@@ -48,6 +48,7 @@ class Caller:
         self._channel = (
             grpc.aio.insecure_channel(address) if credentials is None else grpc.aio.secure_channel(address, credentials)
         )
+        self.address = address
         self._contract = contract
         #: Whether a call waits until the server can be reached, instead of failing at once.
         self.rides_out_restarts = False

@@ -1,57 +1,25 @@
 """An agent process of ours with a scheduler that knows only the published contract.
 
-Its commands contain nothing of ours but the spec: this agent runs processes and no containers yet, and the published
-contract has no type for a process.
+Its commands contain nothing of ours but the spec: the published contract has no type for a process, which needs no
+engine. `test_foreign_scheduler_kinds` has the published types.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
-import os
-import signal
-import sys
-from contextlib import suppress
-
 import grpc
 import pytest
 
-from shoal.runtimes.process import find_run_pids, read_keeper_pid
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
+from tests.peers.agents import delete, expect_not_found, scheduled_agent, wait_state
 from tests.peers.contract import agent
-from tests.peers.foreign import ForeignScheduler, until
 
 pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
 async def scheduler(tmp_path):
-    """A foreign scheduler, connected to an agent process that no control plane of ours knows."""
-    ready, data = tmp_path / "ready.json", tmp_path / "data"
-    with (tmp_path / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shoal", "agent", "--insecure", "--standalone", "--node-id", "n1"),
-            *("--data-dir", str(data), "--grpc-port", "0", "--cpu", "2", "--memory", "1024MB"),
-            *("--ready-file", str(ready)),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=log,
-        )
-    made = None
-    try:
-        await until(lambda: process.returncode is not None or ready.exists(), "the agent")
-        assert ready.exists(), (tmp_path / "log").read_text()
-        made = ForeignScheduler(json.loads(ready.read_text())["grpc"])
+    async with scheduled_agent(tmp_path) as made:
         yield made
-    finally:
-        if made is not None:
-            await made.close()
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-        keeper = read_keeper_pid(data)
-        for pid in (*([keeper] if keeper is not None else []), *find_run_pids(data)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 async def apply(scheduler, revision="r1", *, seconds="600", desired=agent.DESIRED_STATE_RUNNING):
@@ -59,22 +27,6 @@ async def apply(scheduler, revision="r1", *, seconds="600", desired=agent.DESIRE
     request.desired_state = desired
     request.spec.process.command.extend(("sleep", seconds))
     return await scheduler.send("ApplyWorkload", request.SerializeToString())
-
-
-async def expect_not_found(scheduler, workload_id="web"):
-    """A scheduler asks for the status first, and applies only when the words are these."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await scheduler.call("GetWorkloadStatus", id=workload_id)
-    assert "not found" in caught.value.details()
-    assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-
-async def wait_state(scheduler, state, revision="r1"):
-    async def reached():
-        status = (await scheduler.call("GetWorkloadStatus", id="web")).status
-        return status if (status.actual_state, status.revision_id) == (state, revision) else None
-
-    return await until(reached, f"state {state} of {revision}")
 
 
 async def actions(scheduler, **query):
@@ -102,13 +54,7 @@ async def test_a_whole_life_without_generations(scheduler):
     assert stopped.applied
     await wait_state(scheduler, agent.ACTUAL_STATE_STOPPED, "r2")
     assert [each.id for each in (await scheduler.call("ListWorkloads")).workloads] == ["web"]
-    assert (await scheduler.call("DeleteWorkload", id="web")).success
-
-    async def deleted():
-        return await actions(scheduler, action_type="delete_workload") == [("delete_workload", "completed")]
-
-    await until(deleted, "the action completed")
-    await expect_not_found(scheduler)
+    await delete(scheduler)
     assert {kind for kind, _status in await actions(scheduler)} == {"apply_workload", "delete_workload"}
     assert await actions(scheduler, limit=1) == [("delete_workload", "completed")]
     assert (await scheduler.call("DeleteWorkload", id="web")).success, "a scheduler may delete twice"

@@ -206,11 +206,18 @@ def run_status_to_agent(status: RunStatus, type: WorkloadType, desired: DesiredS
             message=status.message,
             created_at=seconds_of(status.started_at),
             updated_at=seconds_of(status.last_transition),
-            metadata={"failure_reason": status.failure.value} if failed else None,
+            metadata=_foreign_words(status.failure),
             usage=usage_to_agent(status.usage, status.workload_id, type),
             run=run_detail_to_proto(status),
             failure_reason=status.failure.value if failed else "",
         )
+
+
+def _foreign_words(failure: FailureReason) -> dict[str, str]:
+    """A failure where foreign schedulers look for it. They do not try again what is marked as terminal."""
+    if failure is FailureReason.NONE:
+        return {}
+    return {"failure_reason": failure.value} | ({"retry_terminal": "true"} if failure in PERMANENT_FAILURES else {})
 
 
 def run_status_from_agent(pb: agent.WorkloadStatus, *, at: str = "") -> RunStatus:
