@@ -220,12 +220,6 @@ class EngineApi:
         created = await self._call("POST", f"/containers/{container}/exec", body=body)
         return str(created["Id"])
 
-    async def run_exec(self, exec_id: str) -> AsyncIterator[tuple[str, bytes]]:
-        """Start a prepared command without input and yield what it prints."""
-        async with self._stream("POST", f"/exec/{exec_id}/start", body={"Detach": False, "Tty": False}) as pieces:
-            async for frame in split_frames(pieces):
-                yield frame
-
     async def start_exec(self, exec_id: str, *, tty: bool) -> TakenConnection:
         """Start a prepared command and take over its connection."""
         headers = {"Connection": "Upgrade", "Upgrade": "tcp"}

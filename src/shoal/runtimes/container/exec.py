@@ -63,6 +63,7 @@ class EngineSession:
         self._container_id = container_id
         self._wanted = wanted
         self._clock = clock
+        self._ended = False
 
     async def output(self) -> AsyncIterator[tuple[str, bytes]]:
         """What it prints, to its end."""
@@ -108,6 +109,7 @@ class EngineSession:
                 await self.close()
                 return ExecEnd(signal=signal.SIGKILL)
             await self._clock.sleep(_POLL_SECONDS)
+        self._ended = True
         if _SIGNAL_BASE < code <= _SIGNAL_BASE + _HIGHEST_SIGNAL:
             return ExecEnd(signal=code - _SIGNAL_BASE)
         return ExecEnd(code=code)
@@ -115,6 +117,8 @@ class EngineSession:
     async def close(self) -> None:
         """Let go of the connection, and kill the command if it has not ended."""
         await self._connection.close()
+        if self._ended:
+            return
         with contextlib.suppress(ShoalError):
             pid = await self._api.exec_pid(self._exec_id)
             if pid:

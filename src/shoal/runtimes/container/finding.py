@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.core.clock import Clock
+from shoal.core.disk.durable import replace_file
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.podman_settings import service_settings
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +120,11 @@ class PodmanService:
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()
         runtime = ("--runtime", "runc") if _needs_runc() else ()
+        environ = dict(os.environ)
+        if settings := await asyncio.to_thread(service_settings, environ):
+            path = self._socket.with_name("containers.conf")
+            await asyncio.to_thread(replace_file, path, settings.encode())
+            environ["CONTAINERS_CONF"] = str(path)
         with self._log.open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *_ends_with_this_process(),
@@ -130,6 +137,7 @@ class PodmanService:
                 stderr=output,
                 # The monitors of containers write small files into the directory that they are started in.
                 cwd=self._socket.parent,
+                env=environ,
                 start_new_session=True,
             )
 

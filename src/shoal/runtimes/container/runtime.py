@@ -31,7 +31,7 @@ from shoal.core.errors import (
 )
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import Signal, TaskScope
-from shoal.model.execs import ExecCommand
+from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, FailureReason, FileSpec, Usage, WorkloadType
 from shoal.runtimes import log_files
@@ -229,15 +229,19 @@ class ContainerRuntime:
         run = self._records.runs.get(run_id)
         if run is None or run.end is not None:
             return False
-        api = self._connection.engine()
+        session = None
         try:
             async with asyncio.timeout(timeout):
-                exec_id = await api.create_exec(run.container_id, command, tty=False, stdin=False)
-                async for _ in api.run_exec(exec_id):
+                wanted = ExecCommand(command)
+                session = await start_command(self._connection.engine(), run.container_id, wanted, self._clock)
+                async for _ in session.output():
                     pass
-                return await api.exec_exit_code(exec_id) == 0
-        except (TimeoutError, EngineError):
+                return await session.wait() == ExecEnd(code=0)
+        except (TimeoutError, EngineError, RunError):
             return False
+        finally:
+            if session is not None:
+                await session.close()
 
     async def exec(self, run_id: RunId, command: ExecCommand) -> ExecSession:
         """Run a command inside the container of a run."""
