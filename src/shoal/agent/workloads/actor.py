@@ -155,6 +155,7 @@ class WorkloadActor:
         self._watcher: asyncio.Task[Any] | None = None
         self._liveness: asyncio.Task[Any] | None = None
         self._preparing: asyncio.Task[Any] | None = None
+        self._writing_files = asyncio.Lock()
         self._error = ""
         self._warning = ""
 
@@ -501,27 +502,28 @@ class WorkloadActor:
         self.post(Forgotten())
 
     def replace_files(self) -> None:
-        """The value of a secret has changed: files that hold it are written again, if the run goes on."""
-        spec, runtime = self.state.spec, self._runtime
-        if spec is None or not any(file.secret for file in spec.body.files) or not self.state.is_current:
-            return
-        if self.state.stage in RUNNING_STAGES and isinstance(runtime, SupportsFiles):
-            work = self._replace_files(runtime, self.state.progress.run_id, self.state, spec)
+        """The value of a secret may have changed: files that hold it are written again, if the run goes on."""
+        spec = self.state.spec
+        if self.state.stage in RUNNING_STAGES and spec is not None and any(file.secret for file in spec.body.files):
+            work = self._replace_files(self.state.progress.run_id)
             self._around.scope.start(work, name=f"files {self.workload_id}")
 
-    async def _replace_files(
-        self, runtime: SupportsFiles, run_id: RunId, decided: WorkloadState, spec: AgentSpec
-    ) -> None:
+    async def _replace_files(self, run_id: RunId) -> None:
         failures = 0
-        while self.state.progress.run_id == run_id and self.state.stage in RUNNING_STAGES:
-            try:
-                await runtime.replace_files(run_id, self._request(run_id, decided, spec, {}).files)
-            except (ShoalError, OSError) as error:
-                failures += 1
-                log.warning("workload %s: its files could not be replaced yet: %s", self.workload_id, error)
-                await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
-            else:
+        while (state := self.state).progress.run_id == run_id and state.stage in RUNNING_STAGES:
+            runtime = self._runtime
+            if state.spec is None or not state.is_current or not isinstance(runtime, SupportsFiles):
                 return
+            try:
+                # A start or an update that is not done may still write the values from before.
+                if state.stage not in (Stage.STARTING, Stage.UPDATING):
+                    async with self._writing_files:
+                        await runtime.replace_files(run_id, self._request(run_id, state, state.spec, {}).files)
+                    return
+            except (ShoalError, OSError) as error:
+                log.warning("workload %s: its files could not be replaced yet: %s", self.workload_id, error)
+            failures += 1
+            await self._around.clock.sleep(PATIENCE.delay(failures, self._around.entropy))
 
     async def _forget_run(self, run_id: RunId) -> None:
         """Tell the runtime that the end of a run is stored. If that fails, it is told after the next restart."""

@@ -231,6 +231,8 @@ class Executor:
         actor = WorkloadActor(self._surroundings, first, actions=await self._keep_newest(actions))
         self.roster.actors[intent.workload_id] = actor
         actor.begin(tuple(info for info in runs if info is not current))
+        # Values are stored before files: an agent that ended in between has not written them.
+        actor.replace_files()
 
     async def _keep_newest(self, actions: list[Action]) -> list[Action]:
         """The open entries of the log that still count; the others end."""

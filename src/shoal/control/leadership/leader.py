@@ -260,7 +260,7 @@ class Leadership:
         self.scope.start(self.reports.run(), name="reports")
         self.scope.start(self.lease_watch.run(), name="leases")
         self.scope.start(self.drains.run(), name="drains")
-        self.queue.enqueue_all(self.fleet.workloads)
+        self.dispatch.look_at_all()
 
     async def refresh(self) -> None:
         """Read the store if it has changed. A leader does not: its memory is newer than what it would read.

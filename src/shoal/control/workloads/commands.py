@@ -51,7 +51,7 @@ class CommandLog:
             self._commands[workload_id] = command
 
     def begin(self, record: WorkloadRecord, kind: CommandKind) -> Command:
-        """A command is about to be sent. Failures count on while it is the same one."""
+        """A command is about to be sent, with the present values of secrets. Failures count on while it is the same."""
         assert record.node_id is not None  # noqa: S101 the reconciler sends only what is placed
         known = self._commands.get(record.workload_id)
         same = known is not None and known.is_same(kind, record.node_id, record.generation)
@@ -64,15 +64,16 @@ class CommandLog:
             failures=known.failures if same and known else 0,
             stale_secret=known.stale_secret if same and known else False,
         )
-        self._commands[record.workload_id] = command
+        self._commands[record.workload_id] = dataclasses.replace(command, stale_secret=False)
         return command
 
     def applied(self, workload_id: WorkloadId, command: Command) -> None:
         """An agent took it. Should it drop it again at once, the command is not repeated in a tight circle."""
-        not_before = self._clock.monotonic() + SAME_COMMAND_SECONDS
+        stale = self._became_stale(workload_id)
+        not_before = 0.0 if stale else self._clock.monotonic() + SAME_COMMAND_SECONDS
         self.put(
             workload_id,
-            dataclasses.replace(command, accepted=True, failures=0, not_before=not_before, stale_secret=False),
+            dataclasses.replace(command, accepted=True, failures=0, not_before=not_before, stale_secret=stale),
         )
         self._refusals.pop(workload_id, None)
         self._clear_error(workload_id)
@@ -91,7 +92,9 @@ class CommandLog:
             self.without_secret.add(workload_id)
         failures = command.failures + 1
         not_before = self._clock.monotonic() + COMMAND_BACKOFF.delay(failures, self._entropy)
-        self.put(workload_id, dataclasses.replace(command, failures=failures, not_before=not_before))
+        stale = command.stale_secret or self._became_stale(workload_id)
+        again = dataclasses.replace(command, failures=failures, not_before=not_before, stale_secret=stale)
+        self.put(workload_id, again)
 
     def listed(self, workload_ids: Iterable[WorkloadId]) -> None:
         """A foreign agent's heartbeat lists these: a delete that it accepted is not done."""
@@ -141,6 +144,11 @@ class CommandLog:
         known = self._commands.get(record.workload_id, default)
         if known.is_same(CommandKind.APPLY, record.node_id, record.generation):
             self._commands[record.workload_id] = dataclasses.replace(known, stale_secret=True, not_before=0.0)
+
+    def _became_stale(self, workload_id: WorkloadId) -> bool:
+        """Whether a secret got a new value while the last command was on its way."""
+        command = self._commands.get(workload_id)
+        return command is not None and command.stale_secret
 
     def hurry(self, workload_id: WorkloadId) -> None:
         """What stood in the way of a command is gone: no backoff."""

@@ -135,9 +135,16 @@ class Dispatch:
                 self._commands.hurry(record.workload_id)
                 self._queue.enqueue(record.workload_id)
 
+    def look_at_all(self) -> None:
+        """Look at every workload. Which secrets an agent has is not stored, so files get the newest values again."""
+        for record in self._fleet.workloads.values():
+            if any(file.secret for file in record.spec.body.files):
+                self._commands.renew_secret(record)
+        self._queue.enqueue_all(self._fleet.workloads)
+
     def _reloaded(self) -> None:
         """Anything may have changed."""
-        self._queue.enqueue_all(self._fleet.workloads)
+        self.look_at_all()
         self._pending.capacity_changed()
 
     # -----------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from shoal.core.errors import InvalidError
+from shoal.core.errors import InvalidError, UnavailableError
 from shoal.model.workloads import FailureReason, ProcessSpec
 from shoal.runtimes.base import RunError
+from shoal.testing.runtimes import FakeScript
 from shoal.wire.methods import NODE_HEADER, AgentService
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from tests.unit.agent.scene import scene
@@ -117,6 +118,40 @@ async def test_files_of_a_run_are_replaced_when_their_secret_changes(tmp_path):
         assert it.machine.files[run.run_id] == ((file, b"newer"),)
         assert it.machine.alive("w") == [run]
         assert b"newer" not in on_disk(it)
+
+
+async def test_files_are_replaced_after_a_restart_that_came_before_they_were(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        await apply(it, agent, file="etc/key")
+        await asyncio.sleep(1)
+        (run,) = it.machine.alive("w")
+        it.machine.outage = UnavailableError("the disk hangs")
+        await apply(it, agent, file="etc/key", secrets={"db": b"newer"})
+        await asyncio.sleep(1)
+        assert run.run_id not in it.machine.files
+        await agent.stop()
+        it.machine.outage = None
+        await it.start()
+        await asyncio.sleep(1)
+        ((_, content),) = it.machine.files[run.run_id]
+        assert content == b"newer"
+        assert it.machine.alive("w") == [run]
+
+
+async def test_a_secret_that_changes_during_the_start_is_in_the_files_after_it(tmp_path):
+    async with scene(tmp_path) as it:
+        agent = await it.start()
+        it.machine.script = FakeScript(start_takes=5.0)
+        await apply(it, agent, file="etc/key")
+        await asyncio.sleep(1)
+        await apply(it, agent, file="etc/key", secrets={"db": b"newer"})
+        await asyncio.sleep(2)
+        assert not it.machine.files
+        await asyncio.sleep(30)
+        (run,) = it.machine.alive("w")
+        ((_, content),) = it.machine.files[run.run_id]
+        assert content == b"newer"
 
 
 async def test_what_is_not_named_any_more_is_dropped_and_so_is_what_is_gone(tmp_path):

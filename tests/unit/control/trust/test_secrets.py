@@ -9,7 +9,14 @@ import pytest
 
 from shoal.control.trust import secrets
 from shoal.control.trust.secrets import ClusterSecrets
-from shoal.core.errors import ExhaustedError, InternalError, InvalidError, NotFoundError, PreconditionError
+from shoal.core.errors import (
+    ExhaustedError,
+    InternalError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    UnavailableError,
+)
 from shoal.testing.control import ControlKit
 from shoal.wire.methods import AgentControl, Secrets
 from shoal.wire.pb.persys.control.v1 import control_pb2
@@ -94,20 +101,48 @@ async def test_a_new_value_is_for_the_next_order(kit):
     assert dict(node.runs["web"].request.secrets) == {"db-password": b"another"}
 
 
-async def test_a_new_value_is_sent_at_once_where_a_file_holds_it(kit):
-    node = kit.node("n1")
+async def run_with_file(kit):
+    """Run a workload with a file that holds the secret."""
     await set_secret(kit)
     spec = control_pb2.WorkloadSpec(type="process")
     spec.process.command.extend(["sleep", "60"])
     spec.process.files.add(path="key", secret="db-password")
     await kit.channel.call(AgentControl.APPLY_WORKLOAD, control_pb2.ApplyWorkloadRequest(workload_id="web", spec=spec))
     await kit.wait_status("web", "Running")
+
+
+async def test_a_new_value_is_sent_at_once_where_a_file_holds_it(kit):
+    node = kit.node("n1")
+    await run_with_file(kit)
     before = (await view_of(kit)).generation
     await set_secret(kit, value=b"another")
     await asyncio.sleep(5)
     assert dict(node.runs["web"].request.secrets) == {"db-password": b"another"}
     view = await view_of(kit)
     assert (view.generation, view.status) == (before, "Running")
+
+
+async def test_a_new_value_reaches_a_file_although_the_control_plane_restarts_before_it_is_sent(kit):
+    node = kit.node("n1")
+    await run_with_file(kit)
+    address = (await kit.node_view("n1")).grpc_endpoint
+    kit.network.fail(address, UnavailableError("on its way"))
+    await set_secret(kit, value=b"another")
+    await asyncio.sleep(1)
+    await kit.stop_control()
+    kit.network.fail(address, None)
+    await kit.start_control()
+    await kit.wait(lambda: dict(node.runs["web"].request.secrets) == {"db-password": b"another"})
+
+
+async def test_a_value_that_changes_while_another_is_on_its_way_is_sent_too(kit):
+    node = kit.node("n1")
+    await run_with_file(kit)
+    kit.network.delay((await kit.node_view("n1")).grpc_endpoint, 2.0)
+    await set_secret(kit, value=b"another")
+    await asyncio.sleep(1)
+    await set_secret(kit, value=b"the last")
+    await kit.wait(lambda: dict(node.runs["web"].request.secrets) == {"db-password": b"the last"})
 
 
 async def test_a_command_to_stop_carries_nothing(kit):
