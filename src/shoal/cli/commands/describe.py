@@ -1,4 +1,4 @@
-"""`shoal describe`: one workload whole: spec, place and reason, probes, last events, last output."""
+"""`shoal describe`: one workload whole: parts, spec, place and reason, probes, last events, last output."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 from shoal.cli import output
 from shoal.cli.commands import events, workloads
 from shoal.cli.commands.common import preview
+from shoal.cli.commands.common.parts import show_parts
 from shoal.cli.commands.common.specs import document_of
 from shoal.cli.connection import session
 from shoal.cli.connection.options import START, WorkloadName, client_command
@@ -41,12 +42,13 @@ async def describe(
     lines: Annotated[int, typer.Option("--lines", min=0, max=1000, metavar="N", help="Lines of output to show")] = 10,
     count: Annotated[int, typer.Option("--events", min=0, max=1000, metavar="N", help="Events to show")] = 10,
 ) -> None:
-    """Show one workload whole: state, node and why, probes, spec, last events and last output."""
+    """Show one workload whole: state, parts, node and why, probes, spec, last events and last output."""
     view = await control.get_workload(workload)
     now = session.clock().wall()
     page = await control.list_events(limit=max(1, count), subject_kind="workload", subject_id=workload, newest=True)
     happened = page.events[-count:] if count else ()
     workloads.show_facts(view, now)
+    show_parts(view)
     await _show_placement(control, view, page.events, now)
     _show_probes(view)
     if view.spec is not None:

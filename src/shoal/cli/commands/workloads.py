@@ -12,6 +12,7 @@ import typer
 from shoal.cli import output
 from shoal.cli.commands.common import acting, selecting, waiting
 from shoal.cli.commands.common.listing import Listing, show
+from shoal.cli.commands.common.parts import show_parts
 from shoal.cli.commands.common.specs import document_of
 from shoal.cli.commands.common.waiting import Goal
 from shoal.cli.commands.delete import delete
@@ -135,6 +136,7 @@ async def get_workload(
         output.yaml_documents([write_document(document_of(view))])
         return
     show_facts(view, session.clock().wall())
+    show_parts(view)
     if view.rejections:
         output.data("\nrejected by")
         output.facts([(f"  {each.node_id}", each.message) for each in view.rejections])
@@ -168,7 +170,6 @@ def show_facts(view: WorkloadView, now: datetime) -> None:
             ("ports", ", ".join(f"{name} {port}" for name, port in sorted(run.ports.items())) if run else ""),
             ("restarts", str(run.restarts) if run and run.restarts else ""),
             ("next restart", output.in_words(run.next_restart_at, now) if run else ""),
-            ("services", ", ".join(f"{name}: {state}" for name, state in sorted(run.services.items())) if run else ""),
             ("attempts", f"{view.retry_attempts} of {view.retry_max_attempts}" if view.retry_attempts else ""),
             ("next attempt", output.in_words(view.retry_next_at, now)),
             ("usage", f"{used.cpu_percent:.0f}% cpu, {output.size(used.memory_bytes)}" if used else ""),
