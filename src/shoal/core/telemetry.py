@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
+#: Libraries that write a line for each request.
+_CHATTY = ("httpcore", "httpx")
 HIDDEN = "***"
 
 _SECRET_NAME = re.compile("token|secret|password|passwd|authorization|session", re.IGNORECASE)
@@ -99,6 +101,8 @@ def setup_logging(
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level_name.upper())
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(root.level, logging.WARNING))
 
 
 class _Lines(logging.StreamHandler[TextIO]):

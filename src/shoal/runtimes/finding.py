@@ -8,7 +8,6 @@ there. Called by `shoal.agent.server`.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Iterable, Mapping
@@ -16,15 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.core.clock import Clock
-from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId
 from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.runtime import ComposeRuntime
-from shoal.runtimes.container import finding as engines
-from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
+from shoal.runtimes.container.finding import PODMAN_DIRECTORY, EngineFinder
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime
 from shoal.runtimes.vm.programs import has_programs
@@ -55,17 +52,16 @@ class FoundRuntimes:
         self._settings = settings
         self._clock = clock
         self._wanted = frozenset(wanted)
-        self._podman = engines.PodmanService(settings.data_dir / "podman", clock=clock)
-        self._starting_podman = asyncio.Lock()
+        self._engines = EngineFinder(settings.data_dir / PODMAN_DIRECTORY, settings.environ, clock=clock)
 
     async def find(self) -> dict[WorkloadType, Runtime]:
         """One runtime for each kind of workload that can run here."""
         found: dict[WorkloadType, Runtime] = {}
         if self._looks_for(WorkloadType.PROCESS):
             found[WorkloadType.PROCESS] = self._process()
-        if self._looks_for(WorkloadType.CONTAINER, is_here=self._has_engine()):
+        if self._looks_for(WorkloadType.CONTAINER, is_here=self._engines.is_here()):
             found[WorkloadType.CONTAINER] = self._container()
-        if self._looks_for(WorkloadType.COMPOSE, is_here=self._has_engine()):
+        if self._looks_for(WorkloadType.COMPOSE, is_here=self._engines.is_here()):
             command = await find_command()
             if command is not None:
                 found[WorkloadType.COMPOSE] = self._compose(command)
@@ -81,24 +77,7 @@ class FoundRuntimes:
 
     async def close(self) -> None:
         """Let go of what the runtimes shared. They are closed already; what they run goes on."""
-        await self._podman.close()
-
-    def _has_engine(self) -> bool:
-        environ = self._settings.environ
-        if environ.get("DOCKER_HOST"):
-            return True
-        sockets = (Path(address.removeprefix("unix://")) for address in engines.engine_addresses(environ))
-        return engines.PodmanService.is_possible() or any(socket.exists() for socket in sockets)
-
-    async def _connect(self) -> EngineApi:
-        """The engine of this machine. Raises `UnavailableError`."""
-        api = await engines.connect(self._settings.environ)
-        if api is not None:
-            return api
-        if not engines.PodmanService.is_possible() or self._settings.environ.get("DOCKER_HOST"):
-            raise UnavailableError("no container engine answers, and there is no podman to start")
-        async with self._starting_podman:
-            return await self._podman.open()
+        await self._engines.close()
 
     def _process(self) -> Runtime:
         settings = self._settings
@@ -116,7 +95,7 @@ class FoundRuntimes:
             settings.data_dir,
             clock=self._clock,
             owner=Owner(settings.cluster_id, settings.node_id),
-            connect=self._connect,
+            connect=self._engines.connect,
             allow_privileged=settings.allow_privileged,
         )
 
@@ -126,7 +105,7 @@ class FoundRuntimes:
             settings.data_dir,
             clock=self._clock,
             owner=Owner(settings.cluster_id, settings.node_id),
-            connect=self._connect,
+            connect=self._engines.connect,
             command=command,
             allow_privileged=settings.allow_privileged,
         )

@@ -22,7 +22,7 @@ from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, PortMapping, VolumeMount
 from shoal.runtimes.base import RunError, RunPhase
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService
+from shoal.runtimes.container.finding import PodmanService, find_service_pids
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.containers import (
@@ -196,6 +196,22 @@ async def test_a_killed_engine_loses_nothing_and_returns(
     assert await wait_output(runtime, b"more\n", workload_id="long") == b"up\nmore\n"
     after = await runtime.inspect(RunId("long-1"))
     assert after == long
+
+
+async def test_the_service_of_a_killed_agent_is_ended_by_the_next_one(service: PodmanService, engine: Engine) -> None:
+    """Left alone, it would remove the socket of its successor when it ends."""
+    await (await service.open()).close()
+    left = service.pid
+    successor = PodmanService(engine.folder / "service", clock=SystemClock(), arguments=engine.arguments)
+    api = await successor.open()
+    try:
+        assert left not in (0, successor.pid)
+        assert find_service_pids(engine.folder / "service") == [successor.pid]
+        await api.ping()
+    finally:
+        await api.close()
+        await successor.close()
+    assert find_service_pids(engine.folder / "service") == []
 
 
 async def test_an_engine_that_is_away_is_told_and_found_again(

@@ -177,3 +177,12 @@ def test_names_follow_the_rule(name: str) -> None:
 def test_a_counter_says_that_it_is_a_total() -> None:
     with pytest.raises(ValueError, match="_total"):
         MetricRegistry().counter("shoal_control_beats", "Beats.")
+
+
+@pytest.mark.parametrize("name", ["httpx", "httpcore.http11"])
+def test_a_request_is_no_line(name):
+    stream = io.StringIO()
+    setup_logging("info", stream=stream)
+    logging.getLogger(name).info("HTTP Request: GET http://engine/_ping")
+    logging.getLogger(name).warning("kept")
+    assert [line.split()[-1] for line in stream.getvalue().splitlines()] == ["kept"]

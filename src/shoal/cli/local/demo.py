@@ -2,8 +2,8 @@
 
 It starts a control plane and three agents as real processes with certificates and puts workloads on them. It shows that
 a wrong certificate is refused, then kills an agent, the control plane and a whole machine. It shows the events, checks
-every promise, and leaves no process behind. A stream program runs on the fleet all the time (`demo_stream`). Every act
-is a plain function over `LocalFleet` and the client.
+every promise, and leaves no process behind. A stream program runs on the fleet all the time (`demo_stream`), and a
+container where there is an engine (`demo_container`). Every act is a plain function over `LocalFleet` and the client.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ from shoal.core.tasks import task_scope
 from shoal.model.documents import WorkloadDocument
 from shoal.model.nodes import NodeState
 from shoal.model.phases import ContractStatus
+from shoal.model.workloads import WorkloadType
 
 if TYPE_CHECKING:
+    from shoal.cli.local.demo_container import ContainerOnShow
     from shoal.cli.local.fleet import LocalFleet
     from shoal.client import ControlPlane
     from shoal.model.events import Event
     from shoal.model.views import WorkloadView
 
 #: An agent that was killed has to be back before its node is declared lost.
-LEASE = timedelta(seconds=4)
+LEASE = timedelta(seconds=6)
 LONGEST_LEASE = timedelta(seconds=20)
 HEARTBEAT = timedelta(milliseconds=500)
 
@@ -66,7 +68,7 @@ def run_demo() -> int:
 
 
 async def _demo(lease: timedelta) -> int:
-    from shoal.cli.local.demo_stream import stream_on_show
+    from shoal.cli.local.demo_container import container_on_show
     from shoal.cli.local.fleet import LocalFleet
 
     clock = SystemClock()
@@ -79,16 +81,11 @@ async def _demo(lease: timedelta) -> int:
         fleet = LocalFleet(
             Path(folder), agents=3, slots=4, cpu="2", memory="2048MB", lease=lease, heartbeat_interval=HEARTBEAT
         )
-        async with fleet, fleet.client() as control, _narration(control), stream_on_show(Path(folder), clock) as stream:
-            await _act_apply(control, clock, report)
-            await stream.act_start(control, report)
-            await _act_refuse(fleet, report)
-            await _act_kill_agent(fleet, control, clock, report)
-            await _act_kill_control(fleet, control, clock, report)
-            await _act_kill_machine(fleet, control, clock, report, after_death=stream.note_kill)
-            await stream.act_kill(control, report)
-            await _act_delete(control, clock, report)
-            pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
+        async with container_on_show(Path(folder), clock) as container:
+            async with fleet, fleet.client() as control, _narration(control):
+                await _perform(fleet, control, container, clock, report)
+                pids = [fleet.pid_of(name) for name in ("control", *fleet.names) if fleet.is_running(name)]
+            await container.act_gone(report)
     report.note(not any(map(_is_alive, pids)), "nothing was left running")
     _summarize(report, clock.monotonic() - began)
     return 0 if report.good else 1
@@ -98,8 +95,28 @@ async def _demo(lease: timedelta) -> int:
 # Acts
 
 
+async def _perform(
+    fleet: LocalFleet, control: ControlPlane, container: ContainerOnShow, clock: Clock, report: Report
+) -> None:
+    """All acts, in order."""
+    from shoal.cli.local.demo_stream import PROGRAM, stream_on_show
+
+    async with stream_on_show(fleet.base_dir, clock) as stream:
+        await _act_apply(control, clock, report)
+        await stream.act_start(control, report)
+        doomed = (await control.get_workload(PROGRAM)).assigned_node_id
+        await container.act_start(control, report, away_from=doomed)
+        await _act_refuse(fleet, report)
+        await _act_kill_agent(fleet, control, clock, report)
+        await _act_kill_control(fleet, control, clock, report)
+        await _act_kill_machine(fleet, control, clock, report, after_death=stream.note_kill)
+        await stream.act_kill(control, report)
+        await container.act_check(control, report)
+        await _act_delete(control, clock, report)
+
+
 async def _act_apply(control: ControlPlane, clock: Clock, report: Report) -> None:
-    title("Act 1: apply a web server, three tickers and a batch job")
+    report.act("apply a web server, three tickers and a batch job")
     documents = [_web(), *(_ticker(number) for number in (1, 2, 3)), _batch()]
     began = clock.monotonic()
     for document in documents:
@@ -118,7 +135,7 @@ async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
     from shoal.wire.channel import GrpcTransport
 
     name = fleet.names[0]
-    title(f"Act 3: a stolen certificate of {name} is used to apply a workload")
+    report.act(f"a stolen certificate of {name} is used to apply a workload")
     transport = GrpcTransport(security=fleet.security(name))
     refused = ""
     async with ControlPlane([fleet.control_address], transport) as impostor:
@@ -132,7 +149,7 @@ async def _act_refuse(fleet: LocalFleet, report: Report) -> None:
 
 async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
     victim = (await control.get_workload("ticker-1")).assigned_node_id
-    title(f"Act 4: kill -9 the agent of {victim}; its processes belong to its keeper and go on")
+    report.act(f"kill -9 the agent of {victim}; its processes belong to its keeper and go on")
     before = await _pids(control, victim)
     await fleet.kill_agent(victim)
     await clock.sleep(0.5)
@@ -147,7 +164,7 @@ async def _act_kill_agent(fleet: LocalFleet, control: ControlPlane, clock: Clock
 
 
 async def _act_kill_control(fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report) -> None:
-    title("Act 5: kill -9 the control plane; nothing that runs needs it")
+    report.act("kill -9 the control plane; nothing that runs needs it")
     before = {name: pid for node in fleet.names for name, pid in (await _pids(control, node)).items()}
     await fleet.kill_control()
     await clock.sleep(1.0)
@@ -168,7 +185,7 @@ async def _act_kill_machine(
     fleet: LocalFleet, control: ControlPlane, clock: Clock, report: Report, *, after_death: Callable[[], None]
 ) -> None:
     victim = (await control.get_workload("clicks")).assigned_node_id
-    title(f"Act 6: {victim} dies as a machine would: agent, keeper and every process at once")
+    report.act(f"{victim} dies as a machine would: agent, keeper and every process at once")
     doomed = await _pids(control, victim)
     began = clock.monotonic()
     await fleet.kill_machine(victim)
@@ -187,7 +204,7 @@ async def _act_kill_machine(
 
 
 async def _act_delete(control: ControlPlane, clock: Clock, report: Report) -> None:
-    title("Act 8: delete everything")
+    report.act("delete everything")
     began = clock.monotonic()
     views = await control.list_workloads()
     for view in views:
@@ -273,9 +290,9 @@ def _runs_elsewhere_than(node_id: str) -> Callable[[WorkloadView], bool]:
 
 
 async def _pids(control: ControlPlane, node_id: str) -> dict[str, int]:
-    """The processes of what runs on a node."""
-    views = await control.list_workloads(node_id=node_id)
-    return {view.workload_id: pid_of(view) for view in views if view.status == ContractStatus.RUNNING}
+    """What runs on a node as a process of it. The processes of a container may be out of sight."""
+    running = [view for view in await control.list_workloads(node_id=node_id) if view.status == ContractStatus.RUNNING]
+    return {view.workload_id: pid_of(view) for view in running if view.type == WorkloadType.PROCESS.value}
 
 
 async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
@@ -284,7 +301,7 @@ async def _node_is_ready(control: ControlPlane, node_id: str) -> bool:
 
 def _fitting_lease(seconds: float) -> timedelta:
     """The lease for a machine on which this program took so long to begin: an agent takes a few times as long."""
-    return max(LEASE, min(LONGEST_LEASE, timedelta(seconds=seconds) * 6))
+    return max(LEASE, min(LONGEST_LEASE, timedelta(seconds=seconds) * 8))
 
 
 def _seconds_since_start() -> float:
@@ -307,6 +324,7 @@ def _is_alive(pid: int) -> bool:
 
 def _summarize(report: Report, seconds: float) -> None:
     title("Summary")
+    marks = {True: "ok  ", False: "FAIL", None: "--  "}
     for kept, promise in report.lines:
-        output.words(f"  {'ok  ' if kept else 'FAIL'}  {promise}", style="" if kept else "red")
+        output.words(f"  {marks[kept]}  {promise}", style="red" if kept is False else "")
     output.words(f"  {seconds:.1f} s in all")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.cli import output
-from shoal.cli.local.demo_stage import Report, pid_of, process_document, title, until, wait_for
+from shoal.cli.local.demo_stage import Report, pid_of, process_document, until, wait_for
 from shoal.cli.local.examples import examples_folder, make_importable
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
@@ -83,7 +83,7 @@ class StreamOnShow:
 
     async def act_start(self, control: ControlPlane, report: Report) -> None:
         """Put the feed and the program on the fleet, and wait for the first rows."""
-        title("Act 2: clicks and impressions, joined in event time, live; the program is a workload like any other")
+        report.act("clicks and impressions, joined in event time, live; the program is a workload like any other")
         began, self._began = self._clock.monotonic(), self._now()
         program = ["-m", "shoal", "run", "clicks.clicks:app", "--data-dir", str(self._folder)]
         for name, command in ((FEED, ["-m", "clicks.feed", str(self._folder)]), (PROGRAM, program)):
@@ -110,8 +110,8 @@ class StreamOnShow:
     async def act_kill(self, control: ControlPlane, report: Report) -> None:
         """Kill the program and the feed, let them come back, and check that everything was counted once."""
         await self._until_back(control)
-        title(
-            "Act 7: kill -9 the stream program and its feed; the one goes on from its checkpoint, the other sends again"
+        report.act(
+            "kill -9 the stream program and its feed; the one goes on from its checkpoint, the other sends again"
         )
         before = {name: pid_of(await control.get_workload(name)) for name in (PROGRAM, FEED)}
         for pid in before.values():

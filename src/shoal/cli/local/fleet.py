@@ -421,7 +421,8 @@ class LocalFleet:
         return {**inherited, **self._extra_env, **(env or {})}
 
     async def _sweep(self, name: str) -> None:
-        """Kill the keeper of an agent, before it can notice anything, and every process that it has started."""
+        """Kill the keeper of an agent, before it can notice anything, and every process that the two have started."""
+        from shoal.runtimes.container.finding import PODMAN_DIRECTORY, find_service_pids
         from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 
         data_dir = self._data_dir(name)
@@ -429,6 +430,7 @@ class LocalFleet:
         while True:
             keeper = read_keeper_pid(data_dir)
             pids = [*([keeper] if keeper is not None else []), *find_run_pids(data_dir)]
+            pids += find_service_pids(data_dir / PODMAN_DIRECTORY)
             if not pids:
                 break
             for pid in pids:

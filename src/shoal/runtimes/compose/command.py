@@ -24,6 +24,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 
 _PROBE_SECONDS = 20.0
+_PLUGIN = ("docker", "compose")
 _LOCK_SECONDS = 60.0
 _MAX_SHOWN = 2000
 _MAX_OUTPUT = 1 << 20
@@ -71,10 +72,10 @@ class ComposeCommand:
 
 
 def candidates() -> list[tuple[str, ...]]:
-    """The compose commands that may be there. `docker` may come without its compose plug-in."""
+    """The compose commands that may be there, best first."""
     found: list[tuple[str, ...]] = []
     if shutil.which("docker"):
-        found.append(("docker", "compose"))
+        found.append(_PLUGIN)
     if shutil.which("docker-compose"):
         found.append(("docker-compose",))
     if podman := shutil.which("podman-compose") or _beside_python("podman-compose"):
@@ -83,14 +84,16 @@ def candidates() -> list[tuple[str, ...]]:
 
 
 async def find_command() -> ComposeCommand | None:
-    """The first compose command that answers, or None."""
+    """The first compose command of this machine, or None. Only `docker` is asked: it may come without its plug-in."""
     for candidate in candidates():
-        try:
-            _, status = await _call([*candidate, "version"], Path("/"), dict(os.environ), _PROBE_SECONDS)
-        except UnavailableError:
-            continue
-        if status == 0:
-            return ComposeCommand(candidate)
+        if candidate == _PLUGIN:
+            try:
+                _, status = await _call([*candidate, "version"], Path("/"), dict(os.environ), _PROBE_SECONDS)
+            except UnavailableError:
+                continue
+            if status != 0:
+                continue
+        return ComposeCommand(candidate)
     return None
 
 

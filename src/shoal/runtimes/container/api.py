@@ -118,6 +118,19 @@ class EngineApi:
                 raise EngineError(str(step["error"]), status=200)
             yield step
 
+    async def import_image(self, name: str, archive: bytes) -> None:
+        """Make an image from the tar archive of a root file system."""
+        # The tag is in `repo`: Podman takes no notice of `tag`.
+        params = {"fromSrc": "-", "repo": name}
+        headers = {"Content-Type": "application/x-tar"}
+        async for step in self._objects("POST", "/images/create", params=params, headers=headers, content=archive):
+            if "error" in step:
+                raise EngineError(str(step["error"]), status=200)
+
+    async def remove_image(self, name: str) -> None:
+        """Remove an image. One that is gone is no error."""
+        await self._call("DELETE", f"/images/{name}", params={"force": "1"}, ok=(200, 404))
+
     # --- containers ---------------------------------------------------------------------------------------
 
     async def containers(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -284,11 +297,17 @@ class EngineApi:
             raise EngineError(f"the engine's answer to {path} is not JSON", status=response.status_code) from error
 
     async def _objects(
-        self, method: str, path: str, *, params: Mapping[str, str], headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str],
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
         """A stream of JSON objects, one after another."""
         rest = b""
-        async with self._stream(method, path, params=params, headers=headers) as pieces:
+        async with self._stream(method, path, params=params, headers=headers, content=content) as pieces:
             async for piece in pieces:
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
@@ -308,10 +327,13 @@ class EngineApi:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
     ) -> AsyncGenerator[AsyncIterator[bytes]]:
         # An engine may be silent for as long as a container is.
         patient = httpx.Timeout(_CALL_SECONDS, read=None)
-        request = self._http.build_request(method, path, params=params, headers=headers, json=body, timeout=patient)
+        request = self._http.build_request(
+            method, path, params=params, headers=headers, json=body, content=content, timeout=patient
+        )
         async with self._opened(request) as response:
             if response.status_code >= 300:
                 raise _refusal(response.status_code, await _read(response))

@@ -1,7 +1,7 @@
 """Finds the container engine of this machine, and runs a Podman service when only its binary is there.
 
 Looked for in this order: `DOCKER_HOST`, the sockets that Docker and Podman usually listen on, the `podman` binary.
-Called by `shoal.runtimes.container.runtime` when it opens, and again after the engine was lost.
+Called by `shoal.runtimes.finding` when an agent starts, and again after the engine was lost; also by the demo.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _SERVICE_STOP_SECONDS = 5.0
 _SERVICE_IDLE_SECONDS = 30
 #: The kernel takes no longer path for a unix socket.
 _MAX_SOCKET_PATH = 100
+_SOCKET_NAME = "podman.sock"
+
+#: In an agent's data directory: the socket and the log of the Podman service that it runs.
+PODMAN_DIRECTORY = "podman"
 
 
 def engine_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -60,12 +64,43 @@ async def connect(environ: Mapping[str, str]) -> EngineApi | None:
     return None
 
 
+class EngineFinder:
+    """The engine of this machine. Its users share one Podman service, started only when no engine listens."""
+
+    def __init__(self, directory: Path, environ: Mapping[str, str], *, clock: Clock) -> None:
+        """`directory` is where a Podman service has its socket."""
+        self._environ = environ
+        self._podman = PodmanService(directory, clock=clock)
+        self._starting = asyncio.Lock()
+
+    def is_here(self) -> bool:
+        """Whether there is anything that may be an engine: a named address, a usual socket, or `podman`."""
+        if self._environ.get("DOCKER_HOST"):
+            return True
+        sockets = (Path(address.removeprefix("unix://")) for address in engine_addresses(self._environ))
+        return PodmanService.is_possible() or any(socket.exists() for socket in sockets)
+
+    async def connect(self) -> EngineApi:
+        """A connection to the engine. Raises `UnavailableError`."""
+        api = await connect(self._environ)
+        if api is not None:
+            return api
+        if not PodmanService.is_possible() or self._environ.get("DOCKER_HOST"):
+            raise UnavailableError("no container engine answers, and there is no podman to start")
+        async with self._starting:
+            return await self._podman.open()
+
+    async def close(self) -> None:
+        """Stop the Podman service, if one was started. Containers go on."""
+        await self._podman.close()
+
+
 class PodmanService:
     """A `podman system service` that this agent runs. Containers outlive it: each has a monitor of its own."""
 
     def __init__(self, directory: Path, *, clock: Clock, arguments: tuple[str, ...] = ()) -> None:
         """`arguments` go before `system service`, such as `--root`."""
-        self._socket = directory / "podman.sock"
+        self._socket = directory / _SOCKET_NAME
         self._log = directory / "podman.log"
         self._clock = clock
         self._arguments = arguments
@@ -95,6 +130,7 @@ class PodmanService:
             except ShoalError as error:
                 if self._clock.monotonic() > deadline or self._process is None or self._process.returncode is not None:
                     await api.close()
+                    await self.close()  # one that runs and does not answer is started anew the next time
                     said = self._log.read_text(errors="replace")[-500:].strip() if self._log.exists() else ""
                     raise UnavailableError(f"the Podman service does not answer: {said or error}") from error
                 await self._clock.sleep(0.05)
@@ -117,6 +153,7 @@ class PodmanService:
 
     async def _start(self) -> None:
         self._socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await self._end_predecessor()
         with contextlib.suppress(FileNotFoundError):
             self._socket.unlink()
         runtime = ("--runtime", "runc") if _needs_runc() else ()
@@ -140,6 +177,28 @@ class PodmanService:
                 env=environ,
                 start_new_session=True,
             )
+
+    async def _end_predecessor(self) -> None:
+        """End the service that a killed agent left: at its own end it would remove the socket of the new one."""
+        deadline = self._clock.monotonic() + _SERVICE_STOP_SECONDS
+        while pids := await asyncio.to_thread(find_service_pids, self._socket.parent):
+            number = signal.SIGTERM if self._clock.monotonic() < deadline else signal.SIGKILL
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            await self._clock.sleep(0.05)
+
+
+def find_service_pids(directory: Path) -> list[int]:
+    """The Podman services whose socket is in a directory."""
+    address = f"unix://{directory / _SOCKET_NAME}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                if (entry / "cmdline").read_bytes().rstrip(b"\0").endswith(b"\0" + address):
+                    found.append(int(entry.name))
+    return found
 
 
 def _ends_with_this_process() -> tuple[str, ...]:

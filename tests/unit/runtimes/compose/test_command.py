@@ -11,7 +11,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import UnavailableError
-from shoal.runtimes.compose.command import ComposeCommand, ComposeError, locked
+from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_command, locked
 
 PROJECT = {"services": {"web": {"image": "a", "environment": {"PASSWORD": "hunter2"}}}}
 
@@ -81,3 +81,23 @@ async def test_the_lock_is_held_by_what_the_command_started(tmp_path: Path) -> N
     async with asyncio.timeout(30):
         await waiting
     assert entered.is_set()
+
+
+@pytest.mark.parametrize(
+    ("docker", "others", "found"),
+    [
+        ("exit 0", ["docker-compose"], ("docker", "compose")),
+        ("exit 1", ["docker-compose", "podman-compose"], ("docker-compose",)),
+    ],
+    ids=["with its plug-in", "without it"],
+)
+async def test_which_command_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, docker: str, others: list[str], found: tuple[str, ...]
+) -> None:
+    for name, script in [("docker", docker), *((other, "exit 1") for other in others)]:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    made = await find_command()
+    assert made is not None
+    assert made.arguments == found
