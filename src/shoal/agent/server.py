@@ -78,6 +78,7 @@ FEATURES = frozenset(
         Feature.STOP_ALONE,
         Feature.SECRETS,
         Feature.EXEC,
+        Feature.BATCHES,
     )
 )
 

@@ -72,6 +72,7 @@ class Feature(enum.StrEnum):
     SECRETS = "secrets"  # takes the values of secrets beside the spec, and keeps them encrypted
     IDENTITY = "identity"  # gets certificates for its workloads, and keeps them fresh
     EXEC = "exec"  # runs commands inside its workloads
+    BATCHES = "batches"  # takes several messages of a ControlStream in one
     STOP_ALONE = "stop_alone"  # stops a workload by itself after as long without contact as its spec says
 
 

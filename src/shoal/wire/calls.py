@@ -51,6 +51,8 @@ MAX_CALLS = 256
 _MAX_CREDIT = 1024
 _SMALL_MESSAGES = 64
 _PIECES = 4
+#: Of the messages that are sent in one.
+_BATCH_BYTES = 256 * 1024
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -88,9 +90,14 @@ def refusal(error: BaseException, message_id: int) -> pb.ControlMessage:
 
 
 class Outbox:
-    """Messages on their way out of one end of a stream: small ones first, and never many."""
+    """Messages on their way out of one end of a stream: small ones first, and never many.
+
+    Attributes:
+        batches: send the small messages that wait together in one, because the other end takes that.
+    """
 
     def __init__(self) -> None:
+        self.batches = False
         self._lanes: tuple[deque[pb.ControlMessage], ...] = (deque(), deque())
         self._room = (asyncio.Event(), asyncio.Event())
         self._ready = asyncio.Event()
@@ -128,7 +135,8 @@ class Outbox:
             for lane, room in zip(self._lanes, self._room, strict=True):
                 if lane:
                     room.set()
-                    return lane.popleft()
+                    message = lane.popleft()
+                    return _batch(message, lane) if self.batches and lane is self._lanes[0] and lane else message
             if self._closed:
                 return None
             self._ready.clear()
@@ -144,6 +152,20 @@ class Outbox:
         self._closed = True
         for event in (self._ready, *self._room):
             event.set()
+
+
+def _batch(first: pb.ControlMessage, waiting: deque[pb.ControlMessage]) -> pb.ControlMessage:
+    """A message and those that wait behind it, as many as fit, in one."""
+    together = [first]
+    size = first.ByteSize()
+    while waiting and (size := size + waiting[0].ByteSize()) <= _BATCH_BYTES:
+        together.append(waiting.popleft())
+    return first if len(together) == 1 else pb.ControlMessage(batch=together)
+
+
+def messages_in(message: pb.ControlMessage) -> Sequence[pb.ControlMessage]:
+    """The messages that came in one: itself, or those of its batch."""
+    return message.batch or (message,)
 
 
 @dataclass(slots=True, eq=False)

@@ -55,7 +55,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "persys.control.v1.HeartbeatResponse": {
         _AGENTS_AND_OPERATOR: "acknowledged drain_node lease_expires_at lease_ms heartbeat_interval_ms term "
-        "unconfirmed",
+        "unconfirmed takes_batches",
     },
     "persys.control.v1.ApplyWorkloadResponse": {
         _AGENTS_AND_OPERATOR: "success failure_reason error_message revision_id generation outcome problems",
@@ -163,7 +163,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "persys.control.v1.ControlMessage": {
         _AGENTS_AND_OPERATOR: "register_reply heartbeat_reply apply_reply delete_reply call error message_id "
-        "in_reply_to",
+        "in_reply_to batch",
         # Only clients send these.
         _NOBODY: "register heartbeat apply delete call_reply",
     },

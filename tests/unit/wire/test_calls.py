@@ -20,7 +20,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.testing.messages import messages
-from shoal.wire.calls import CREDIT, MAX_CALLS, CallServer, Outbox, StreamCalls, status_from_proto
+from shoal.wire.calls import CREDIT, MAX_CALLS, CallServer, Outbox, StreamCalls, messages_in, status_from_proto
 from shoal.wire.methods import AgentExec, AgentService, methods_of
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
@@ -109,9 +109,12 @@ class Echoing:
 class Ends:
     """The control plane's end, the agent's end, and the pipes between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batches: bool = False) -> None:
         self.handlers = Scripted()
         self.down, self.up = Outbox(), Outbox()
+        self.down.batches = self.up.batches = batches
+        #: How many messages came in one, at most.
+        self.most = 0
         self.caller = StreamCalls(self.down, address="node 'n1'")
         self.echo = Echoing()
         services = [Service(methods_of(AgentService), self.handlers), Service(methods_of(AgentExec), self.echo)]
@@ -120,11 +123,18 @@ class Ends:
 
     async def _down(self) -> None:
         async for message in self.down.messages():
-            await self.server.take(pb.ControlMessage.FromString(message.SerializeToString()))
+            for each in self._parts(message):
+                await self.server.take(each)
 
     async def _up(self) -> None:
         async for message in self.up.messages():
-            self.caller.take(pb.ControlMessage.FromString(message.SerializeToString()))
+            for each in self._parts(message):
+                self.caller.take(each)
+
+    def _parts(self, message):
+        parts = messages_in(pb.ControlMessage.FromString(message.SerializeToString()))
+        self.most = max(self.most, len(parts))
+        return parts
 
     async def close(self) -> None:
         for pipe in self.pipes:
@@ -132,9 +142,9 @@ class Ends:
         await self.server.close()
 
 
-@pytest.fixture
-async def ends():
-    made = Ends()
+@pytest.fixture(params=[False, True], ids=["one by one", "in batches"])
+async def ends(request):
+    made = Ends(batches=request.param)
     yield made
     await made.close()
     assert not made.caller._under_way
@@ -397,6 +407,7 @@ class TestWrongMessages:
         await ends.server.take(pb.ControlMessage(call=call))
         await ends.server.take(pb.ControlMessage(message_id=1, call=call))
         await ends.server.take(pb.ControlMessage(message_id=1, call=call))
+        ends.up.batches = False
         for _ in range(2):
             refused = await ends.up.next()
             assert status_from_proto(refused.error).code is Code.INVALID_ARGUMENT
@@ -440,6 +451,37 @@ class TestOutbox:
         await outbox.put(pb.ControlMessage(message_id=100))
         outbox.close()
         assert [message.message_id async for message in outbox.messages()] == [100, 1, 2, 3]
+
+    async def test_small_messages_that_wait_go_in_one(self):
+        outbox = Outbox()
+        outbox.batches = True
+        for number in range(5):
+            await outbox.put(pb.ControlMessage(message_id=number + 1))
+        for number in range(2):
+            await outbox.put(pb.ControlMessage(message_id=100 + number), piece=True)
+        outbox.close()
+        sent = [message async for message in outbox.messages()]
+        assert [[each.message_id for each in messages_in(message)] for message in sent] == [
+            [1, 2, 3, 4, 5],
+            [100],
+            [101],
+        ]
+
+    async def test_a_message_that_is_alone_is_sent_as_it_is(self):
+        outbox = Outbox()
+        outbox.batches = True
+        await outbox.put(pb.ControlMessage(message_id=7))
+        assert await outbox.next() == pb.ControlMessage(message_id=7)
+
+    async def test_large_messages_are_not_put_together(self):
+        outbox = Outbox()
+        outbox.batches = True
+        large = pb.CallRequest(request=bytes(200 * 1024))
+        for number, call in enumerate([None, large, None, large], 1):
+            await outbox.put(pb.ControlMessage(message_id=number, call=call))
+        outbox.close()
+        sent = [message async for message in outbox.messages()]
+        assert [[each.message_id for each in messages_in(message)] for message in sent] == [[1, 2, 3], [4]]
 
     async def test_a_sender_that_waits_for_room_learns_that_the_stream_closed(self):
         outbox = Outbox()

@@ -46,7 +46,8 @@ CONTROL = {
         4 memory_used_mb int64, 5 disk_allocated_gb int64, 6 disk_used_gb int64, 100 slots_used int32""",
     "HeartbeatResponse": """
         1 acknowledged bool, 2 drain_node bool, 3 lease_expires_at Timestamp,
-        100 lease_ms int64, 101 heartbeat_interval_ms int64, 102 term int64, 103 unconfirmed bool""",
+        100 lease_ms int64, 101 heartbeat_interval_ms int64, 102 term int64, 103 unconfirmed bool,
+        104 takes_batches bool""",
     "ApplyWorkloadRequest": """
         1 workload_id string, 2 spec WorkloadSpec, 10 revision_id string, 11 desired_state string,
         100 expected_revision string""",
@@ -136,7 +137,7 @@ CONTROL = {
     "ControlMessage": """
         1 register RegisterNodeRequest, 2 heartbeat HeartbeatRequest, 3 apply ApplyWorkloadRequest,
         4 delete DeleteWorkloadRequest,
-        100 message_id int64, 101 in_reply_to int64, 110 register_reply RegisterNodeResponse,
+        100 message_id int64, 101 in_reply_to int64, 102 batch ControlMessage*, 110 register_reply RegisterNodeResponse,
         111 heartbeat_reply HeartbeatResponse, 112 apply_reply ApplyWorkloadResponse,
         113 delete_reply DeleteWorkloadResponse, 114 call CallRequest, 115 call_reply CallReply,
         116 error CallStatus""",

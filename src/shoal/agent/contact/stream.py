@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal.core.errors import InternalError, ShoalError, UnavailableError, UnsupportedError
 from shoal.core.tasks import TaskScope
-from shoal.wire.calls import CallServer, Outbox, status_from_proto
+from shoal.wire.calls import CallServer, Outbox, messages_in, status_from_proto
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.serving import RpcObserver
@@ -73,7 +73,9 @@ class ControlStream:
     async def heartbeat(self, request: pb.HeartbeatRequest, *, timeout: float) -> pb.HeartbeatResponse:
         """Send a heartbeat."""
         message = pb.ControlMessage(heartbeat=request)
-        return await self._ask(message, "heartbeat_reply", timeout)  # type: ignore[no-any-return]
+        answer: pb.HeartbeatResponse = await self._ask(message, "heartbeat_reply", timeout)
+        self._outbox.batches = answer.takes_batches
+        return answer
 
     def retire(self) -> None:
         """Another stream replaces it: its end is not reported."""
@@ -109,10 +111,11 @@ class ControlStream:
         try:
             async for message in self._channel.converse(_METHOD, self._outbox.messages()):
                 self._answered = True
-                if message.HasField("call"):
-                    await self._calls.take(message)
-                else:
-                    self._take(message)
+                for each in messages_in(message):
+                    if each.HasField("call"):
+                        await self._calls.take(each)
+                    else:
+                        self._take(each)
         except ShoalError as reason:
             error = reason
         except Exception as reason:  # whatever it is, no caller may wait forever

@@ -31,7 +31,7 @@ from shoal.core.ids import NodeId, SessionId
 from shoal.core.tasks import TaskScope, task_scope
 from shoal.model.nodes import Feature, NodeRecord
 from shoal.wire.authorization import Policy
-from shoal.wire.calls import Outbox, StreamCalls, refusal, status_to_proto
+from shoal.wire.calls import Outbox, StreamCalls, messages_in, refusal, status_to_proto
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.control.v1 import control_pb2 as pb
 from shoal.wire.serving import RpcObserver, one_message
@@ -177,11 +177,12 @@ class Streams:
                 except InvalidError as error:
                     await stream.waiting.put(error)
                     continue
-                kind = message.WhichOneof("message")
-                if kind == "call_reply" or (kind == "error" and message.in_reply_to):
-                    stream.calls.take(message)
-                else:
-                    await stream.waiting.put(message)
+                for each in messages_in(message):
+                    kind = each.WhichOneof("message")
+                    if kind == "call_reply" or (kind == "error" and each.in_reply_to):
+                        stream.calls.take(each)
+                    else:
+                        await stream.waiting.put(each)
         except StopAsyncIteration:
             await stream.waiting.put(None)
         except ShoalError as error:
@@ -250,6 +251,7 @@ class Streams:
             current.end(SessionSupersededError(node_id))
         stream.node_id, stream.session, stream.sequence = node_id, session, sequence
         stream.calls.rename(f"node {node_id!r}")
+        stream.outbox.batches = node.spec.has(Feature.BATCHES)
         self._by_node[node_id] = stream
 
     def _ended(self, stream: _Stream, handlers: Handlers) -> None:

@@ -166,6 +166,7 @@ class ControlService:
             heartbeat_interval_ms=round(settings.heartbeat_interval.total_seconds() * 1000),
             term=self._term,
             unconfirmed=not self._is_confirmed(),
+            takes_batches=True,
         )
         answer.lease_expires_at.FromDatetime(self._clock.wall() + settings.lease)
         return answer

@@ -20,9 +20,10 @@ from shoal.core.errors import (
 )
 from shoal.core.tasks import TaskScope
 from shoal.model.identity import Identity, Role
+from shoal.model.nodes import Feature
 from shoal.testing.control import ControlKit
 from shoal.testing.runtimes import FakeScript
-from shoal.wire.calls import status_from_proto
+from shoal.wire.calls import messages_in, status_from_proto
 from shoal.wire.local import LocalNetwork
 from shoal.wire.local_faults import Outage
 from shoal.wire.methods import AgentControl
@@ -159,6 +160,33 @@ class TestForeignClients:
         stream.say(apply=apply_request(), message_id=7)
         stream.say(heartbeat=pb.HeartbeatRequest(node_id="ghost"), message_id=3)
         assert [(await stream.hear()).in_reply_to for _ in range(2)] == [7, 3]
+
+    async def test_messages_in_one_are_answered_as_if_each_had_come_alone(self, kit, talk):
+        stream = talk()
+        parts = [pb.ControlMessage(message_id=number, apply=apply_request(f"w{number}")) for number in (1, 2, 3)]
+        # A batch within a batch is no message.
+        parts.append(pb.ControlMessage(message_id=4, batch=[pb.ControlMessage(apply=apply_request("hidden"))]))
+        stream.say_raw(pb.ControlMessage(batch=parts))
+        replies = [await stream.hear() for _ in range(4)]
+        assert [reply.in_reply_to for reply in replies] == [1, 2, 3, 4]
+        assert [reply.WhichOneof("message") for reply in replies] == [*["apply_reply"] * 3, "error"]
+
+    @pytest.mark.parametrize("batches", [True, False])
+    async def test_commands_come_in_one_message_only_to_an_agent_that_takes_them(self, kit, talk, batches):
+        stream = talk()
+        node = registration()
+        node.features.extend([Feature.BATCHES.value] if batches else [])
+        session = (await stream.ask(register=node)).register_reply.session
+        heartbeat = pb.HeartbeatRequest(node_id="n1", session=session, sequence=1)
+        assert (await stream.ask(heartbeat=heartbeat)).heartbeat_reply.takes_batches
+        await asyncio.gather(*(kit.channel.call(AgentControl.APPLY_WORKLOAD, apply_request(f"w{n}")) for n in range(4)))
+        received = []
+        while sum(received) < 4:
+            message = await stream.hear()
+            parts = messages_in(message)
+            assert all(each.HasField("call") for each in parts)
+            received.append(len(parts))
+        assert (max(received) > 1) is batches
 
     async def test_a_heartbeat_on_a_stream_counts(self, kit, talk):
         stream = talk()

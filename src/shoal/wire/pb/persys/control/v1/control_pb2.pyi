@@ -355,6 +355,7 @@ class HeartbeatResponse(_message.Message):
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     UNCONFIRMED_FIELD_NUMBER: _builtins.int
+    TAKES_BATCHES_FIELD_NUMBER: _builtins.int
     acknowledged: _builtins.bool
     drain_node: _builtins.bool
     lease_ms: _builtins.int
@@ -365,6 +366,8 @@ class HeartbeatResponse(_message.Message):
     """The control plane cannot confirm that it still leads. The heartbeat counts as contact, but does not extend
     at-most-one work.
     """
+    takes_batches: _builtins.bool
+    """The control plane takes several messages of a ControlStream in one."""
     @_builtins.property
     def lease_expires_at(self) -> _timestamp_pb2.Timestamp: ...
     def __init__(
@@ -377,10 +380,11 @@ class HeartbeatResponse(_message.Message):
         heartbeat_interval_ms: _builtins.int = ...,
         term: _builtins.int = ...,
         unconfirmed: _builtins.bool = ...,
+        takes_batches: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease_expires_at", b"lease_expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "drain_node", b"drain_node", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_expires_at", b"lease_expires_at", "lease_ms", b"lease_ms", "term", b"term", "unconfirmed", b"unconfirmed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "drain_node", b"drain_node", "heartbeat_interval_ms", b"heartbeat_interval_ms", "lease_expires_at", b"lease_expires_at", "lease_ms", b"lease_ms", "takes_batches", b"takes_batches", "term", b"term", "unconfirmed", b"unconfirmed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1885,6 +1889,7 @@ class ControlMessage(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     IN_REPLY_TO_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
     message_id: _builtins.int
     """Chosen by the sender, unique among its messages that wait for a reply. A sender that uses 0 gets its replies in the
     order of its messages.
@@ -1916,6 +1921,12 @@ class ControlMessage(_message.Message):
     def error(self) -> Global___CallStatus:
         """The message in in_reply_to was refused; the stream goes on."""
 
+    @_builtins.property
+    def batch(self) -> _containers.RepeatedCompositeFieldContainer[Global___ControlMessage]:
+        """Several messages in the order in which they were sent, in place of one. Only to a receiver that takes them: an agent
+        with the feature `batches`, a control plane whose answers to heartbeats say `takes_batches`.
+        """
+
     def __init__(
         self,
         *,
@@ -1932,10 +1943,11 @@ class ControlMessage(_message.Message):
         error: Global___CallStatus | None = ...,
         message_id: _builtins.int = ...,
         in_reply_to: _builtins.int = ...,
+        batch: _abc.Iterable[Global___ControlMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "apply_reply", b"apply_reply", "call", b"call", "call_reply", b"call_reply", "delete", b"delete", "delete_reply", b"delete_reply", "error", b"error", "heartbeat", b"heartbeat", "heartbeat_reply", b"heartbeat_reply", "message", b"message", "register", b"register", "register_reply", b"register_reply"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "apply_reply", b"apply_reply", "call", b"call", "call_reply", b"call_reply", "delete", b"delete", "delete_reply", b"delete_reply", "error", b"error", "heartbeat", b"heartbeat", "heartbeat_reply", b"heartbeat_reply", "in_reply_to", b"in_reply_to", "message", b"message", "message_id", b"message_id", "register", b"register", "register_reply", b"register_reply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["apply", b"apply", "apply_reply", b"apply_reply", "batch", b"batch", "call", b"call", "call_reply", b"call_reply", "delete", b"delete", "delete_reply", b"delete_reply", "error", b"error", "heartbeat", b"heartbeat", "heartbeat_reply", b"heartbeat_reply", "in_reply_to", b"in_reply_to", "message", b"message", "message_id", b"message_id", "register", b"register", "register_reply", b"register_reply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["register", "heartbeat", "apply", "delete", "register_reply", "heartbeat_reply", "apply_reply", "delete_reply", "call", "call_reply", "error"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
