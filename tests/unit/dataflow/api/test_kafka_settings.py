@@ -32,7 +32,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def secured(address: str = HERE, **others: Any) -> KafkaSettings:
-    return KafkaSettings(address, client={"sasl.username": "ada", "sasl.password": SECRET}, **others)
+    return KafkaSettings(address, client={"sasl.username": "lovelace", "sasl.password": SECRET}, **others)
 
 
 def places(flow: Dataflow) -> list[str]:
@@ -126,7 +126,7 @@ def test_no_secret_is_in_a_plan_an_explanation_or_a_repr(capsys: pytest.CaptureF
         *(repr(each) for each in (app, copied, orders, orders.spec, copied.plan(), vars(app))),
     ]
     assert written.blobs
-    assert not [each for each in said if SECRET in each or "ada" in each]
+    assert not [each for each in said if SECRET in each or "lovelace" in each]
     assert not [name for name, blob in written.blobs.items() if SECRET.encode() in blob]
     assert f"shop@{HERE}" in said[0]
     restored = read_plan(written)
@@ -166,7 +166,7 @@ def test_another_address_from_outside_is_used_with_the_apps_settings(said: str, 
 
 
 @pytest.mark.parametrize(
-    "said", [f"kafka://ada:{SECRET}@host:9092", f"ada:{SECRET}@host:9092", f"ada:{SECRET}/x@host:9092"]
+    "said", [f"kafka://lovelace:{SECRET}@host:9092", f"lovelace:{SECRET}@host:9092", f"lovelace:{SECRET}/x@host:9092"]
 )
 def test_a_password_in_an_address_is_refused_and_not_shown(said: str) -> None:
     with pytest.raises(PlanError, match="must not have a user or a password") as raised:
