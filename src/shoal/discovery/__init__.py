@@ -1,0 +1,4 @@
+"""Discovery: a coordination tree with sessions and watches, and what is registered in it.
+
+`store` is the protocol, with ZooKeeper's semantics. `embedded` is our own tree, which needs nothing beside it.
+"""

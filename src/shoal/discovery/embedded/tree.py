@@ -1,0 +1,204 @@
+"""The tree as a value: decides what a change means and applies it. No I/O, no clock.
+
+Every decision returns `Changes` and touches nothing; `apply` makes them true. In between the caller may store them.
+Called by `owner.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from shoal.core.errors import PreconditionError
+from shoal.discovery.errors import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, SessionLostError
+from shoal.discovery.store import ROOT, NodeStat, NodeValue, join, name_of, parent_of
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node. `sequence` is the number that its next sequential child gets."""
+
+    path: str
+    value: NodeValue
+    sequence: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One session, until it is closed or was not heard of for its timeout."""
+
+    session_id: str
+    timeout: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one call does to the tree: all or none. `order` is the number of the last change."""
+
+    order: int
+    put: tuple[Node, ...] = ()
+    removed: tuple[str, ...] = ()
+    opened: tuple[Session, ...] = ()
+    ended: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Tree:
+    """Nodes by path, and sessions by id."""
+
+    order: int = 0
+    nodes: dict[str, Node] = field(default_factory=dict)
+    sessions: dict[str, Session] = field(default_factory=dict)
+    _children: dict[str, set[str]] = field(default_factory=dict)
+    _owned: dict[str, set[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._put(Node(ROOT, NodeValue(b"", NodeStat(version=0, owner="", created=0, modified=0))))
+
+    # ------------------------------------------------------------------------------------------------
+    # Reading
+
+    def get(self, path: str) -> NodeValue:
+        """Read a node."""
+        return self._node(path).value
+
+    def find(self, path: str) -> NodeValue | None:
+        """Read a node, or None."""
+        node = self.nodes.get(path)
+        return node.value if node else None
+
+    def children(self, path: str) -> tuple[str, ...]:
+        """The sorted names below a node."""
+        self._node(path)
+        return tuple(sorted(self._children.get(path, ())))
+
+    def find_children(self, path: str) -> tuple[str, ...] | None:
+        """The sorted names below a node, or None."""
+        return self.children(path) if path in self.nodes else None
+
+    # ------------------------------------------------------------------------------------------------
+    # Deciding
+
+    def open_session(self, session: Session) -> Changes:
+        """A session begins."""
+        return Changes(self.order + 1, opened=(session,))
+
+    def end_session(self, session_id: str) -> Changes:
+        """A session ends, with its ephemeral nodes. Nothing happens to one that is over."""
+        if session_id not in self.sessions:
+            return Changes(self.order)
+        return Changes(self.order + 1, removed=tuple(sorted(self._owned.get(session_id, ()))), ended=(session_id,))
+
+    def create(
+        self, path: str, data: bytes, *, session_id: str, ephemeral: bool, sequential: bool, makepath: bool
+    ) -> tuple[str, Changes]:
+        """A node is created: its path, and the changes."""
+        self.check_session(session_id)
+        order = self.order + 1
+        parent = parent_of(path)
+        above = self._missing(parent, order) if makepath else ()
+        put = {node.path: node for node in above}
+        holder = put.get(parent) or self._node(parent)
+        if holder.value.stat.owner:
+            raise PreconditionError(f"node {parent!r} is ephemeral and cannot have children", path=parent)
+        if sequential:
+            put[parent] = replace(holder, sequence=holder.sequence + 1)
+            path = f"{path}{holder.sequence:010d}"
+        if path in self.nodes:
+            raise NodeExistsError(path)
+        stat = NodeStat(version=0, owner=session_id if ephemeral else "", created=order, modified=order)
+        put[path] = Node(path, NodeValue(data, stat))
+        return path, Changes(order, put=tuple(put.values()))
+
+    def ensure_path(self, path: str, *, session_id: str) -> Changes:
+        """The missing persistent nodes of a path are created."""
+        self.check_session(session_id)
+        missing = self._missing(path, self.order + 1)
+        return Changes(self.order + 1, put=missing) if missing else Changes(self.order)
+
+    def set(self, path: str, data: bytes, *, version: int, session_id: str) -> Changes:
+        """The data of a node is replaced."""
+        self.check_session(session_id)
+        node = self._at_version(path, version)
+        order = self.order + 1
+        stat = replace(node.value.stat, version=node.value.stat.version + 1, modified=order)
+        return Changes(order, put=(replace(node, value=NodeValue(data, stat)),))
+
+    def delete(self, path: str, *, version: int, recursive: bool, session_id: str) -> Changes:
+        """A node is deleted."""
+        self.check_session(session_id)
+        self._at_version(path, version)
+        if recursive:
+            return Changes(self.order + 1, removed=tuple(self._below(path)))
+        if self._children.get(path):
+            raise NotEmptyError(path)
+        return Changes(self.order + 1, removed=(path,))
+
+    def check_session(self, session_id: str) -> None:
+        """Refuse a session that is over."""
+        if session_id not in self.sessions:
+            raise SessionLostError(session_id)
+
+    # ------------------------------------------------------------------------------------------------
+    # Applying
+
+    def apply(self, changes: Changes) -> None:
+        """Make changes true."""
+        self.order = changes.order
+        for session in changes.opened:
+            self.sessions[session.session_id] = session
+        for node in changes.put:
+            self._put(node)
+        for path in changes.removed:
+            self._remove(path)
+        for session_id in changes.ended:
+            self.sessions.pop(session_id, None)
+            self._owned.pop(session_id, None)
+
+    def _put(self, node: Node) -> None:
+        if node.path not in self.nodes and node.path != ROOT:
+            self._children.setdefault(parent_of(node.path), set()).add(name_of(node.path))
+        if owner := node.value.stat.owner:
+            self._owned.setdefault(owner, set()).add(node.path)
+        self.nodes[node.path] = node
+
+    def _remove(self, path: str) -> None:
+        node = self.nodes.pop(path)
+        self._children.pop(path, None)
+        siblings = self._children.get(parent_of(path))
+        if siblings is not None:
+            siblings.discard(name_of(path))
+            if not siblings:
+                del self._children[parent_of(path)]
+        if node.value.stat.owner:
+            self._owned.get(node.value.stat.owner, set()).discard(path)
+
+    def _node(self, path: str) -> Node:
+        node = self.nodes.get(path)
+        if node is None:
+            raise NoNodeError(path)
+        return node
+
+    def _at_version(self, path: str, version: int) -> Node:
+        node = self._node(path)
+        if version not in {-1, node.value.stat.version}:
+            raise BadVersionError(path, expected=version)
+        return node
+
+    def _missing(self, path: str, order: int) -> tuple[Node, ...]:
+        """The persistent nodes that a path lacks, the highest first."""
+        missing: list[Node] = []
+        while path not in self.nodes:
+            missing.append(Node(path, NodeValue(b"", NodeStat(version=0, owner="", created=order, modified=order))))
+            path = parent_of(path)
+        if missing and self.nodes[path].value.stat.owner:
+            raise PreconditionError(f"node {path!r} is ephemeral and cannot have children", path=path)
+        return tuple(reversed(missing))
+
+    def _below(self, path: str) -> Iterable[str]:
+        """A node and everything below it, the lowest first."""
+        found = [path]
+        for each in found:
+            found.extend(join(each, name) for name in self.children(each))
+        return reversed(found)
