@@ -45,9 +45,20 @@ def generate(target: Path) -> None:
         text = path.read_text()
         text = _IMPORT.sub(rf"\1\2 {PACKAGE}.\3\4", text)
         text = re.sub(r"(?<![\w.])(persys|shoal)\.((?:\w+\.)*v1)\.(\w+_pb2)", rf"{PACKAGE}.\1.\2.\3", text)
+        if path.parent.name == "tensorflow":
+            text = _in_own_pool(text)
         path.write_text(text)
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").write_text(INIT)
+
+
+def _in_own_pool(text: str) -> str:
+    """TensorFlow's names are registered in a pool of their own: a process may import TensorFlow, too."""
+    text = text.replace(
+        "from google.protobuf import descriptor_pool as _descriptor_pool", "from shoal.wire import pools"
+    )
+    text = text.replace("_descriptor_pool.Default()", "pools.TENSORFLOW")
+    return text.replace("DESCRIPTOR, 'tensorflow.", f"DESCRIPTOR, '{PACKAGE}.tensorflow.")
 
 
 def drifted(fresh: Path) -> list[str]:

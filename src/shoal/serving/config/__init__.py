@@ -1,0 +1,1 @@
+"""`agent.conf`, the environment, and what they make together."""
