@@ -13,8 +13,9 @@ from hypothesis import HealthCheck, settings
 from shoal.core import faults
 from tests.services.kafka import kafka_broker, stop_broker
 from tests.services.postgres import postgres_server, postgres_url
+from tests.services.zookeeper import stop_zookeeper, zookeeper
 
-__all__ = ["kafka_broker", "postgres_server", "postgres_url"]
+__all__ = ["kafka_broker", "postgres_server", "postgres_url", "zookeeper"]
 
 # The suites live in the package; this makes their assertions tell what they compared.
 pytest.register_assert_rewrite("shoal.testing.suites")
@@ -61,6 +62,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     base = getattr(getattr(config, "_tmp_path_factory", None), "_basetemp", None)
     if base is not None and "PYTEST_XDIST_WORKER" not in os.environ:
         stop_broker(base)
+        stop_zookeeper(base)
 
 
 @pytest.fixture(autouse=True)

@@ -12,24 +12,17 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
-from shoal.cli.local.children import free_port
-from tests.services import absence
+from tests.services import absence, jvm
 
 ENVIRONMENT = "SHOAL_TEST_KAFKA"
-VERSION = "3.9.1"
-
-_START_SECONDS = 90.0
-_STOP_SECONDS = 30.0
 
 PROPERTIES = """\
 process.roles=broker,controller
@@ -72,10 +65,10 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> KafkaBroker:
     given = os.environ.get(ENVIRONMENT)
     if given:
         return KafkaBroker(given)
-    jars = _find_jars()
+    jars = jvm.find_jars()
     if jars is None:
         do_without()
-    shared = _shared_directory(tmp_path_factory.getbasetemp())
+    shared = jvm.shared_directory(tmp_path_factory.getbasetemp())
     with (shared / "kafka.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         state = shared / "kafka.json"
@@ -92,7 +85,7 @@ def stop_broker(base: Path) -> None:
         return
     told = json.loads(state.read_text())
     state.unlink()
-    _signal(told["pid"], signal.SIGKILL)  # its data is thrown away
+    jvm.send(told["pid"], signal.SIGKILL)  # its data is thrown away
     shutil.rmtree(told["home"], ignore_errors=True)
 
 
@@ -105,21 +98,9 @@ def do_without() -> NoReturn:
     absence.do_without(words)
 
 
-def _shared_directory(base: Path) -> Path:
-    """What all workers of one run share: they have directories of their own below it."""
-    return base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
-
-
-def _find_jars() -> Path | None:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / f"kafka-{VERSION}"
-    if not (cache / "complete").exists() or shutil.which("java") is None:
-        return None
-    return cache / "libs"
-
-
 def _start(jars: Path, state: Path) -> None:
     home = Path(tempfile.mkdtemp(prefix="shoal-kafka-"))
-    broker, controller, sasl = _free_ports(3)
+    broker, controller, sasl = jvm.free_ports(3)
     properties = home / "server.properties"
     properties.write_text(
         PROPERTIES.format(
@@ -134,57 +115,8 @@ def _start(jars: Path, state: Path) -> None:
         process = subprocess.Popen(
             [*java, "kafka.Kafka", properties], stdout=log, stderr=subprocess.STDOUT, start_new_session=True, cwd=home
         )
-    _end_with_the_run(process.pid, home)
-    _wait_until_it_answers(process, broker, home / "log")
+    jvm.end_with_the_run(process.pid, home)
+    jvm.wait_until_it_answers(process, broker, home / "log")
     process.returncode = 0  # disowned: it is stopped by its id, perhaps by another process, and nobody waits here
     told = {"address": f"127.0.0.1:{broker}", "sasl_address": f"127.0.0.1:{sasl}", "pid": process.pid}
     state.write_text(json.dumps(told | {"home": str(home)}))
-
-
-def _end_with_the_run(pid: int, home: Path) -> None:
-    """A run that is killed cannot stop its broker: something small waits for that, for as long as both live."""
-    leader = os.getppid() if os.environ.get("PYTEST_XDIST_WORKER") else os.getpid()
-    wait = 'while kill -0 "$1" && kill -0 "$2"; do sleep 1; done; kill -0 "$1" || { kill -9 "$2"; rm -rf "$3"; }'
-    watch = subprocess.Popen(
-        ["sh", "-c", wait, "sh", str(leader), str(pid), str(home)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    watch.returncode = 0  # disowned, too
-
-
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while True:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            raise RuntimeError(f"Kafka did not start:\n{log.read_text(errors='replace')[-3000:]}")
-        time.sleep(0.1)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return
-    deadline = time.monotonic() + _STOP_SECONDS
-    while time.monotonic() < deadline and Path(f"/proc/{pid}").exists():
-        try:
-            if os.waitpid(pid, os.WNOHANG)[0] == pid:
-                return
-        except ChildProcessError:  # a worker started it, and init has it now
-            pass
-        time.sleep(0.05)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that no outgoing connection takes while the broker starts, or while it is down."""
-    found: set[int] = set()
-    while len(found) < count:
-        found.add(free_port())
-    return list(found)

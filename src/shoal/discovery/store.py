@@ -8,7 +8,8 @@ one client with one session at a time:
     LOST        there is no session: not opened yet, closed, or expired. An open store makes a new one by itself
 
 Every function that a watch calls runs on the event loop of the store, never inside the call that registered it.
-Backends: `shoal.discovery.embedded`. `shoal.testing.suites.coordination` is the conformance suite.
+Backends: `shoal.discovery.embedded`, `shoal.discovery.zookeeper`. The conformance suite:
+`shoal.testing.suites.coordination`.
 """
 
 from __future__ import annotations

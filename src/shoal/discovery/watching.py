@@ -63,6 +63,10 @@ class Followers(Generic[T]):
         """Who follows this."""
         return tuple(self._by_key.get(key, ()))
 
+    def count(self) -> int:
+        """How many functions are registered."""
+        return sum(len(followers) for followers in self._by_key.values())
+
     def close(self) -> None:
         """End every registration."""
         for followers in list(self._by_key.values()):

@@ -19,7 +19,7 @@ from shoal.core.errors import ShoalError, UnavailableError
 from shoal.testing.suites.topics_kit import TopicsKit
 from shoal.topics.base import TopicPartition, records
 from shoal.topics.kafka import KafkaSettings, KafkaTopics
-from tests.services import kafka
+from tests.services import jvm, kafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 
@@ -33,7 +33,7 @@ class PrivateBroker:
     """A broker of this test alone, to be killed."""
 
     def __init__(self, directory: Path) -> None:
-        jars = kafka._find_jars()
+        jars = jvm.find_jars()
         if jars is None:
             kafka.do_without()
         self._jars = jars
@@ -44,14 +44,14 @@ class PrivateBroker:
 
     def kill(self) -> None:
         """As the machine would: without a word."""
-        kafka._signal(self._pid, signal.SIGKILL)
+        jvm.send(self._pid, signal.SIGKILL)
 
     def restart(self) -> None:
         """With the data and the ports that it had."""
         command = ["java", "-Xmx512m", "-cp", f"{self._jars}/*", "kafka.Kafka", self._home / "server.properties"]
         with (self._home / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-        kafka._wait_until_it_answers(process, int(self.address.rpartition(":")[2]), self._home / "log")
+        jvm.wait_until_it_answers(process, int(self.address.rpartition(":")[2]), self._home / "log")
         process.returncode = 0
         self._pid = process.pid
 
