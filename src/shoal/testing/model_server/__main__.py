@@ -1,0 +1,92 @@
+"""The fake model server as a program, with the flags of `tensorflow_model_server`. An unknown flag ends it with 255.
+
+Files named in the environment decide what differs from a good server: SHOAL_FAKE_BROKEN_MODELS lists models, one per
+line, that cannot be loaded. SIGTERM ends it with 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+from pathlib import Path
+
+from shoal.core.tasks import task_scope
+from shoal.serving.config.settings import ModelServerSettings
+from shoal.serving.models.configs import parse_config
+from shoal.testing.model_server.server import FakeModelServer
+from shoal.wire.channel import GrpcTransport
+
+#: Those of a stock build. Settings that differ from their default are passed on as flags of the same name.
+FLAGS = frozenset(
+    {
+        "port",
+        "rest_api_port",
+        "model_config_file",
+        "model_config_file_poll_wait_seconds",
+        *(field.name for field in dataclasses.fields(ModelServerSettings)),
+    }
+)
+
+
+def parse_flags(arguments: list[str]) -> dict[str, str]:
+    """The flags by name. Raises SystemExit, as TensorFlow's own parser ends the program."""
+    flags: dict[str, str] = {}
+    for argument in arguments:
+        name, equals, value = argument.removeprefix("--").partition("=")
+        if not argument.startswith("--") or not equals or name not in FLAGS:
+            sys.stderr.write(f"unknown argument: {argument}\n")
+            raise SystemExit(255)
+        flags[name] = value
+    return flags
+
+
+async def serve(flags: dict[str, str]) -> None:
+    """Serve until SIGTERM."""
+    stopped = asyncio.Event()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(each, stopped.set)
+    server = FakeModelServer()
+    config = Path(flags["model_config_file"])
+    _break_models(server)
+    server.models.apply(parse_config(await asyncio.to_thread(config.read_text)))
+    address = await server.start(GrpcTransport(), f"0.0.0.0:{flags.get('port', '8500')}")
+    sys.stdout.write(f"Running gRPC ModelServer at {address} ...\n")
+    sys.stdout.flush()
+    async with task_scope("model_server") as scope:
+        wait = float(flags.get("model_config_file_poll_wait_seconds", "0"))
+        if wait > 0:
+            scope.start(_follow(server, config, wait), name="config")
+        wait = float(flags.get("file_system_poll_wait_seconds", "1"))
+        if wait > 0:
+            scope.start(_look(server, wait), name="directories")
+        await stopped.wait()
+    await server.stop()
+
+
+async def _follow(server: FakeModelServer, config: Path, wait: float) -> None:
+    while True:
+        await asyncio.sleep(wait)
+        found = parse_config(await asyncio.to_thread(config.read_text))
+        if found != server.models.applied[-1]:
+            server.models.apply(found)
+
+
+async def _look(server: FakeModelServer, wait: float) -> None:
+    while True:
+        await asyncio.sleep(wait)
+        _break_models(server)
+        server.models.poll()
+
+
+def _break_models(server: FakeModelServer) -> None:
+    path = os.environ.get("SHOAL_FAKE_BROKEN_MODELS")
+    if path and Path(path).exists():
+        for name in Path(path).read_text().split():
+            server.models.break_model(name)
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(parse_flags(sys.argv[1:])))
