@@ -57,6 +57,7 @@ from shoal.testing.hollow import HollowFleet, HollowNode
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.convert import workload_view_to_proto
 from shoal.wire.methods import AgentService
+from shoal.wire.pb.monolith.serving import agent_service_pb2
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
@@ -528,7 +529,7 @@ def _plain_lines(lines: Sequence[str]) -> Iterator[str]:
 def contract() -> str:
     """Every message and service as this version knows them."""
     files = descriptor_pb2.FileDescriptorSet()
-    for module in (run_pb2, agent_pb2, control_pb2, enrollment_pb2, secrets_pb2, exec_pb2):
+    for module in (run_pb2, agent_pb2, control_pb2, enrollment_pb2, secrets_pb2, exec_pb2, agent_service_pb2):
         module.DESCRIPTOR.CopyToProto(files.file.add())
     return text_format.MessageToString(files)
 

@@ -68,6 +68,7 @@ from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
 from tests.fuzz.codec_parsers import CODEC_PARSERS
+from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
 from tests.fuzz.runtime_parsers import RUNTIME_PARSERS
 from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
@@ -493,6 +494,7 @@ PARSERS: dict[str, ParserCase] = {
     ),
     **STREAM_PARSERS,
     **CODEC_PARSERS,
+    **DISCOVERY_PARSERS,
     **RUNTIME_PARSERS,
 }
 

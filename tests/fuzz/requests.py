@@ -8,12 +8,13 @@ from typing import Any
 from google.protobuf.message import Message
 
 from shoal.testing.control import process_spec
+from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
-from tests.fuzz.worlds import AgentWorld, ControlWorld, TrustWorld
+from tests.fuzz.worlds import AgentWorld, ControlWorld, DiscoveryWorld, TrustWorld
 from tests.unit.agent.making import workload
 
 
@@ -156,4 +157,10 @@ TRUST: dict[str, Callable[[TrustWorld], Message]] = {
     "SetSecret": _same(secrets.SetSecretRequest(name="password", value=b"hidden")),
     "ListSecrets": _same(secrets.ListSecretsRequest()),
     "DeleteSecret": _same(secrets.DeleteSecretRequest(name="password")),
+}
+
+DISCOVERY: dict[str, Callable[[DiscoveryWorld], Message]] = {
+    "GetReplicas": _same(serving.GetReplicasRequest(server_type=serving.PS, task=0, model_name="m")),
+    "GetResource": _same(serving.GetResourceRequest()),
+    "HeartBeat": _same(serving.HeartBeatRequest(server_type=serving.DENSE)),
 }

@@ -16,12 +16,21 @@ from shoal.wire.methods import (
     Credentials,
     Enrollment,
     Secrets,
+    ServingAgent,
     WorkloadExec,
     methods_of,
 )
 from shoal.wire.transport import Cardinality, Method
-from tests.fuzz.requests import AGENT, CONTROL, TRUST
-from tests.fuzz.worlds import World, agent_world, changed_nothing, control_world, in_virtual_time, trust_world
+from tests.fuzz.requests import AGENT, CONTROL, DISCOVERY, TRUST
+from tests.fuzz.worlds import (
+    World,
+    agent_world,
+    changed_nothing,
+    control_world,
+    discovery_world,
+    in_virtual_time,
+    trust_world,
+)
 
 #: The world in which each service is called. A new service needs one.
 SERVICES: dict[type, str] = {
@@ -32,11 +41,17 @@ SERVICES: dict[type, str] = {
     Secrets: "trust",
     WorkloadExec: "control",
     AgentExec: "agent",
+    ServingAgent: "discovery",
 }
 METHODS = [(kind, method) for service, kind in SERVICES.items() for method in methods_of(service)]
 KINDS = sorted(set(SERVICES.values()))
 
-_WORLDS = {"control": (control_world, CONTROL), "agent": (agent_world, AGENT), "trust": (trust_world, TRUST)}
+_WORLDS = {
+    "control": (control_world, CONTROL),
+    "agent": (agent_world, AGENT),
+    "trust": (trust_world, TRUST),
+    "discovery": (discovery_world, DISCOVERY),
+}
 
 
 def open_world(kind: str, folder: Path):

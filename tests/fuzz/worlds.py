@@ -22,6 +22,16 @@ from shoal.control.settings import ControlSettings
 from shoal.control.store.base import EventQuery
 from shoal.control.store.sqlite import SqliteStore
 from shoal.core.entropy import SeededEntropy
+from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.embedded import EmbeddedTree
+from shoal.discovery.mirror.records import AgentResource
+from shoal.discovery.models.bindings import registrations
+from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.models.records import Container, ContainerService, SavedModel
+from shoal.discovery.models.service_map import ServiceMap
+from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.views import ModelAddresses
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.testing.clock import LoopClock
 from shoal.testing.control import START, ControlKit, process_spec
@@ -281,7 +291,58 @@ class TrustWorld:
         await self.store.dispose()
 
 
-World = ControlWorld | AgentWorld | TrustWorld
+class DiscoveryWorld:
+    """A serving agent of version 3 with one container in its tree."""
+
+    def __init__(self) -> None:
+        self.moved = False
+        self.metadata: dict[str, str] = {}
+        self.tree = EmbeddedTree(LoopClock(START))
+        self.network = LocalNetwork()
+
+    async def prepare(self) -> None:
+        self.store = self.tree.session()
+        await self.store.open()
+        paths, container = ModelPaths("b"), Container("c", "i")
+        nodes = registrations(paths, container, ContainerService("h:1"), [SavedModel("m", "ps_0")])
+        for path, data in nodes.items():
+            await self.store.create(path, data, ephemeral=True, makepath=True)
+        self.services = ServiceMap(self.store, paths)
+        self.services.start()
+        await self.services.wait_loaded()
+        self.handlers = ServingAgentHandlers(
+            ModelAddresses(self.services), resource=lambda: AgentResource("h:1", 0, 2**40, 5)
+        )
+        self.server = await self.network.transport("agent").serve("agent:0", [self.handlers.service()])
+        self.channel = self.network.transport("client").connect(self.server.address)
+        for server_type in ServerType:  # an answer is kept for each of them
+            await ServingAgentClient(self.channel).heart_beat(server_type)
+
+    async def settle(self) -> None:
+        await asyncio.sleep(SETTLE)
+
+    async def state(self) -> object:
+        return self.services.addresses(), self.services.version
+
+    def census(self) -> Counter[str]:
+        return census(self.handlers, ignored=IGNORED)
+
+    async def check_alive(self) -> None:
+        client = ServingAgentClient(self.channel)
+        assert await client.heart_beat(ServerType.PS) == {"m:ps_0": ["h:1"]}
+
+    async def stop(self) -> None:
+        self.services.close()
+        await self.channel.close()
+        await self.server.stop()
+        await self.store.close()
+        await self.tree.close()
+
+    def channel_for(self, _method: Method[Any, Any]) -> Channel:
+        return self.channel
+
+
+World = ControlWorld | AgentWorld | TrustWorld | DiscoveryWorld
 
 
 def _stray() -> agent_pb2.ApplyWorkloadRequest:
@@ -331,9 +392,20 @@ async def trust_world(folder: Path) -> AsyncIterator[TrustWorld]:
         await world.stop()
 
 
+@asynccontextmanager
+async def discovery_world(_folder: Path) -> AsyncIterator[DiscoveryWorld]:
+    world = DiscoveryWorld()
+    await world.prepare()
+    try:
+        yield world
+    finally:
+        await world.stop()
+
+
 _OTHER_READS = (
     *("get_workload_status", "get_workload_spec", "list_workloads", "health_check", "list_actions", "read_logs"),
     *("get_authority", "list_join_tokens", "list_secrets"),
+    *("get_replicas", "get_resource", "heart_beat"),
 )
 
 

@@ -17,7 +17,16 @@ from typing import Any
 from shoal.core.errors import DeniedError, UnauthenticatedError
 from shoal.model.identity import Identity, Role
 from shoal.wire.health import CHECK, WATCH
-from shoal.wire.methods import AgentControl, AgentExec, AgentService, Credentials, Enrollment, Secrets, WorkloadExec
+from shoal.wire.methods import (
+    AgentControl,
+    AgentExec,
+    AgentService,
+    Credentials,
+    Enrollment,
+    Secrets,
+    ServingAgent,
+    WorkloadExec,
+)
 from shoal.wire.reflection import SERVER_REFLECTION_INFO
 from shoal.wire.transport import Method
 
@@ -119,6 +128,10 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     # The control plane records every command, so an operator may not call an agent.
     WorkloadExec.EXEC: _OPERATOR,
     AgentExec.EXEC: _CONTROL,
+    # Addresses of model servers, for everyone who calls them.
+    ServingAgent.GET_REPLICAS: _ANYONE,
+    ServingAgent.GET_RESOURCE: _ANYONE,
+    ServingAgent.HEART_BEAT: _ANYONE,
     # Served by every server, to every role of its cluster.
     CHECK: _ANYONE,
     WATCH: _ANYONE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
@@ -18,6 +19,7 @@ _CREDENTIALS = "shoal.v1.Credentials"
 _SECRETS = "shoal.v1.Secrets"
 _EXEC = "shoal.v1.WorkloadExec"
 _AGENT_EXEC = "shoal.v1.AgentExec"
+_SERVING_AGENT = "monolith.serving.agent_service.AgentService"
 
 
 class AgentControl:
@@ -134,6 +136,15 @@ class AgentExec:
 
     NAME = _AGENT_EXEC
     EXEC = Method(_AGENT_EXEC, "Exec", execution.ExecRequest, execution.ExecResponse, Cardinality.BOTH_STREAM)
+
+
+class ServingAgent:
+    """Which address serves which part of a model: Monolith's `AgentService`."""
+
+    NAME = _SERVING_AGENT
+    GET_REPLICAS = Method(_SERVING_AGENT, "GetReplicas", serving.GetReplicasRequest, serving.GetReplicasResponse)
+    GET_RESOURCE = Method(_SERVING_AGENT, "GetResource", serving.GetResourceRequest, serving.GetResourceResponse)
+    HEART_BEAT = Method(_SERVING_AGENT, "HeartBeat", serving.HeartBeatRequest, serving.HeartBeatResponse)
 
 
 def methods_of(service: type) -> tuple[Method[Any, Any], ...]:

@@ -76,6 +76,18 @@ class Call:
     standing: Standing | None = field(default=None, repr=False, compare=False)
 
 
+class Prepared:
+    """An answer that is sent often: it is serialized once. A handler returns it in place of the message."""
+
+    def __init__(self, message: Message) -> None:
+        self.DESCRIPTOR = message.DESCRIPTOR
+        self._data = message.SerializeToString()
+
+    def SerializeToString(self) -> bytes:  # noqa: N802  the name of the method of a message
+        """The bytes of the message."""
+        return self._data
+
+
 @dataclass(frozen=True, slots=True)
 class Service:
     """Methods, and the object that serves them.

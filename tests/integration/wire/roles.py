@@ -10,6 +10,7 @@ from shoal.wire.methods import (
     Credentials,
     Enrollment,
     Secrets,
+    ServingAgent,
     WorkloadExec,
     methods_of,
 )
@@ -71,6 +72,7 @@ ALLOWED = {
     WorkloadExec: {"Exec": {OPERATOR}},
     AgentExec: {"Exec": {CONTROL}},
     Secrets: {"SetSecret": {OPERATOR}, "ListSecrets": {OPERATOR}, "DeleteSecret": {OPERATOR}},
+    ServingAgent: {name: set(Role) for name in ("GetReplicas", "GetResource", "HeartBeat")},
 }
 
 #: What a caller that is allowed to sends: conditions look at these fields.

@@ -16,9 +16,11 @@ from shoal.wire.methods import (
     Credentials,
     Enrollment,
     Secrets,
+    ServingAgent,
     WorkloadExec,
     methods_of,
 )
+from shoal.wire.pb.monolith.serving import agent_service_pb2
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
@@ -351,7 +353,20 @@ EXEC = {
     "ExecEnded": "1 exit_code int32, 2 signal int32",
 }
 
+SERVING_AGENT = {
+    "AddressList": "1 address string*",
+    "GetReplicasRequest": "1 server_type ServerType, 2 task int32, 3 model_name string",
+    "GetReplicasResponse": "1 address_list AddressList",
+    "GetResourceRequest": "",
+    "GetResourceResponse": """
+        1 address string, 2 shard_id int32, 3 replica_id int32, 4 memory int64, 5 cpu float, 6 network float,
+        7 work_load float""",
+    "HeartBeatRequest": "1 server_type ServerType",
+    "HeartBeatResponse": "1 addresses <string,AddressList>",
+}
+
 ENUMS = {
+    "monolith.serving.agent_service.ServerType": "0 PS, 1 ENTRY, 2 DENSE",
     "persys.control.v1.FailureReason": """
         0 FAILURE_REASON_UNSPECIFIED, 1 IMAGE_PULL_FAILED, 2 IMAGE_NOT_FOUND, 3 INSUFFICIENT_RESOURCES,
         4 INVALID_SPEC, 5 RUNTIME_ERROR, 6 NETWORK_ERROR, 7 STORAGE_ERROR, 8 VM_BOOT_FAILED""",
@@ -368,7 +383,7 @@ ENUMS = {
         4 ACTUAL_STATE_FAILED, 5 ACTUAL_STATE_UNKNOWN""",
 }
 
-FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2, exec_pb2)
+FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2, exec_pb2, agent_service_pb2)
 
 
 def _split(text):
@@ -393,6 +408,7 @@ _SCALARS = {
     FieldDescriptor.TYPE_BYTES: "bytes",
     FieldDescriptor.TYPE_BOOL: "bool",
     FieldDescriptor.TYPE_DOUBLE: "double",
+    FieldDescriptor.TYPE_FLOAT: "float",
     FieldDescriptor.TYPE_INT32: "int32",
     FieldDescriptor.TYPE_INT64: "int64",
 }
@@ -413,8 +429,8 @@ def _actual(descriptor):
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC), strict=True)),
-    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec"],
+    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC, SERVING_AGENT), strict=True)),
+    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec", "serving agent"],
 )
 def test_every_message_is_as_it_was_published(file, table):
     messages = file.DESCRIPTOR.message_types_by_name
@@ -483,8 +499,16 @@ def test_the_kinds_of_workload_exclude_each_other():
             agent_pb2.ListActionsRequest(workload_id="w", action_type="delete_workload", limit=1, newest_first=True),
             b"\x0a\x01w" b"\x12\x0fdelete_workload" b"\x20\x01" b"\x28\x01",
         ),
+        (agent_service_pb2.HeartBeatRequest(server_type=agent_service_pb2.PS), b""),
+        (agent_service_pb2.HeartBeatRequest(server_type=agent_service_pb2.DENSE), b"\x08\x02"),
+        (
+            agent_service_pb2.HeartBeatResponse(
+                addresses={"ps:0": agent_service_pb2.AddressList(address=["10.0.0.5:8500"])}
+            ),
+            bytes.fromhex("0a170a0470733a30120f0a0d31302e302e302e353a38353030"),
+        ),
     ],
-    ids=["register", "apply", "agent apply", "actions"],
+    ids=["register", "apply", "agent apply", "actions", "heartbeat ps", "heartbeat dense", "heartbeat answer"],
 )  # fmt: skip
 def test_the_bytes_on_the_wire_are_these(message, wire):
     assert message.SerializeToString(deterministic=True) == wire
@@ -501,8 +525,9 @@ def test_the_bytes_on_the_wire_are_these(message, wire):
         (Secrets, secrets_pb2.DESCRIPTOR.services_by_name["Secrets"]),
         (WorkloadExec, exec_pb2.DESCRIPTOR.services_by_name["WorkloadExec"]),
         (AgentExec, exec_pb2.DESCRIPTOR.services_by_name["AgentExec"]),
+        (ServingAgent, agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]),
     ],
-    ids=["control", "agent", "enrollment", "credentials", "secrets", "exec", "agent exec"],
+    ids=["control", "agent", "enrollment", "credentials", "secrets", "exec", "agent exec", "serving agent"],
 )
 def test_every_rpc_is_in_the_table_of_methods(ours, theirs):
     def cardinality(method):

@@ -1,0 +1,420 @@
+"""What discovery does on every tree, with Monolith's agents on it. A test module makes a subclass for each tree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
+from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.mirror.mirror import Mirror, MirrorEvent
+from shoal.discovery.mirror.records import AgentResource, PortalModel, PublishedModel, SchedulerPaths
+from shoal.discovery.models.catalog import Catalog
+from shoal.discovery.models.layouts import Layout, LayoutEntry, LayoutWatcher
+from shoal.discovery.models.overview import collect_overview
+from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.models.records import DeployConfig, SavedModel
+from shoal.discovery.models.service_map import ServiceMap
+from shoal.discovery.replicas.paths import Location
+from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.replicas.table import SyncTarget
+from shoal.discovery.replicas.watcher import ReplicaWatcher
+from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.views import AddressView, MirrorAddresses, ModelAddresses, ReplicaAddresses
+from shoal.testing.suites.coordination_kit import CoordinationKit
+from shoal.wire.channel import GrpcTransport
+from tests.peers.monolith import DENSE, ENTRY, PS, ForeignAgent, HeartbeatClient
+
+LF = Location("lf", "default")
+POD = "p.s.m;lf;default:pod-1"
+GRPC = "192.0.2.2:58703"
+
+
+class DiscoverySuite(CoordinationKit):
+    """Discovery on one kind of tree."""
+
+    @pytest.fixture
+    def bzid(self):
+        return f"b{SystemEntropy().token(8)}"
+
+    @pytest.fixture
+    def peer(self, other, bzid):
+        """A foreign agent, with a session of its own."""
+        return ForeignAgent(other, bzid)
+
+    @pytest.fixture
+    async def serve(self):
+        """Serves a view, and returns the address."""
+        servers = []
+
+        async def start(view: AddressView, **more) -> str:
+            handlers = ServingAgentHandlers(view, **more)
+            servers.append(await GrpcTransport().serve("127.0.0.1:0", [handlers.service()]))
+            return servers[-1].address
+
+        yield start
+        for server in servers:
+            await server.stop()
+
+    @pytest.fixture
+    async def watcher(self, store, bzid):
+        made = ReplicaWatcher(store, bzid, "m")
+        yield made
+        made.close()
+
+    @pytest.fixture
+    async def services(self, store, bzid):
+        made = ServiceMap(store, ModelPaths(bzid))
+        yield made
+        made.close()
+
+    async def until(self, check: Callable[[], bool]) -> None:
+        """Wait for a state that must come."""
+        async with asyncio.timeout(self.patience):
+            while not check():
+                await asyncio.sleep(0.005)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Version 1
+
+    async def test_replicas_of_foreign_agents_are_found_in_a_plain_tree(self, watcher, peer):
+        await peer.replica("m/ps:0/1", "10.0.0.2")
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        await peer.replica("m/ps:10/0", "10.0.0.3", stat=20)
+        await peer.replica("m/entry:0/00000000000", "10.0.0.4")
+        await peer.replica("m2/ps:0/0", "10.0.0.9")
+        watcher.start()
+        await watcher.wait_loaded()
+        table = watcher.table
+        assert table.all_replicas(ServerType.PS) == {"ps:0": ["10.0.0.1:44059", "10.0.0.2:44059"], "ps:10": []}
+        assert table.task_replicas(ServerType.ENTRY, 0) == ["10.0.0.4:44059"]
+        assert table.replica(ServerType.PS, 0, 1) == "10.0.0.2:44059"
+        assert table.replica(ServerType.PS, 0, 12) is None
+        assert table.replica(ServerType.PS, 10, 0) is None
+
+    async def test_replicas_are_found_by_location(self, watcher, peer):
+        await peer.replica("m/lf:default/ps:3/7", "10.0.0.1")
+        await peer.replica("m/hl:1/ps:3/8", "10.0.0.2")
+        watcher.start()
+        await watcher.wait_loaded()
+        table = watcher.table
+        assert table.all_replicas(ServerType.PS) == {
+            "hl:1/ps:3": ["10.0.0.2:44059"],
+            "lf:default/ps:3": ["10.0.0.1:44059"],
+        }
+        assert table.task_replicas(ServerType.PS, 3, location=LF) == ["10.0.0.1:44059"]
+        assert table.sync_targets(ServerType.PS, 3) == {
+            "10.0.0.1:44059": SyncTarget("lf", "default", 7),
+            "10.0.0.2:44059": SyncTarget("hl", "1", 8),
+        }
+
+    async def test_the_table_follows_changes_and_a_task_that_vanishes_and_returns(self, watcher, peer):
+        watcher.start()
+        await watcher.wait_loaded()
+        assert len(watcher.table) == 0
+
+        def addresses():
+            return watcher.table.all_replicas(ServerType.PS)
+
+        await peer.replica("m/ps:0/0", "10.0.0.1", stat=0)
+        await self.until(lambda: addresses() == {"ps:0": []})
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        await self.until(lambda: addresses() == {"ps:0": ["10.0.0.1:44059"]})
+        await peer.remove("service/m/ps:0")
+        await self.until(lambda: addresses() == {})
+        await peer.replica("m/ps:0/0", "10.0.0.2")
+        await self.until(lambda: addresses() == {"ps:0": ["10.0.0.2:44059"]})
+        await peer.remove("service/m")
+        await self.until(lambda: addresses() == {})
+        await peer.replica("m/ps:0/0", "10.0.0.3")
+        await self.until(lambda: addresses() == {"ps:0": ["10.0.0.3:44059"]})
+
+    async def test_replicas_go_with_the_session_of_their_agent(self, watcher, peer, other, faults):
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        watcher.start()
+        await self.until(lambda: len(watcher.table) == 1)
+        await faults.expire(other)
+        await self.until(lambda: len(watcher.table) == 0)
+
+    async def test_the_table_survives_the_loss_of_its_own_session(self, watcher, peer, store, faults):
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        watcher.start()
+        await self.until(lambda: len(watcher.table) == 1)
+        await faults.expire(store)
+        await peer.replica("m/ps:0/0", "10.0.0.2")
+        await self.until(lambda: watcher.table.task_replicas(ServerType.PS, 0) == ["10.0.0.2:44059"])
+
+    async def test_an_unreadable_replica_is_unknown_and_harms_no_other(self, watcher, peer):
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        await peer.replica("m/ps:0/1", "10.0.0.2")
+        watcher.start()
+        await self.until(lambda: len(watcher.table) == 2)
+        await peer.ephemeral("service/m/ps:0/0", '{"stat": "30"}')
+        await peer.ephemeral("service/m/ps:0/x", "{}")
+        await self.until(lambda: watcher.table.task_replicas(ServerType.PS, 0) == ["10.0.0.2:44059"])
+        await peer.ephemeral("service/m/ps:0/1", "")
+        await self.until(lambda: watcher.table.all_replicas(ServerType.PS) == {"ps:0": []})
+        assert len(watcher.table) == 2
+
+    async def test_a_model_server_of_version_1_gets_its_peers(self, watcher, peer, serve):
+        for task in range(20):
+            for replica in range(2):
+                await peer.replica(f"m/lf:default/ps:{task}/{replica}", f"192.168.1.{replica + 1}")
+        await peer.replica("m/hl:default/ps:0/9", "10.9.9.9")
+        await peer.replica("m/lf:default/dense:0/1", "192.168.1.1", stat=10)
+        watcher.start()
+        await watcher.wait_loaded()
+        client = HeartbeatClient(await serve(ReplicaAddresses(watcher, location=LF)))
+        await client.beat()
+        assert client.api_version == 0
+        assert len(client.addresses) == 21
+        assert client.peers("m", "ps_3") == ["192.168.1.1:44059", "192.168.1.2:44059"]
+        assert client.peers("m", "dense_0") == []
+        assert set(await client.heart_beat(DENSE)) == {"dense:0"}
+        assert await client.get_replicas(PS, 1) == ["192.168.1.1:44059", "192.168.1.2:44059"]
+        assert await client.get_replicas(ENTRY, 0) == []
+
+    async def test_an_agent_without_a_location_answers_for_all_of_them(self, watcher, peer, serve):
+        await peer.replica("m/lf:default/ps:0/0", "10.0.0.1")
+        await peer.replica("m/hl:default/ps:0/0", "10.0.0.2")
+        watcher.start()
+        await watcher.wait_loaded()
+        client = HeartbeatClient(await serve(ReplicaAddresses(watcher)))
+        assert await client.heart_beat(PS) == {"ps:0": ["10.0.0.2:44059", "10.0.0.1:44059"]}
+
+    async def test_nothing_is_answered_before_the_first_view_is_loaded(self, watcher, peer, serve):
+        await peer.replica("m/ps:0/0", "10.0.0.1")
+        address = await serve(ReplicaAddresses(watcher))
+        model_server = HeartbeatClient(address)
+        await model_server.beat()
+        assert model_server.api_version is None
+        channel = GrpcTransport().connect(address)
+        client = ServingAgentClient(channel)
+        with pytest.raises(UnavailableError, match="not loaded yet"):
+            await client.heart_beat(ServerType.PS)
+        with pytest.raises(UnavailableError, match="not loaded yet"):
+            await client.get_replicas(ServerType.PS, 0)
+        watcher.start()
+        await watcher.wait_loaded()
+        assert await client.heart_beat(ServerType.PS) == {"ps:0": ["10.0.0.1:44059"]}
+        await client.close()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Version 2
+
+    async def test_the_scheduler_tree_is_mirrored(self, store, peer, bzid, serve):
+        paths = SchedulerPaths(bzid)
+        events: list[MirrorEvent] = []
+        mirror = Mirror(store, paths, on_event=events.append)
+        mirror.start()
+        await mirror.wait_loaded()
+        await peer.write(
+            "portal/m",
+            '{"model_name": "m", "model_dir": "/d", "ckpt": null, "num_shard": 5, "action": "NONE", '
+            '"spec_replicas": []}',
+        )
+        await self.until(lambda: len(events) == 1)
+        assert events[0].portal_model == PortalModel("m", "/d", None, 5, action="CREATED")
+        sub_models = {"entry": "/d/entry/1", "ps_0": "/d/ps_0/1", "ps_5": "/d/ps_5/1"}
+        published = [PublishedModel(shard, replica, "m", 10, 6, sub_models) for shard in (2, 3) for replica in range(3)]
+        await mirror.publish(published)
+        await mirror.publish(published)
+        await self.until(lambda: [event.kind for event in events] == ["portal", "publish"])
+        assert mirror.expected_loading(shard_id=2, replica_id=2) == {"m": published[2]}
+        assert mirror.expected_loading(shard_id=9, replica_id=0)["m"].sub_models == {"entry": "/d/entry/1"}
+        await peer.scheduled_replica("m", "ps", 0, 2, "10.0.0.5:8080")
+        await peer.scheduled_replica("m", "ps", 5, 2, "10.0.0.5:8080")
+        await peer.scheduled_replica("m2", "ps", 0, 2, "10.0.0.6:8080")
+        await peer.scheduled_replica("m", "entry", 0, 2, "10.0.0.5:8080")
+        await peer.ephemeral(
+            "resource/2:2",
+            '{"address": "10.0.0.5:1234", "shard_id": 2, "replica_id": 2, "memory": 12345, "cpu": 5.6, '
+            '"network": 3.2, "work_load": 0.7}',
+        )
+        await self.until(lambda: len(mirror.all_replicas(ServerType.PS)) == 3 and mirror.resources() != [])
+        assert mirror.resources() == [AgentResource("10.0.0.5:1234", 2, 2, 12345, 5.6, 3.2, 0.7)]
+        assert list(mirror.model_replicas("m", ServerType.PS)) == ["m:ps:0", "m:ps:5"]
+        found = mirror.replica("m", ServerType.PS, 5, 2)
+        assert found is not None
+        assert found.address == "10.0.0.5:8080"
+        assert mirror.replica("m", ServerType.PS, 5, 3) is None
+        client = HeartbeatClient(await serve(MirrorAddresses(mirror)))
+        assert await client.heart_beat(ENTRY) == {"m:entry:0": ["10.0.0.5:8080"]}
+        assert await client.get_replicas(PS, 0, "m2") == ["10.0.0.6:8080"]
+        await peer.remove("portal/m")
+        await self.until(lambda: events[-1].kind == "portal")
+        assert events[-1].portal_model.action == "DELETED"
+        assert len(await mirror.remove_unrequested()) == 6
+        await self.until(lambda: mirror.published() == {} and events[-1].kind == "publish")
+        mirror.close()
+
+    # -----------------------------------------------------------------------------------------------------
+    # Version 3
+
+    async def test_containers_of_foreign_agents_are_found_whatever_comes_first(self, services, peer):
+        services.start()
+        await services.wait_loaded()
+        await peer.bind("m", "ps_0", POD)
+        await self.until(lambda: services.services() == {"m": {"ps_0": []}})
+        await peer.container(POD, GRPC)
+        await self.until(lambda: services.addresses() == {"m:ps_0": [GRPC]})
+        await peer.container(POD, "192.0.2.2:1")
+        await self.until(lambda: services.addresses() == {"m:ps_0": ["192.0.2.2:1"]})
+        assert services.sync_targets(SavedModel("m", "ps_0")) == ("m:ps_0", ["192.0.2.2:1"])
+        assert services.sync_targets(SavedModel("m", "ps_1")) == ("m:ps_1", [])
+
+    async def test_a_container_vanishes_with_its_session_and_returns(self, services, peer, other, faults):
+        await peer.container(POD, GRPC)
+        await peer.bind("m", "ps_0", POD)
+        services.start()
+        await self.until(lambda: services.addresses() == {"m:ps_0": [GRPC]})
+        await faults.expire(other)
+        await self.until(lambda: services.addresses() == {})
+        await peer.bind("m", "ps_0", POD)
+        await peer.container(POD, GRPC)
+        await self.until(lambda: services.addresses() == {"m:ps_0": [GRPC]})
+
+    async def test_a_model_server_of_version_3_learns_its_peers_by_name(self, services, peer, serve):
+        for sub_graph in ("entry", "ps_0", "ps_1"):
+            await peer.declare("m", sub_graph, f"/d/{sub_graph}")
+        await peer.declare("other", "ps_0", "/d/other")
+        services.start()
+        layout: list[set[str] | None] = [None]
+        view = ModelAddresses(services, models=lambda: layout[0])
+        client = HeartbeatClient(await serve(view))
+        await services.wait_loaded()
+        await client.beat()
+        assert client.api_version is None
+        layout[0] = {"m"}
+        await client.beat()
+        assert client.api_version == 1
+        assert client.addresses == {"m:entry": [], "m:ps_0": [], "m:ps_1": []}
+        await peer.container(POD, GRPC)
+        await peer.bind("m", "ps_0", POD)
+        await peer.bind("other", "ps_0", POD)
+        await self.until(lambda: len(services.containers(SavedModel("other", "ps_0"))) == 1)
+        await client.beat()
+        assert client.peers("m", "ps_0") == [GRPC]
+        assert "other:ps_0" not in client.addresses
+        assert await client.get_replicas(PS, 0, "m") == [GRPC]
+        assert await client.get_replicas(PS, 0, "m:ps_0") == [GRPC]
+        assert await client.get_replicas(ENTRY, 0, "m") == []
+
+    async def test_a_layout_is_followed_with_its_declarations(self, store, peer, bzid):
+        layouts: list[Layout] = []
+        watcher = LayoutWatcher(store, ModelPaths(bzid), "test_layout", changed=layouts.append)
+        watcher.start()
+        await self.until(lambda: layouts == [Layout()])
+
+        def entry(sub_graph, base_path):
+            return LayoutEntry(SavedModel("m", sub_graph), DeployConfig(base_path, "latest"))
+
+        def names():
+            return [str(each.saved_model) for each in layouts[-1].entries]
+
+        for sub_graph in ("ps_2", "entry", "ps_0"):
+            await peer.declare("m", sub_graph, f"/d/{sub_graph}")
+            await peer.publish("test_layout", f"m:{sub_graph}")
+        await self.until(lambda: names() == ["m:entry", "m:ps_0", "m:ps_2"])
+        assert layouts[-1].entries[0] == entry("entry", "/d/entry")
+        await peer.declare("m", "entry", "/new")
+        await self.until(lambda: layouts[-1].entries[0] == entry("entry", "/new"))
+        await peer.publish("test_layout", "m:late")
+        await self.until(lambda: [each.field for each in layouts[-1].problems] == [f"/{bzid}/saved_models/m/late"])
+        assert names() == ["m:entry", "m:ps_0", "m:ps_2"]
+        await peer.declare("m", "late", "/late")
+        await self.until(lambda: names() == ["m:entry", "m:late", "m:ps_0", "m:ps_2"])
+        await peer.publish("test_layout", "nonsense")
+        await peer.write("saved_models/m/ps_0", "{broken")
+        await self.until(lambda: len(layouts[-1].problems) == 2)
+        assert names() == ["m:entry", "m:late", "m:ps_2"]
+        for name in ("m:entry", "m:late", "nonsense"):
+            await peer.remove(f"layouts/test_layout/{name}")
+        await self.until(lambda: names() == ["m:ps_2"] and len(layouts[-1].problems) == 1)
+        watcher.close()
+
+    async def test_models_are_declared_published_and_unpublished(self, store, bzid):
+        catalog = Catalog(store, ModelPaths(bzid))
+        sub_graphs = {name: f"/d/{name}" for name in ("entry", "ps_0", "ps_1", "ps_2", "ps_3", "ps_4")}
+        await catalog.declare("m", sub_graphs)
+        assert [each.sub_graph for each in await catalog.sub_graphs("m")] == sorted(sub_graphs)
+        assert (await store.get(f"/{bzid}/saved_models/m/entry")).data == (
+            b'{"model_base_path": "/d/entry", "version_policy": "latest"}'
+        )
+        assert (await store.get(f"/{bzid}/saved_models/m/ps_0")).data == (
+            b'{"model_base_path": "/d/ps_0", "version_policy": "latest_once"}'
+        )
+        with pytest.raises(PreconditionError, match="declared already"):
+            await catalog.declare("m", {"entry": "/x"})
+        await catalog.declare("m", {"entry": "/x"}, overwrite=True)
+        assert b'"/x"' in (await store.get(f"/{bzid}/saved_models/m/entry")).data
+
+        async def members():
+            return (await collect_overview(store, ModelPaths(bzid)))["layout_info"]
+
+        assert [str(each) for each in await catalog.publish("m:entry", "l1")] == ["m:entry"]
+        assert await members() == {"l1": ["m:entry"]}
+        await catalog.publish("m:ps_*", "l1")
+        await catalog.publish("m:ps_*", "l1")
+        assert await members() == {"l1": ["m:entry", "m:ps_0", "m:ps_1", "m:ps_2", "m:ps_3", "m:ps_4"]}
+        await catalog.unpublish("m:ps_*", f"/{bzid}/layouts/l1")
+        assert await members() == {"l1": ["m:entry"]}
+        await catalog.unpublish("m:entry", "l1")
+        assert await members() == {"l1": []}
+
+    async def test_what_matches_nothing_is_an_error(self, store, bzid):
+        catalog = Catalog(store, ModelPaths(bzid))
+        await catalog.declare("m", {"entry": "/d"})
+        for call, error in [
+            (catalog.publish("m:ps_*", "l1"), NotFoundError),
+            (catalog.publish("nobody:entry", "l1"), NotFoundError),
+            (catalog.publish("m", "l1"), InvalidError),
+            (catalog.publish("m:entry", "a/b"), InvalidError),
+            (catalog.unpublish("m:entry", "l1"), NotFoundError),
+            (catalog.declare("a:b", {"entry": "/d"}), InvalidError),
+            (catalog.declare("n", {"..": "/d"}), InvalidError),
+            (catalog.declare("n", {}), InvalidError),
+        ]:
+            with pytest.raises(error):
+                await call
+        assert await store.exists(f"/{bzid}/layouts") is None
+        assert await store.children(f"/{bzid}/saved_models") == ("m",)
+
+    async def test_the_overview_has_everything(self, store, peer, bzid):
+        for sub_graph in ("entry", "ps_0"):
+            await peer.declare("m", sub_graph, f"/d/{sub_graph}")
+        await peer.declare("idle", "entry", "/i")
+        await peer.publish("prod", "m:ps_0")
+        await peer.publish("prod", "m:entry")
+        await peer.container(POD, GRPC)
+        await peer.bind("m", "entry", POD)
+        found = await collect_overview(store, ModelPaths(bzid))
+        assert found["model_info"] == {
+            "idle": {
+                "entry": {
+                    "deploy_config": '{"model_base_path": "/i", "version_policy": "latest"}',
+                    "bindings": [],
+                },
+                "sub_graphs_total": 1,
+            },
+            "m": {
+                "entry": {
+                    "deploy_config": '{"model_base_path": "/d/entry", "version_policy": "latest"}',
+                    "bindings": [POD],
+                },
+                "ps_0": {
+                    "deploy_config": '{"model_base_path": "/d/ps_0", "version_policy": "latest"}',
+                    "bindings": [],
+                },
+                "sub_graphs_available": 1,
+                "sub_graphs_total": 2,
+            },
+        }
+        assert list(found["model_info"]["m"]) == ["entry", "ps_0", "sub_graphs_available", "sub_graphs_total"]
+        container = found["container_info"]["p.s.m;lf;default"]["pod-1"]
+        assert container["saved_models"] == ["m:entry"]
+        assert container["service_info"].startswith('{"grpc": "192.0.2.2:58703"')
+        assert found["layout_info"] == {"prod": ["m:entry", "m:ps_0"]}
