@@ -22,7 +22,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
 import json
+import pkgutil
 import shutil
 import sqlite3
 import subprocess
@@ -54,13 +56,11 @@ from shoal.core.errors import ShoalError
 from shoal.model.documents import GroupDocument, WorkloadDocument, read_document
 from shoal.model.workloads import DesiredState
 from shoal.testing.hollow import HollowFleet, HollowNode
+from shoal.wire import pb
 from shoal.wire.channel import GrpcTransport
 from shoal.wire.convert import workload_view_to_proto
 from shoal.wire.methods import AgentService
-from shoal.wire.pb.monolith.serving import agent_service_pb2
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
-from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
 from shoal.wire.transport import Channel, CheckCaller, Method, Request, Response, Server, Service
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -528,9 +528,15 @@ def _plain_lines(lines: Sequence[str]) -> Iterator[str]:
 
 def contract() -> str:
     """Every message and service as this version knows them."""
+    found = [found.name for found in pkgutil.walk_packages(pb.__path__, f"{pb.__name__}.")]
+    waiting = [importlib.import_module(name).DESCRIPTOR for name in sorted(found) if name.endswith("_pb2")]
     files = descriptor_pb2.FileDescriptorSet()
-    for module in (run_pb2, agent_pb2, control_pb2, enrollment_pb2, secrets_pb2, exec_pb2, agent_service_pb2):
-        module.DESCRIPTOR.CopyToProto(files.file.add())
+    while waiting:  # a file comes after those that it imports
+        names = {file.name for file in waiting}
+        ready = [file for file in waiting if names.isdisjoint(each.name for each in file.dependencies)]
+        for file in ready:
+            file.CopyToProto(files.file.add())
+        waiting = [file for file in waiting if file not in ready]
     return text_format.MessageToString(files)
 
 

@@ -81,7 +81,7 @@ class RecordedVersion:
         pool = _POOLS.get(self.folder)
         if pool is None:
             pool = _POOLS[self.folder] = descriptor_pool.DescriptorPool()
-            for name in ("google/protobuf/timestamp.proto",):
+            for name in (f"google/protobuf/{each}.proto" for each in ("any", "timestamp", "wrappers")):
                 known = descriptor_pb2.FileDescriptorProto()
                 descriptor_pool.Default().FindFileByName(name).CopyToProto(known)
                 pool.Add(known)
