@@ -1,9 +1,9 @@
 """Sends commands to agents: at most one at a time for each node and workload, a bounded number for each node.
 
 Commands wait in a queue for each node, and the nodes are served in rotation. So a node that answers slowly or not at
-all delays no other node. While requests wait for a placement, fewer commands are started at once: a placement is
-durable, and its command can wait. While there is a backlog of them, the first commands of new
-workloads also wait for each other, because a node that gets them together reports on them with one heartbeat.
+all delays no other node. While requests wait for a placement, fewer first commands of new workloads are started at
+once: a placement is durable, and its command can wait. While there is a backlog of placements, they also wait for each
+other, because a node that gets them together reports on them with one heartbeat.
 
 Used by `shoal.control.workloads.dispatch` and `shoal.control.workloads.copies`.
 """
@@ -21,7 +21,7 @@ from shoal.core.tasks import TaskScope
 
 #: Commands that one node may have in flight.
 PER_NODE = 16
-#: Commands started and not answered, over all nodes: while requests wait for a placement, and while none does.
+#: Commands started and not answered, over all nodes: those that can wait while requests wait for a placement, and else.
 FEW = 8
 MANY = 256
 #: With a backlog of placements, the commands of a node that can wait do so until there are so many, or so many seconds.
@@ -81,7 +81,9 @@ class Pump:
         self._has_backlog = has_backlog
         self._on_free = on_free
         self._lines: dict[NodeId, _Line] = {}
-        #: The nodes with a command that can be started, in turn: those that answer, and those that are late.
+        #: The nodes with a command that can be started, in turn: those whose commands cannot wait, those whose can, and
+        #: those that are late.
+        self._urgent: dict[NodeId, _Line] = {}
         self._prompt: dict[NodeId, _Line] = {}
         self._tardy: dict[NodeId, _Line] = {}
         #: Nodes whose last command was not answered in time.
@@ -119,10 +121,8 @@ class Pump:
     def close(self) -> None:
         """Start nothing more; what is in flight ends with its scope."""
         self._closed = True
-        self._lines.clear()
-        self._prompt.clear()
-        self._tardy.clear()
-        self._held.clear()
+        for lines in (self._lines, self._urgent, self._prompt, self._tardy, self._held):
+            lines.clear()
         if self._look is not None:
             self._look.cancel()
 
@@ -133,13 +133,11 @@ class Pump:
         if self._is_held(line):
             self._hold(line)
             return
-        self._held.pop(line.node_id, None)
-        if line.node_id in self._late:
-            self._prompt.pop(line.node_id, None)
-            self._tardy.setdefault(line.node_id, line)
-        else:
-            self._tardy.pop(line.node_id, None)
-            self._prompt.setdefault(line.node_id, line)
+        turn = self._tardy if line.node_id in self._late else self._urgent if line.urgent else self._prompt
+        for lines in (self._urgent, self._prompt, self._tardy, self._held):
+            if lines is not turn:
+                lines.pop(line.node_id, None)
+        turn.setdefault(line.node_id, line)
 
     def _is_held(self, line: _Line) -> bool:
         """Whether the commands of a node wait for more of them."""
@@ -165,9 +163,10 @@ class Pump:
 
     def _start_some(self) -> None:
         """Start what may be started. With a backlog a node in turn gets all of its commands, else as many as fit."""
-        most, backlog = FEW if self._is_busy() else MANY, self._has_backlog()
-        while (line := self._next(most)) is not None:
+        few, backlog = FEW if self._is_busy() else MANY, self._has_backlog()
+        while (line := self._next(few)) is not None:
             tardy = line.node_id in self._late
+            most = MANY if line.urgent and not tardy else few
             while line.can_start and ((backlog and not tardy) or self._has_room(most, tardy=tardy)):
                 workload_id = next(iter(line.waiting))
                 send, context = line.waiting.pop(workload_id)
@@ -177,9 +176,9 @@ class Pump:
                 self._scope.start(call.run(send), name=name, context=context)
             self._queue(line)
 
-    def _next(self, most: int) -> _Line | None:
+    def _next(self, few: int) -> _Line | None:
         """The line whose turn it is. Nodes that are late share half of what may be started."""
-        for lines in (self._prompt, self._tardy):
+        for lines, most in ((self._urgent, MANY), (self._prompt, few), (self._tardy, few)):
             if lines and self._has_room(most, tardy=lines is self._tardy):
                 return lines.pop(next(iter(lines)))
         return None

@@ -33,11 +33,11 @@ from shoal.model.events import Event, EventKind, EventSource
 from shoal.model.workloads import DesiredState, Rejection, WorkloadRecord
 
 MAX_BATCH = 1000
-#: Each batch scores every node anew. For a while after a batch of this size, the next one waits for more requests. A
-#: single request never waits.
+#: A batch of this size means that many wait for a place, for so many seconds.
 BUSY_BATCH = 8
 BUSY_SECONDS = 1.0
-#: So many in a second are a backlog, for as long.
+#: So many in a second are a backlog, for as long. Each batch scores every node anew: with a backlog the next one waits
+#: for more requests. A workload that has a node already never waits.
 BACKLOG = 256
 GATHER_SECONDS = 0.2
 
@@ -139,6 +139,8 @@ class Placer:
         self.strategy = strategy
         self._waiting: list[_Waiting] = []
         self._wake = Signal()
+        #: One of those that wait has a node already.
+        self._has_update = asyncio.Event()
         self._serial = asyncio.Lock()
         self._busy_until = 0.0
         self._backlog_until = 0.0
@@ -161,6 +163,9 @@ class Placer:
         """
         entry = _Waiting(workload_id, reason, away_from, refused_by or {}, hold)
         self._waiting.append(entry)
+        known = self._ledger.fleet.workloads.get(workload_id)
+        if known is not None and known.node_id is not None:
+            self._has_update.set()
         self._wake.set()
         return await entry.done
 
@@ -173,6 +178,12 @@ class Placer:
     def has_backlog(self) -> bool:
         """Whether very many are being placed, or were a moment ago."""
         return self._clock.monotonic() < self._backlog_until
+
+    async def _gather(self) -> None:
+        """Wait for more requests, or for one of a workload that runs somewhere."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(GATHER_SECONDS):
+                await self._has_update.wait()
 
     def _count(self, taken: int) -> None:
         now = self._clock.monotonic()
@@ -213,11 +224,12 @@ class Placer:
         while True:
             await self._wake.wait()
             while self._waiting:
-                if len(self._waiting) < MAX_BATCH and self._clock.monotonic() < self._busy_until:
-                    await self._clock.sleep(GATHER_SECONDS)
+                if len(self._waiting) < MAX_BATCH and self.has_backlog:
+                    await self._gather()
                 if len(self._waiting) >= BUSY_BATCH:
                     self._busy_until = self._clock.monotonic() + BUSY_SECONDS
                 batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+                self._has_update.clear()
                 self._count(len(batch))
                 async with self._serial:
                     with tracing.span("placement", requests=len(batch)):

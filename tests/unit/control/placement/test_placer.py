@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from shoal.control.placement.placer import BUSY_BATCH, BUSY_SECONDS, GATHER_SECONDS
+from shoal.control.placement.placer import BACKLOG, BUSY_BATCH, BUSY_SECONDS, GATHER_SECONDS
 
 pytestmark = pytest.mark.looptime(start=time.monotonic)
 
@@ -23,10 +23,10 @@ async def placed_at(kit, *names):
 
 @pytest.fixture
 async def busy(kit):
-    """Right after many workloads were placed at once."""
-    kit.node("n1")
+    """Right after very many workloads were placed at once."""
+    kit.node("n1", cpu_millicores=100_000, memory_mb=100_000)
     await kit.wait_node("n1", "Ready")
-    names = [f"w{number}" for number in range(2 * BUSY_BATCH)]
+    names = [f"w{number}" for number in range(BACKLOG)]
     await apply(kit, *names)
     await placed_at(kit, *names)
     return kit
@@ -37,6 +37,28 @@ async def test_when_there_is_much_to_place_requests_are_gathered(busy):
     await busy.clock.sleep(GATHER_SECONDS / 2)
     await apply(busy, "two")
     assert len(await placed_at(busy, "one", "two")) == 1
+
+
+async def test_an_update_is_not_kept_waiting_by_new_workloads(busy):
+    asked = busy.clock.wall()
+    await apply(busy, "one")
+    await busy.clock.sleep(GATHER_SECONDS / 2)
+    await busy.apply("w0", cpu=20, memory=10)
+    workloads = busy.plane.leadership.fleet.workloads
+    await busy.wait(lambda: workloads["w0"].placed_at > asked)
+    assert (workloads["w0"].placed_at - asked).total_seconds() < GATHER_SECONDS
+
+
+async def test_a_few_at_once_are_not_kept_waiting(kit):
+    kit.node("n1")
+    await kit.wait_node("n1", "Ready")
+    names = [f"w{number}" for number in range(2 * BUSY_BATCH)]
+    await apply(kit, *names)
+    await placed_at(kit, *names)
+    preferred = kit.clock.wall()
+    await apply(kit, "next")
+    (placed,) = await placed_at(kit, "next")
+    assert (placed - preferred).total_seconds() < GATHER_SECONDS
 
 
 async def test_a_single_request_is_not_kept_waiting(busy):
