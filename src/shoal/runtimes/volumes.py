@@ -86,10 +86,14 @@ class Volumes:
                 raise _storage_error(error.message) from error
         return provided
 
-    async def delete(self, workload_id: WorkloadId) -> None:
-        """A workload was deleted: remove those of its volumes whose retain policy is Delete. May be repeated."""
+    async def delete(self, workload_id: WorkloadId, newest: Sequence[ManagedVolume] = ()) -> None:
+        """A workload was deleted: remove those of its volumes whose retain policy is Delete. May be repeated.
+
+        The policies of the `newest` spec count, which may never have run; those of earlier ones for what it lacks.
+        """
         records = await asyncio.to_thread(self._records, workload_id)
-        for name in [name for name, record in records.items() if record.delete]:
+        policies = {volume.name: _is_deleted(volume) for volume in newest}
+        for name in [name for name, record in records.items() if policies.get(name, record.delete)]:
             record = records.pop(name)
             try:
                 if record.driver == NFS:
@@ -175,7 +179,7 @@ class Volumes:
             records[volume.name] = VolumeRecord(
                 volume.driver or LOCAL,
                 provided[volume.name],
-                delete=volume.retain_policy == "Delete",
+                delete=_is_deleted(volume),
                 pool=volume.pool_name,
             )
         self._write(workload_id, records)
@@ -210,6 +214,11 @@ def records_from_json(text: bytes) -> dict[str, VolumeRecord]:
         if not isinstance(record.path, str) or not isinstance(record.delete, bool):
             raise ValueError("not a record of volumes")  # noqa: TRY004 as all damage is
     return found
+
+
+def _is_deleted(volume: ManagedVolume) -> bool:
+    """Whether it goes with its workload. Without a policy it is retained."""
+    return volume.retain_policy == "Delete"
 
 
 def _is_export(place: str) -> bool:

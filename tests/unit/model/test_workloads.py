@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from shoal.core.shape import build, find_problems, to_mapping
 from shoal.model.nodes import NodeSpec
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
+    ComposeSpec,
     ContainerSpec,
     ManagedVolume,
     NamedPort,
@@ -18,6 +20,7 @@ from shoal.model.workloads import (
     ProcessSpec,
     Readiness,
     RestartPolicy,
+    VmSpec,
     WorkloadSpec,
     WorkloadType,
 )
@@ -167,3 +170,9 @@ def test_what_a_workload_needs_of_its_node() -> None:
     )
     assert value.storage_drivers == {"local", "nfs", "ceph"}
     assert value.request == Resources(5, 6, 7, 8)
+
+
+@pytest.mark.parametrize("body", [ComposeSpec(inline_yaml="services: {}"), VmSpec()], ids=["compose", "vm"])
+@pytest.mark.parametrize(("policy", "deletes"), [("", False), ("Retain", False), ("Delete", True)])
+def test_data_is_retained_unless_the_policy_is_delete(body: ComposeSpec | VmSpec, policy: str, deletes: bool) -> None:
+    assert dataclasses.replace(body, retain_policy=policy).deletes_data is deletes

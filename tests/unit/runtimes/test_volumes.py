@@ -52,6 +52,15 @@ async def test_a_volume_of_an_earlier_revision_is_deleted_too(tmp_path: Path) ->
     assert not Path(old["old"]).exists()
 
 
+@pytest.mark.parametrize(("before", "after", "stays"), [("Delete", "", True), ("Retain", "Delete", False)])
+async def test_the_newest_policy_counts_also_when_it_never_ran(
+    tmp_path: Path, before: str, after: str, stays: bool
+) -> None:
+    provided = await Volumes(tmp_path).provide(WEB, [volume(retain_policy=before)])
+    await Volumes(tmp_path).delete(WEB, [volume(retain_policy=after)])
+    assert Path(provided["data"]).exists() is stays
+
+
 async def test_a_volume_lies_in_its_pool(tmp_path: Path) -> None:
     volumes = Volumes(tmp_path / "agent", pools={"fast": str(tmp_path / "fast")})
     provided = await volumes.provide(WEB, [volume(pool_name="fast")])

@@ -495,7 +495,8 @@ class WorkloadActor:
         delete_data = state.intent.deleting and state.spec is not None and state.spec.body.deletes_data
         await self._persist(lambda: self._runtime.forget_workload(self.workload_id, delete_data=delete_data), None)
         if state.intent.deleting and self._around.volumes is not None:
-            await self._persist(partial(self._around.volumes.delete, self.workload_id), None)
+            newest = state.spec.body.managed_volumes if state.spec is not None else ()
+            await self._persist(partial(self._around.volumes.delete, self.workload_id, newest), None)
         if self._around.certificates is not None:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)
