@@ -23,8 +23,8 @@ Q = "qemu-system-x86_64: "
         ("qemu: could not open kernel file '/k': No such file or directory", FailureReason.IMAGE_NOT_FOUND, False),
         (f"{Q}-drive file=/a: Could not open '/a': No such file or directory", FailureReason.STORAGE_ERROR, False),
         (f"{Q}Invalid SMP CPUs 300. The max CPUs supported", FailureReason.INVALID_SPEC, False),
-        ("something else", FailureReason.RUNTIME_ERROR, False),
-        ("", FailureReason.RUNTIME_ERROR, False),
+        ("something else", FailureReason.RUNTIME_ERROR, True),
+        ("", FailureReason.RUNTIME_ERROR, True),
     ],
 )
 def test_a_sentence_has_its_reason(printed: str, failure: FailureReason, transient: bool) -> None:
