@@ -1,4 +1,4 @@
-"""A Docker daemon for tests: private, with its own storage and no network of the machine's.
+"""A Docker daemon for tests: private, with its own storage and a bridge of its own.
 
 Needs root and the Debian package docker.io. Where the daemon does not come up, as in some sandboxes, its tests are
 skipped with what it said; with CI=true they fail.
@@ -7,6 +7,7 @@ skipped with what it said; with CI=true they fail.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -38,15 +39,45 @@ class Docker:
 
 
 @contextlib.contextmanager
-def private_docker() -> Iterator[Docker]:
-    """A daemon with the test image, until the end of the block."""
+def private_docker(*, size: str = "") -> Iterator[Docker]:
+    """A daemon with the test image, until the end of the block. With a `size`, such as 64m, its disk has that size."""
     if os.geteuid() != 0:
         do_without("the Docker daemon is tested as root")
     if shutil.which("dockerd") is None:
         do_without("not installed: dockerd (on Debian: apt-get install docker.io)")
     folder = Path(tempfile.mkdtemp(prefix="shoal-docker-", dir="/var/tmp"))
+    if size:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", folder], check=True, timeout=60)
     docker = Docker(folder)
-    command = ["dockerd", "--host", docker.address, "--bridge", "none", "--iptables=false", "--ip6tables=false"]
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove, folder)
+        bridge = stack.enter_context(_own_bridge())
+        yield from _run(docker, bridge)
+
+
+@contextlib.contextmanager
+def _own_bridge() -> Iterator[str]:
+    """A bridge with addresses that are nobody else's."""
+    with contextlib.ExitStack() as stack:
+        for number in range(100):
+            lock = stack.enter_context(Path(f"/var/tmp/shoal-test-bridge-{number}").open("w"))
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+        name = f"shoaldock{number}"
+        ip = ("ip", "link")
+        subprocess.run([*ip, "delete", name], capture_output=True, check=False, timeout=60)  # of a killed session
+        subprocess.run([*ip, "add", name, "type", "bridge"], check=True, timeout=60)
+        stack.callback(subprocess.run, [*ip, "delete", name], check=False, timeout=60)
+        subprocess.run(["ip", "address", "add", f"10.{number}.255.1/24", "dev", name], check=True, timeout=60)
+        subprocess.run([*ip, "set", name, "up"], check=True, timeout=60)
+        yield name
+
+
+def _run(docker: Docker, bridge: str) -> Iterator[Docker]:
+    folder = docker.folder
+    command = ["dockerd", "--host", docker.address, "--bridge", bridge, "--iptables=false", "--ip6tables=false"]
+    command += ["--ip-forward=false", "--ip-masq=false"]
     command += ["--data-root", str(folder / "data"), "--exec-root", str(folder / "exec")]
     command += ["--pidfile", str(folder / "pid")]
     with (folder / "log").open("wb") as output:
@@ -61,9 +92,12 @@ def private_docker() -> Iterator[Docker]:
             daemon.wait(timeout=30)
         daemon.kill()
         daemon.wait()
-        for mount in mounts_in(folder):
-            subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    for mount in mounts_in(folder):
+        subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _client(folder: Path) -> httpx.Client:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,25 @@ def private_engine(*, insecure: tuple[str, ...] = (), size: str = "") -> Iterato
         stack.enter_context(_own_network(folder))
         engine.podman("import", "-", IMAGE, given=root_file_system())
         yield engine
+
+
+@contextlib.contextmanager
+def engine_service(engine: Engine) -> Iterator[str]:
+    """The API of an engine, until the end of the block: its address."""
+    path = engine.folder / "api.sock"
+    command = ["podman", *engine.arguments, "system", "service", "--time", "0", f"unix://{path}"]
+    with (engine.folder / "api.log").open("wb") as log:
+        service = subprocess.Popen(command, stdout=log, stderr=log, cwd=engine.folder, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            assert service.poll() is None, (engine.folder / "api.log").read_text()
+            assert time.monotonic() < deadline, "the API of Podman does not come up"
+            time.sleep(0.05)
+        yield f"unix://{path}"
+    finally:
+        service.terminate()
+        service.wait(timeout=60)
 
 
 @contextlib.contextmanager

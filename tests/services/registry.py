@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 _MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 
-@dataclass
+@dataclass(eq=False)
 class Registry:
     """What is served. Every field may be changed while it serves."""
 
@@ -27,8 +27,10 @@ class Registry:
     login: str = ""
     #: Answer everything with this status, when it is not 0.
     broken_with: int = 0
-    manifests: dict[str, bytes] = field(default_factory=dict)
-    blobs: dict[str, bytes] = field(default_factory=dict)
+    #: Whether nobody may read what is there, whatever the login.
+    closed: bool = False
+    manifests: dict[str, bytes] = field(default_factory=dict, repr=False)
+    blobs: dict[str, bytes] = field(default_factory=dict, repr=False)
     pulls: int = 0
 
     def add(self, name: str, tag: str, layer: bytes, config: dict[str, object]) -> str:
@@ -116,14 +118,22 @@ def _answer_to(registry: Registry, path: str, given: str) -> tuple[int, str, byt
     if parts == ["v2"]:
         return 200, "application/json", b"{}", {}
     if len(parts) >= 4 and parts[-2] == "manifests":
-        found = registry.manifests.get(f"{'/'.join(parts[1:-2])}:{parts[-1]}")
-        if found is None:
-            return 404, "application/json", _error("MANIFEST_UNKNOWN", "manifest unknown"), {}
-        registry.pulls += 1
-        return 200, _MANIFEST, found, {"Docker-Content-Digest": _digest(found)}
+        return _manifest(registry, "/".join(parts[1:-2]), parts[-1])
     if len(parts) >= 4 and parts[-2] == "blobs" and parts[-1] in registry.blobs:
         blob = registry.blobs[parts[-1]]
         return 200, "application/octet-stream", blob, {"Docker-Content-Digest": parts[-1]}
+    return 404, "application/json", _error("NAME_UNKNOWN", "repository name not known to registry"), {}
+
+
+def _manifest(registry: Registry, name: str, tag: str) -> tuple[int, str, bytes, dict[str, str]]:
+    if registry.closed:
+        return 403, "application/json", _error("DENIED", "requested access to the resource is denied"), {}
+    found = registry.manifests.get(f"{name}:{tag}")
+    if found is not None:
+        registry.pulls += 1
+        return 200, _MANIFEST, found, {"Docker-Content-Digest": _digest(found)}
+    if any(each.startswith(f"{name}:") for each in registry.manifests):
+        return 404, "application/json", _error("MANIFEST_UNKNOWN", "manifest unknown"), {}
     return 404, "application/json", _error("NAME_UNKNOWN", "repository name not known to registry"), {}
 
 

@@ -9,9 +9,16 @@ import pytest
 from shoal.cli.local.fleet import LocalFleet
 from shoal.core.clock import SystemClock
 from shoal.model.documents import WorkloadDocument
-from shoal.model.workloads import ContainerSpec, DesiredState, StopPolicy, WorkloadSpec, WorkloadType
+from shoal.model.workloads import (
+    ContainerSpec,
+    DesiredState,
+    ManagedVolume,
+    StopPolicy,
+    WorkloadSpec,
+    WorkloadType,
+)
 from shoal.runtimes.container.finding import PodmanService
-from tests.e2e.fleet.drill import until
+from tests.e2e.fleet.drill import until, until_gone
 from tests.services.engine import IMAGE, private_engine
 
 pytestmark = pytest.mark.e2e
@@ -53,35 +60,39 @@ async def fleet(tmp_path, engine, service):
         await fleet.kill()
 
 
-def document(image=IMAGE, who="one"):
+def document(name="web", *, image=IMAGE, who="one", script=SLEEPS, pull_policy="never", volumes=()):
     container = ContainerSpec(
         image=image,
-        command=("sh", "-c", SLEEPS),
+        command=("sh", "-c", script),
         env={"WHO": who},
         stop=StopPolicy(grace=timedelta(seconds=5)),
-        pull_policy="never",
+        pull_policy=pull_policy,
+        managed_volumes=volumes,
     )
-    return WorkloadDocument(id="web", spec=WorkloadSpec(type=WorkloadType.CONTAINER, container=container))
+    return WorkloadDocument(id=name, spec=WorkloadSpec(type=WorkloadType.CONTAINER, container=container))
 
 
-async def view_when(control, is_so):
+async def view_when(control, is_so, name="web"):
     """The view of the workload, once it is so."""
     found = []
 
     async def look():
-        found[:] = [await control.get_workload("web")]
+        found[:] = [await control.get_workload(name)]
         return is_so(found[0])
 
-    await until(look, what="the workload is as it should be")
+    try:
+        await until(look, what=f"{name} is as it should be")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; view: {found}") from None
     return found[0]
 
 
-async def until_it_prints(control, text):
+async def until_it_prints(control, text, name="web"):
     async def holds():
-        pieces = [piece.data async for piece in control.logs("web")]
+        pieces = [piece.data async for piece in control.logs(name)]
         return text in b"".join(pieces).decode()
 
-    await until(holds, what=f"its output has {text!r}")
+    await until(holds, what=f"the output of {name} has {text!r}")
 
 
 async def test_the_life_of_a_container(fleet, engine):
@@ -110,9 +121,48 @@ async def test_the_life_of_a_container(fleet, engine):
         assert len(engine.containers()) == 1
 
         await control.delete("web")
-
-        async def is_gone():
-            return not await control.list_workloads()
-
-        await until(is_gone, what="the workload is gone")
+        await until_gone(control, "web")
         assert engine.containers() == []
+
+
+@pytest.mark.parametrize(
+    ("image", "policy", "reason"),
+    [("localhost/nothing:1", "never", "IMAGE_NOT_FOUND"), ("127.0.0.1:1/any:1", "", "IMAGE_PULL_FAILED")],
+    ids=["missing", "no registry"],
+)
+async def test_an_image_that_cannot_be_had_is_told_with_its_reason_and_tried_again(
+    fleet, engine, image, policy, reason
+):
+    async with fleet.client() as control:
+        await control.apply(document(image=image, pull_policy=policy))
+        view = await view_when(control, lambda view: view.reason is not None and view.reason.next_retry_at is not None)
+        assert (view.reason.code, view.reason.retryable) == (reason, True)
+        assert view.reason.next_retry_at > view.reason.last_transition
+        assert image in view.reason.message
+        engine.podman("tag", IMAGE, image)
+        await view_when(control, lambda view: view.status == "Running")
+        await control.delete("web")
+        await until_gone(control, "web")
+
+
+async def test_volumes_survive_updates_and_go_by_their_policy(fleet, tmp_path):
+    policies = {"kept": "Retain", "unsaid": "", "removed": "Delete"}
+    script = f"cat /data/note; echo note of $WHO > /data/note; {SLEEPS}"
+
+    def described(name, who):
+        volume = ManagedVolume(name="data", mount_path="/data", retain_policy=policies[name])
+        return document(name, who=who, script=script, volumes=(volume,))
+
+    async with fleet.client() as control:
+        for who in ("one", "two"):
+            for name in policies:
+                await control.apply(described(name, who))
+            for name in policies:
+                await until_it_prints(control, f"hello from {who}", name)
+        for name in policies:
+            await until_it_prints(control, "note of one", name)
+            await control.delete(name)
+        for name in policies:
+            await until_gone(control, name)
+        notes = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/data/note")}
+        assert notes == dict.fromkeys(("kept", "unsaid"), "note of two\n")

@@ -1,10 +1,15 @@
-"""VMs on a whole fleet: one that never boots, and one that boots, is updated and removed, on real QEMUs."""
+"""VMs on a whole fleet: one that never boots, one that boots, is updated and removed, and one with a fetched image."""
+
+import hashlib
+from datetime import timedelta
 
 import pytest
 
+from shoal.cli.local.fleet import LocalFleet
 from shoal.model.documents import read_document
 from tests.e2e.fleet.drill import until_gone, until_status
-from tests.services.guests import KERNEL_ARGS, find_guests
+from tests.services.downloads import serve_downloads
+from tests.services.guests import KERNEL_ARGS, boot_disk, find_guests
 
 pytestmark = pytest.mark.e2e
 
@@ -56,3 +61,51 @@ async def test_a_guest_boots_is_updated_with_its_disk_and_removed(fleet, control
     assert b"first\n\nup\nsecond\n" in printed
     await control.delete("web")
     await until_gone(control, "web")
+
+
+def fetched_vm(name, url, sha256):
+    """A workload document for a guest that boots from an image elsewhere."""
+    return read_document(
+        {
+            "id": name,
+            "type": "vm",
+            "resources": {"cpu_millicores": 500, "memory_mb": 128},
+            "vm": {
+                "memory_mb": 64,
+                "os_image": url,
+                "os_image_sha256": sha256,
+                "acceleration": "tcg",
+                "boot": {"console": "^fetched"},
+                "stop": {"grace": "5s"},
+            },
+        }
+    )
+
+
+async def test_an_image_is_fetched_over_https_and_checked(tmp_path):
+    """The agent trusts the CAs of its machine, which SSL_CERT_FILE names here."""
+    find_guests()
+    image = boot_disk("fetched\r\n")
+    with serve_downloads(tmp_path / "certificates", {"image": image}) as downloads:
+        fleet = LocalFleet(
+            tmp_path / "fleet",
+            agents=1,
+            cpu="4",
+            memory="4096MB",
+            lease=timedelta(seconds=20),
+            heartbeat_interval=timedelta(milliseconds=300),
+            secure=False,
+            extra_env={"SSL_CERT_FILE": str(downloads.ca)},
+        )
+        url, right, wrong = f"{downloads.url}/image", hashlib.sha256(image).hexdigest(), "0" * 64
+        async with fleet, fleet.client() as control:
+            await control.apply(fetched_vm("right", url, right))
+            await control.apply(fetched_vm("wrong", url, wrong))
+            await control.apply(fetched_vm("missing", f"{url}-of-nobody", "1" * 64))
+            await until_status(control, "right", "Running")
+            failed = await until_status(control, "wrong", "Failed")
+            assert failed.failure_reason == "IMAGE_PULL_FAILED"
+            assert right in failed.reason.message
+            assert wrong in failed.reason.message
+            missing = await until_status(control, "missing", "Failed")
+            assert missing.failure_reason == "IMAGE_NOT_FOUND"

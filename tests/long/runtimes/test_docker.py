@@ -1,8 +1,10 @@
-"""The container runtime passes its suite on Docker's own daemon, where that starts."""
+"""The container runtime passes its suite on Docker's own daemon, where that starts. Each sentence by which a refusal of
+Docker is judged is provoked there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,12 @@ from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.runtime import ContainerRuntime
 from tests.e2e.runtimes import test_container
-from tests.e2e.runtimes.containers import owner
+from tests.e2e.runtimes.containers import owner, registry
+from tests.e2e.runtimes.engine_failures import DISK, EngineFailures, Ground
 from tests.services.docker import Docker, private_docker
+from tests.services.registry import Registry
 
-__all__ = ["owner"]
+__all__ = ["owner", "registry"]
 
 
 @pytest.fixture(scope="module")
@@ -32,3 +36,19 @@ class TestDocker(test_container.TestContainer):
             return EngineApi(docker.address)
 
         return lambda: ContainerRuntime(tmp_path, clock=SystemClock(), owner=owner, connect=connect)
+
+
+@pytest.fixture(scope="module")
+def small_docker() -> Iterator[Docker]:
+    with private_docker(size=DISK) as made:
+        yield made
+
+
+class TestDockerFailures(EngineFailures):
+    engine_name = "docker"
+
+    @pytest.fixture
+    async def ground(self, small_docker: Docker, registry: Registry) -> AsyncIterator[Ground]:
+        api = EngineApi(small_docker.address)
+        yield Ground("docker", api, small_docker.folder, registry)
+        await api.close()

@@ -158,7 +158,13 @@ class EngineApi:
     async def remove(self, container: str) -> None:
         """Remove a container with its anonymous volumes, running or not. One that is gone is no error."""
         params = {"force": "1", "v": "1"}
-        await self._call("DELETE", f"/containers/{container}", params=params, ok=(200, 204, 404))
+        try:
+            await self._call("DELETE", f"/containers/{container}", params=params, ok=(200, 204, 404))
+        except EngineError as error:
+            if error.status != 409:
+                raise
+            # Another call of Docker's is removing it; its name is free when that is done.
+            await self._call("POST", f"/containers/{container}/wait", params={"condition": "removed"}, ok=(200, 404))
 
     async def rename(self, container: str, name: str) -> None:
         """Give a container another name."""
