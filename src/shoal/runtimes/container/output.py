@@ -8,6 +8,7 @@ A restarted agent asks the engine for the whole output of a run and skips what i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -36,16 +37,24 @@ class OutputCopies:
         self._scope = scope
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
-    def begin(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
-        """Copy the output of a run, unless that goes on already."""
-        task = self._tasks.get(run_id)
-        if task is None or task.done():
-            work = self._copy(api, run_id, self._directory_of(workload_id), container_id)
+    async def begin(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
+        """Copy the output of a run, unless that goes on already. From now on it can be read, before it prints too."""
+        if self._is_copied(run_id):
+            return
+        directory = self._directory_of(workload_id)
+        with contextlib.suppress(OSError):  # the writer tries again
+            await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        if not self._is_copied(run_id):
+            work = self._copy(api, run_id, directory, container_id)
             self._tasks[run_id] = self._scope.start(work, name=f"output of {run_id}")
+
+    def _is_copied(self, run_id: RunId) -> bool:
+        task = self._tasks.get(run_id)
+        return task is not None and not task.done()
 
     async def finish(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy what is left of a run that has ended. Output that the engine does not give in time is lost."""
-        self.begin(api, run_id, workload_id, container_id)
+        await self.begin(api, run_id, workload_id, container_id)
         _, late = await asyncio.wait({self._tasks.pop(run_id)}, timeout=DRAIN_SECONDS)
         for task in late:
             log.warning("run %s: the engine does not end the stream of its output", run_id)

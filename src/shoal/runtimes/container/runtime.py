@@ -341,7 +341,7 @@ class ContainerRuntime:
     async def _follow_run(self, api: EngineApi, run: ContainerRun) -> None:
         """Watch a container that runs, unless that is done already."""
         self._memory.watch(run.run_id, run.pid)
-        self._output.begin(api, run.run_id, run.workload_id, run.container_id)
+        await self._output.begin(api, run.run_id, run.workload_id, run.container_id)
         if run.at_most_one and self._guard.seconds_left(run.container_id) is None and not run.ended_by:
             # Its guards are gone with an earlier agent, and nobody knows its deadline.
             log.warning("run %s: its deadline is lost, and it is killed", run.run_id)
