@@ -33,7 +33,10 @@ def write_files(folder: Path, files: Sequence[tuple[FileSpec, bytes]]) -> None:
 
 
 def links_archive(files: Sequence[tuple[FileSpec, bytes]]) -> bytes:
-    """A tar archive of the links to the files, to be unpacked at the root of the container. Pure."""
+    """A tar archive of the links to the files, to be unpacked at the root of the container. Pure.
+
+    It ends with its two empty blocks, without padding: Podman stops reading there, and calls a rest a broken pipe.
+    """
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for index, (spec, _) in enumerate(files):
@@ -42,4 +45,5 @@ def links_archive(files: Sequence[tuple[FileSpec, bytes]]) -> bytes:
             link.linkname = f"{FILES_PATH}/{index}"
             link.mode = 0o777
             tar.addfile(link)
-    return archive.getvalue()
+        end = archive.tell() + 2 * tarfile.BLOCKSIZE
+    return archive.getvalue()[:end]
