@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.documents import write_record
 from shoal.discovery.mirror.mirror import Mirror, MirrorEvent
 from shoal.discovery.mirror.records import AgentResource, PortalModel, PublishedModel, SchedulerPaths
 from shoal.discovery.models.catalog import Catalog
@@ -18,11 +21,15 @@ from shoal.discovery.models.overview import collect_overview
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.models.records import DeployConfig, SavedModel
 from shoal.discovery.models.service_map import ServiceMap
-from shoal.discovery.replicas.paths import Location
-from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.registrar import Registrar
+from shoal.discovery.replicas.paths import Location, service_root
+from shoal.discovery.replicas.records import ModelState, Replica, ServerType
+from shoal.discovery.replicas.registrations import owned_tasks
 from shoal.discovery.replicas.table import SyncTarget
+from shoal.discovery.replicas.updater import ReplicaUpdater
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.store import CoordinationStore, SessionState
 from shoal.discovery.views import AddressView, MirrorAddresses, ModelAddresses, ReplicaAddresses
 from shoal.testing.suites.coordination_kit import CoordinationKit
 from shoal.wire.channel import GrpcTransport
@@ -31,6 +38,13 @@ from tests.peers.monolith import DENSE, ENTRY, PS, ForeignAgent, HeartbeatClient
 LF = Location("lf", "default")
 POD = "p.s.m;lf;default:pod-1"
 GRPC = "192.0.2.2:58703"
+
+
+class QuickClock(SystemClock):
+    """Time that passes a hundred times as fast."""
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 100)
 
 
 class DiscoverySuite(CoordinationKit):
@@ -66,6 +80,36 @@ class DiscoverySuite(CoordinationKit):
         made.close()
 
     @pytest.fixture
+    async def registrar(self, store):
+        made = Registrar(store)
+        made.start()
+        yield made
+        await made.close()
+
+    @pytest.fixture
+    async def updater(self, store, registrar, bzid):
+        """Makes updaters whose servers are asked all the time."""
+        made = []
+
+        def make(tasks, state_of) -> ReplicaUpdater:
+            replica = Replica("10.1.1.1:1", "[::]:1", archon_address="10.1.1.1:2", archon_address_ipv6="[::]:2")
+            made.append(
+                ReplicaUpdater(
+                    store,
+                    registrar,
+                    service_root(bzid, "m"),
+                    dict.fromkeys(tasks, replica),
+                    state_of=state_of,
+                    clock=QuickClock(),
+                )
+            )
+            return made[-1]
+
+        yield make
+        for each in made:
+            await each.close()
+
+    @pytest.fixture
     async def services(self, store, bzid):
         made = ServiceMap(store, ModelPaths(bzid))
         yield made
@@ -76,6 +120,12 @@ class DiscoverySuite(CoordinationKit):
         async with asyncio.timeout(self.patience):
             while not check():
                 await asyncio.sleep(0.005)
+
+    async def expire(self, faults, store: CoordinationStore) -> None:
+        """End the session of a store, and wait for its next one."""
+        ended = store.session_id
+        await faults.expire(store)
+        await self.until(lambda: store.state is SessionState.CONNECTED and store.session_id != ended)
 
     # -----------------------------------------------------------------------------------------------------
     # Version 1
@@ -136,14 +186,14 @@ class DiscoverySuite(CoordinationKit):
         await peer.replica("m/ps:0/0", "10.0.0.1")
         watcher.start()
         await self.until(lambda: len(watcher.table) == 1)
-        await faults.expire(other)
+        await self.expire(faults, other)
         await self.until(lambda: len(watcher.table) == 0)
 
     async def test_the_table_survives_the_loss_of_its_own_session(self, watcher, peer, store, faults):
         await peer.replica("m/ps:0/0", "10.0.0.1")
         watcher.start()
         await self.until(lambda: len(watcher.table) == 1)
-        await faults.expire(store)
+        await self.expire(faults, store)
         await peer.replica("m/ps:0/0", "10.0.0.2")
         await self.until(lambda: watcher.table.task_replicas(ServerType.PS, 0) == ["10.0.0.2:44059"])
 
@@ -201,6 +251,79 @@ class DiscoverySuite(CoordinationKit):
         await watcher.wait_loaded()
         assert await client.heart_beat(ServerType.PS) == {"ps:0": ["10.0.0.1:44059"]}
         await client.close()
+
+    async def test_our_replicas_are_what_a_foreign_agent_reads(self, watcher, updater, registrar, other, bzid):
+        """One entry, the PS tasks of shard 1 of 2, and a server that fails."""
+        tasks = owned_tasks([ServerType.ENTRY, ServerType.PS], location=LF, num_ps=4, num_shard=2, shard_id=1)
+        states = {"entry": ModelState.AVAILABLE, "ps_1": ModelState.LOADING}
+
+        async def state_of(model: str) -> ModelState:
+            if model not in states:
+                raise UnavailableError("no answer")
+            return states[model]
+
+        agent = updater(tasks, state_of)
+        await agent.start()
+        watcher.start()
+        root = f"/{bzid}/service/m/lf:default"
+        assert agent.replica_id == 0
+        ours = Replica("10.1.1.1:1", "[::]:1", archon_address="10.1.1.1:2", archon_address_ipv6="[::]:2")
+
+        async def seen(path: str, stat: int) -> None:
+            expected = write_record(replace(ours, stat=ModelState(stat)))
+            value = None
+            async with asyncio.timeout(self.patience):
+                while value is None or value.data != expected:
+                    await asyncio.sleep(0.005)
+                    value = await other.get(path) if await other.exists(path) else None
+            assert value.stat.owner != ""
+
+        await seen(f"{root}/entry:0/00000000000", 30)
+        await seen(f"{root}/ps:1/0", 20)
+        await seen(f"{root}/ps:3/0", 0)
+        states.update(ps_1=ModelState.AVAILABLE, ps_3=ModelState.AVAILABLE)
+        await self.until(
+            lambda: (
+                watcher.table.all_replicas(ServerType.PS)
+                == {"lf:default/ps:1": ["10.1.1.1:1"], "lf:default/ps:3": ["10.1.1.1:1"]}
+            )
+        )
+        states["ps_3"] = ModelState.END
+        await self.until(lambda: watcher.table.task_replicas(ServerType.PS, 3) == [])
+        assert watcher.table.task_replicas(ServerType.PS, 1) == ["10.1.1.1:1"]
+        await agent.close()
+        await registrar.settled()
+        await self.until(lambda: len(watcher.table) == 0)
+
+    async def test_our_replicas_return_once_after_a_lost_session(self, updater, registrar, store, peer, faults):
+        async def state_of(_model: str) -> ModelState:
+            return ModelState.AVAILABLE
+
+        agent = updater(owned_tasks([ServerType.ENTRY, ServerType.PS]), state_of)
+        await agent.start()
+        await self.until(lambda: all(state is ModelState.AVAILABLE for state in agent.states.values()))
+        await registrar.settled()
+        await self.expire(faults, store)
+        path = f"/{peer.bzid}/service/m/ps:0/0"
+        states: list[object] = []
+        watch = peer.store.watch_data(path, lambda value: states.append(value and value.stat.owner))
+        await self.until(lambda: bool(states) and states[-1] == store.session_id)
+        await registrar.settled()
+        assert [owner for owner in states if owner].count(store.session_id) == 1
+        assert b'"stat": 30' in (await peer.store.get(path)).data
+        assert b'"stat": 30' in (await peer.store.get(f"/{peer.bzid}/service/m/entry:0/00000000000")).data
+        watch.close()
+
+    async def test_each_entry_gets_the_next_number(self, updater, store):
+        async def state_of(_model: str) -> ModelState:
+            return ModelState.START
+
+        first, second = (updater(owned_tasks([ServerType.ENTRY]), state_of) for _ in range(2))
+        await first.start()
+        await second.start()
+        assert (first.replica_id, second.replica_id) == (0, 1)
+        with pytest.raises(InvalidError, match="replica_id"):
+            await updater(owned_tasks([ServerType.PS]), state_of).start()
 
     # -----------------------------------------------------------------------------------------------------
     # Version 2
@@ -271,7 +394,7 @@ class DiscoverySuite(CoordinationKit):
         await peer.bind("m", "ps_0", POD)
         services.start()
         await self.until(lambda: services.addresses() == {"m:ps_0": [GRPC]})
-        await faults.expire(other)
+        await self.expire(faults, other)
         await self.until(lambda: services.addresses() == {})
         await peer.bind("m", "ps_0", POD)
         await peer.container(POD, GRPC)
