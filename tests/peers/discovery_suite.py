@@ -358,6 +358,7 @@ class DiscoverySuite(CoordinationKit):
             '"network": 3.2, "work_load": 0.7}',
         )
         await self.until(lambda: len(mirror.all_replicas(ServerType.PS)) == 3 and mirror.resources() != [])
+        await self.until(lambda: mirror.all_replicas(ServerType.ENTRY) != {})
         assert mirror.resources() == [AgentResource("10.0.0.5:1234", 2, 2, 12345, 5.6, 3.2, 0.7)]
         assert list(mirror.model_replicas("m", ServerType.PS)) == ["m:ps:0", "m:ps:5"]
         found = mirror.replica("m", ServerType.PS, 5, 2)
@@ -418,7 +419,7 @@ class DiscoverySuite(CoordinationKit):
         await peer.container(POD, GRPC)
         await peer.bind("m", "ps_0", POD)
         await peer.bind("other", "ps_0", POD)
-        await self.until(lambda: len(services.containers(SavedModel("other", "ps_0"))) == 1)
+        await self.until(lambda: {"m", "other"} == {m for m, found in services.services().items() if found["ps_0"]})
         await client.beat()
         assert client.peers("m", "ps_0") == [GRPC]
         assert "other:ps_0" not in client.addresses
