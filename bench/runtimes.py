@@ -34,7 +34,6 @@ from shoal.model.events import Event
 from shoal.model.workloads import (
     ContainerSpec,
     ProcessSpec,
-    ResourceRequest,
     StopPolicy,
     Ulimit,
     WorkloadSpec,
@@ -45,6 +44,8 @@ MB = 2**20
 IMAGE = "localhost/shoal-bench:1"
 _LIMITS = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
 _SLEEP = ("sleep", "1000000")
+#: So many idle workloads are started at the same time.
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,15 @@ async def _fleet(env: dict[str, str], runtimes: str) -> AsyncIterator[tuple[Loca
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-"))
         fleet = await stack.enter_async_context(
-            LocalFleet(folder, agents=1, cpu=1000, memory="1000GB", extra_env=env, agent_args=("--runtimes", runtimes))
+            LocalFleet(
+                folder,
+                agents=1,
+                cpu=1000,
+                memory="1000GB",
+                stop_workloads_on_exit=False,  # they are removed at once with their engine, or killed with their keeper
+                extra_env=env,
+                agent_args=("--runtimes", runtimes),
+            )
         )
         control = await stack.enter_async_context(fleet.client())
         seen = await stack.enter_async_context(observations(control))
@@ -248,8 +257,8 @@ async def _idle_cost(
     agent = psutil.Process(fleet.pid_of(fleet.names[0]))
     await asyncio.sleep(scale.settle)
     before = agent.memory_info().rss
-    for document in documents:
-        await _start(control, seen, document)
+    for first in range(0, len(documents), _AT_ONCE):
+        await asyncio.gather(*(_start(control, seen, each) for each in documents[first : first + _AT_ONCE]))
     await asyncio.sleep(scale.settle)
     grown = agent.memory_info().rss - before
     watched = _tree(agent.pid, fleet, engine)
@@ -307,18 +316,18 @@ def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
 
 
 _STOP = StopPolicy(signal="KILL", grace=timedelta(seconds=1))
-_SMALL = ResourceRequest(cpu_millicores=10, memory_mb=16)
 
 
 def _container(name: str) -> WorkloadDocument:
+    """As the peer makes it. Without limits: a small share of the CPU would slow the engine's own part of the start."""
     limits = tuple(Ulimit(name=each, soft=1024, hard=1024) for each in ("nofile", "nproc"))
     spec = ContainerSpec(image=IMAGE, command=_SLEEP, stop=_STOP, ulimits=limits, pull_policy="never")
-    return WorkloadDocument(name, WorkloadSpec(type=WorkloadType.CONTAINER, resources=_SMALL, container=spec))
+    return WorkloadDocument(name, WorkloadSpec(type=WorkloadType.CONTAINER, container=spec))
 
 
 def _process(name: str) -> WorkloadDocument:
     spec = ProcessSpec(command=_SLEEP, stop=_STOP)
-    return WorkloadDocument(name, WorkloadSpec(type=WorkloadType.PROCESS, resources=_SMALL, process=spec))
+    return WorkloadDocument(name, WorkloadSpec(type=WorkloadType.PROCESS, process=spec))
 
 
 AREA = Area(

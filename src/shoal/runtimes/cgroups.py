@@ -109,8 +109,8 @@ def read_memberships(root: Path = Path("/"), *, pid: int | None = None) -> tuple
     """The groups of a process; of this one if none is named."""
     try:
         # The names of directories are bytes: one that is no UTF-8 is nobody's fault, and is not lost.
-        mounts = parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
         paths = parse_membership((root / "proc" / str(pid or "self") / "cgroup").read_text(errors="surrogateescape"))
+        mounts = parse_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape"))
     except OSError:
         return ()
     found = []
@@ -393,23 +393,30 @@ def remove(groups: Iterable[str]) -> tuple[str, ...]:
     return tuple(left)
 
 
+#: What is read of a group, in either version.
+_FIGURES = ("memory.current", "cpuacct.usage", "memory.usage_in_bytes", "blkio.throttle.io_service_bytes")
+
+
+def with_figures(groups: Iterable[str]) -> tuple[str, ...]:
+    """Those of a run's groups that say what it uses. There may be a dozen, and three that do."""
+    return tuple(group for group in groups if any(_exists(f"{group}/{name}") for name in _FIGURES))
+
+
 def measure(groups: Iterable[str]) -> Measured | None:
     """What a run has used so far; None when it has no groups."""
-    found = [Path(group) for group in groups if Path(group).is_dir()]
+    found = [group for group in groups if _exists(group)]
     if not found:
         return None
-    unified = next(
-        (path for path in found if (path / "cpu.stat").exists() and (path / "memory.current").exists()), None
-    )
+    unified = next((group for group in found if _exists(f"{group}/memory.current")), None)
     return _measure_v2(unified) if unified is not None else _measure_v1(found)
 
 
-def _measure_v2(directory: Path) -> Measured:
-    stat = _read(directory / "memory.stat", "")
-    memory = _number(directory / "memory.current")
-    transfers = [line.split() for line in _read(directory / "io.stat", "").splitlines()]
+def _measure_v2(directory: str) -> Measured:
+    stat = _read(f"{directory}/memory.stat", "")
+    memory = _number(f"{directory}/memory.current")
+    transfers = [line.split() for line in _read(f"{directory}/io.stat", "").splitlines()]
     words = [word for line in transfers for word in line[1:]]
-    usage = _field(_read(directory / "cpu.stat", ""), "usage_usec")
+    usage = _field(_read(f"{directory}/cpu.stat", ""), "usage_usec")
     return Measured(
         cpu_seconds=usage / 1e6 if usage is not None else None,
         memory_bytes=max(0, memory - (_field(stat, "inactive_file") or 0)) if memory is not None else None,
@@ -419,18 +426,18 @@ def _measure_v2(directory: Path) -> Measured:
     )
 
 
-def _measure_v1(directories: Sequence[Path]) -> Measured:
+def _measure_v1(directories: Sequence[str]) -> Measured:
     cpu = memory = None
     transfers: dict[str, int] = {}
     for directory in directories:
         if cpu is None:
-            cpu = _number(directory / "cpuacct.usage")
+            cpu = _number(f"{directory}/cpuacct.usage")
         if memory is None:
-            memory = _number(directory / "memory.usage_in_bytes")
+            memory = _number(f"{directory}/memory.usage_in_bytes")
             if memory is not None:
                 # Page cache that can be dropped at once is not use.
-                memory = max(0, memory - (_field(_read(directory / "memory.stat", ""), "total_inactive_file") or 0))
-        for line in _read(directory / "blkio.throttle.io_service_bytes", "").splitlines():
+                memory = max(0, memory - (_field(_read(f"{directory}/memory.stat", ""), "total_inactive_file") or 0))
+        for line in _read(f"{directory}/blkio.throttle.io_service_bytes", "").splitlines():
             words = line.split()
             if len(words) == 3 and words[2].isdigit():
                 transfers[words[1]] = transfers.get(words[1], 0) + int(words[2])
@@ -451,14 +458,19 @@ def _field(text: str, name: str) -> int | None:
     return None
 
 
-def _number(path: Path) -> int | None:
+def _number(path: str) -> int | None:
     text = _read(path, "").strip()
     return int(text) if text.isdigit() else None
 
 
-def _read(path: Path, default: str) -> str:
+def _exists(path: str) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - thousands of times a minute, and a Path takes several times as long
+
+
+def _read(path: str | Path, default: str) -> str:
     try:
-        return path.read_text()
+        with open(path) as file:  # noqa: PTH123 - as above
+            return file.read()
     except OSError:
         return default
 

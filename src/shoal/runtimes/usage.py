@@ -88,11 +88,15 @@ class Meter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last: dict[str, tuple[float, float]] = {}
+        #: A process stays in its groups, and looking for them is slow where there are many mounts.
+        self._groups: dict[tuple[str, int], Sequence[str]] = {}
         self._table: tuple[float, dict[int, procfs.ProcessStat]] | None = None
 
     async def read(self, run: MeasurableRun) -> Usage:
         """What a run uses."""
-        measured = await asyncio.to_thread(cgroups.measure, run.cgroups)
+        groups = self._groups.get((run.run_id, run.pid), ())
+        groups, measured, (received, sent) = await asyncio.to_thread(_look_at, run, groups)
+        self._groups[run.run_id, run.pid] = groups
         if measured is None or measured.cpu_seconds is None or measured.memory_bytes is None:
             measured = await self._measure_processes(run)
         now = self._clock.monotonic()
@@ -101,7 +105,6 @@ class Meter:
         before_cpu, before = self._last.get(run.run_id, (0.0, now - max(age, 0.0)))
         self._last[run.run_id] = (cpu, now)
         spent = max(0.0, cpu - before_cpu)
-        received, sent = await asyncio.to_thread(network_bytes, run.pid)
         return Usage(
             cpu_percent=100.0 * spent / (now - before) if now > before else 0.0,
             memory_bytes=measured.memory_bytes or 0,
@@ -116,6 +119,8 @@ class Meter:
     def forget(self, run_id: RunId) -> None:
         """Let go of a run that has ended."""
         self._last.pop(run_id, None)
+        for key in [key for key in self._groups if key[0] == run_id]:
+            del self._groups[key]
 
     async def _measure_processes(self, run: MeasurableRun) -> Measured:
         now = self._clock.monotonic()
@@ -123,6 +128,12 @@ class Meter:
             table = await asyncio.to_thread(lambda: {stat.pid: stat for stat in procfs.all_stats()})
             self._table = (now, table)
         return await asyncio.to_thread(_sum_up, run, self._table[1])
+
+
+def _look_at(run: MeasurableRun, groups: Sequence[str]) -> tuple[Sequence[str], Measured | None, tuple[int, int]]:
+    """The groups of a run, what they use, and the bytes that it received and sent."""
+    found = groups or cgroups.with_figures(run.cgroups)
+    return found, cgroups.measure(found), network_bytes(run.pid)
 
 
 def add_up(readings: Sequence[Usage]) -> Usage:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.tasks import TaskScope
@@ -20,7 +21,8 @@ from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.compose.members import Member
 from shoal.runtimes.compose.records import ComposeRun
 from shoal.runtimes.container.api import EngineApi
-from shoal.runtimes.container.output import DRAIN_SECONDS, split_time
+from shoal.runtimes.container.log_tails import LogTail, LogTails
+from shoal.runtimes.container.output import DRAIN_SECONDS
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +37,17 @@ class _RunLog:
     writer: log_files.LogWriter
     directory: Path
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    copies: dict[str, tuple[LogTail, asyncio.Task[None]]] = field(default_factory=dict)
 
 
 class ProjectOutput:
     """One copying task per running container."""
 
-    def __init__(self, directory_of: Callable[[WorkloadId], Path], scope: TaskScope) -> None:
+    def __init__(self, directory_of: Callable[[WorkloadId], Path], scope: TaskScope, clock: Clock) -> None:
         """`directory_of` gives the log directory of a workload."""
         self._directory_of = directory_of
         self._scope = scope
+        self._tails = LogTails(scope, clock)
         self._logs: dict[RunId, _RunLog] = {}
 
     async def begin(self, api: EngineApi, run: ComposeRun) -> None:
@@ -57,38 +60,40 @@ class ProjectOutput:
             async with run_log.turn:
                 await asyncio.to_thread(_begin_run, run_log, run.run_id)
         for member in run.members:
-            task = run_log.tasks.get(member.container_id)
-            if task is None or task.done():
+            known = run_log.copies.get(member.container_id)
+            if known is None or known[1].done():
                 # A project of one container is shown as that container would be.
                 lines = LineCutter(member.prefix if len(run.members) > 1 else b"")
-                work = self._copy(api, run_log, member, lines)
-                run_log.tasks[member.container_id] = self._scope.start(work, name=f"output of {member.service}")
+                tail = self._tails.new()
+                work = self._copy(tail, api, run_log, member, lines)
+                copying = self._scope.start(work, name=f"output of {member.service}")
+                run_log.copies[member.container_id] = (tail, copying)
 
     async def finish(self, api: EngineApi, run: ComposeRun) -> None:
         """Copy what is left of a run that has ended. Output that the engine does not give in time is lost."""
         await self.begin(api, run)
         run_log = self._logs.pop(run.run_id)
-        if run_log.tasks:
-            _, late = await asyncio.wait(run_log.tasks.values(), timeout=DRAIN_SECONDS)
+        if run_log.copies:
+            for tail, _ in run_log.copies.values():
+                tail.end()
+            copying = [task for _, task in run_log.copies.values()]
+            _, late = await asyncio.wait(copying, timeout=DRAIN_SECONDS)
             for task in late:
                 log.warning("run %s: the engine does not end the stream of its output", run.run_id)
                 task.cancel()
         run_log.writer.close()
 
-    async def _copy(self, api: EngineApi, run_log: _RunLog, member: Member, lines: LineCutter) -> None:
+    async def _copy(self, tail: LogTail, api: EngineApi, run_log: _RunLog, member: Member, lines: LineCutter) -> None:
         try:
             async with run_log.turn:
                 skip = await asyncio.to_thread(_begin_container, run_log, member.container_id, lines.prefix)
-            logs = api.logs(member.container_id, follow=True, timestamps=not member.tty, tty=member.tty)
-            async for stream, data in logs:
-                at_ms, text = (None, data) if member.tty else split_time(data)
-                if skip.get(stream):
-                    left = skip[stream]
-                    text, skip[stream] = text[left:], max(0, left - len(text))
+            async for stream, printed, at_ms in tail.follow(api, member.container_id, tty=member.tty):
+                left = skip.get(stream, 0)
+                text, skip[stream] = printed[left:], max(0, left - len(printed))
                 if whole := lines.feed(stream, text):
                     async with run_log.turn:
                         await asyncio.to_thread(run_log.writer.write, stream, whole, at_ms=at_ms)
-        except ShoalError as error:
+        except (ShoalError, OSError) as error:
             log.info("copying the output of %s ended: %s", member.service, error)
         for stream, rest in lines.rest():
             async with run_log.turn:

@@ -91,7 +91,7 @@ class ComposeRuntime:
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._scope = TaskScope("compose")
-        self._output = ProjectOutput(self._logs_of, self._scope)
+        self._output = ProjectOutput(self._logs_of, self._scope, clock)
         self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
         self._changed = asyncio.Condition()
         #: Held while a project of the workload is started, changed or ended.

@@ -47,6 +47,8 @@ class EngineApi:
     def __init__(self, address: str) -> None:
         """`address` is `unix:///path` or `tcp://host:port`, as in DOCKER_HOST."""
         self.address = address
+        #: Known after a ping.
+        self.is_podman = False
         scheme, _, rest = address.partition("://")
         if scheme == "unix":
             transport = httpx.AsyncHTTPTransport(uds=rest)
@@ -70,8 +72,10 @@ class EngineApi:
 
     async def ping(self) -> None:
         """Whether the engine answers. Cheap: for its version, Podman asks the package manager each time."""
-        async with self._stream("GET", "/_ping"):
-            pass
+        async with self._opened(self._http.build_request("GET", "/_ping")) as response:
+            if response.status_code >= 300:
+                raise _refusal(response.status_code, await _read(response))
+            self.is_podman = "libpod-api-version" in response.headers
 
     async def version(self) -> dict[str, Any]:
         """What the engine says of itself."""

@@ -19,7 +19,7 @@ from shoal.runtimes.container.api import EngineApi, EngineError
 log = logging.getLogger(__name__)
 
 #: How often everything is compared with the engine, whatever its events say.
-_COMPARE_SECONDS = 15.0
+_COMPARE_SECONDS = 30.0
 _RECONNECT_SECONDS = 1.0
 #: An engine that refuses to list its containers, because one goes meanwhile, is asked again this soon.
 _AGAIN_SECONDS = 0.2

@@ -11,16 +11,16 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 
-from shoal.core.clock import epoch_ms
+from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import RunId
 from shoal.core.tasks import TaskScope
 from shoal.runtimes import log_files
 from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.log_tails import LogTail, LogTails
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +31,12 @@ DRAIN_SECONDS = 10.0
 class OutputCopies:
     """One copying task per running container."""
 
-    def __init__(self, directory_of: Callable[[str], Path], scope: TaskScope) -> None:
+    def __init__(self, directory_of: Callable[[str], Path], scope: TaskScope, clock: Clock) -> None:
         """`directory_of` gives the log directory of a workload."""
         self._directory_of = directory_of
         self._scope = scope
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._tails = LogTails(scope, clock)
+        self._copies: dict[RunId, tuple[LogTail, asyncio.Task[None]]] = {}
 
     async def begin(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy the output of a run, unless that goes on already. From now on it can be read, before it prints too."""
@@ -45,32 +46,33 @@ class OutputCopies:
         with contextlib.suppress(OSError):  # the writer tries again
             await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
         if not self._is_copied(run_id):
-            work = self._copy(api, run_id, directory, container_id)
-            self._tasks[run_id] = self._scope.start(work, name=f"output of {run_id}")
+            tail = self._tails.new()
+            work = self._copy(tail, api, run_id, directory, container_id)
+            self._copies[run_id] = (tail, self._scope.start(work, name=f"output of {run_id}"))
 
     def _is_copied(self, run_id: RunId) -> bool:
-        task = self._tasks.get(run_id)
-        return task is not None and not task.done()
+        known = self._copies.get(run_id)
+        return known is not None and not known[1].done()
 
     async def finish(self, api: EngineApi, run_id: RunId, workload_id: str, container_id: str) -> None:
         """Copy what is left of a run that has ended. Output that the engine does not give in time is lost."""
         await self.begin(api, run_id, workload_id, container_id)
-        _, late = await asyncio.wait({self._tasks.pop(run_id)}, timeout=DRAIN_SECONDS)
+        tail, copying = self._copies.pop(run_id)
+        tail.end()
+        _, late = await asyncio.wait({copying}, timeout=DRAIN_SECONDS)
         for task in late:
             log.warning("run %s: the engine does not end the stream of its output", run_id)
             task.cancel()
 
-    async def _copy(self, api: EngineApi, run_id: RunId, directory: Path, container_id: str) -> None:
+    async def _copy(self, tail: LogTail, api: EngineApi, run_id: RunId, directory: Path, container_id: str) -> None:
         writer = log_files.LogWriter(directory, LinuxClock())
         try:
             skip = await asyncio.to_thread(_begin, directory, run_id, writer)
-            async for stream, data in api.logs(container_id, follow=True, timestamps=True):
-                at_ms, text = split_time(data)
-                if skip:
-                    text, skip = text[skip:], max(0, skip - len(text))
+            async for stream, printed, at_ms in tail.follow(api, container_id):
+                text, skip = printed[skip:], max(0, skip - len(printed))
                 if text:
                     await asyncio.to_thread(writer.write, stream, text, at_ms=at_ms)
-        except ShoalError as error:
+        except (ShoalError, OSError) as error:
             log.info("run %s: copying its output ended: %s", run_id, error)
         finally:
             writer.close()
@@ -82,16 +84,3 @@ def _begin(directory: Path, run_id: RunId, writer: log_files.LogWriter) -> int:
     if printed is None:
         writer.begin_run(run_id)
     return printed or 0
-
-
-def split_time(data: bytes) -> tuple[int | None, bytes]:
-    """A line of the engine as its time and its text. Podman tells whole seconds, for which the present is better."""
-    stamp, found, text = data.partition(b" ")
-    if not found:
-        return None, data
-    try:
-        moment = datetime.fromisoformat(stamp.decode())
-    except (ValueError, UnicodeDecodeError):
-        return None, data
-    is_exact = b"." in stamp
-    return (epoch_ms(moment) if is_exact else None), text

@@ -82,7 +82,7 @@ class ContainerRuntime:
             self._workloads, owner=owner, guard=self._guard, clock=clock, allow_privileged=allow_privileged
         )
         self._scope = TaskScope("containers")
-        self._output = OutputCopies(self._logs_of, self._scope)
+        self._output = OutputCopies(self._logs_of, self._scope, clock)
         self._changed = asyncio.Condition()
         self._starting: dict[str, asyncio.Lock] = {}
         #: One writer of a run's record at a time.
