@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -196,6 +197,21 @@ async def test_a_killed_engine_loses_nothing_and_returns(
     assert await wait_output(runtime, b"more\n", workload_id="long") == b"up\nmore\n"
     after = await runtime.inspect(RunId("long-1"))
     assert after == long
+
+
+async def test_output_is_read_without_a_stream_of_the_engine(
+    open_containers: OpenContainers, service: PodmanService
+) -> None:
+    """Podman's service stops answering when about a hundred streams are open."""
+    runtime = await open_containers()
+    await runtime.start(request("echo hello; exec sleep 1000"))
+    assert await wait_output(runtime, b"hello\n") == b"hello\n"
+    open_files = []
+    for handle in Path(f"/proc/{service.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            open_files.append(handle.readlink().name)
+    assert open_files
+    assert "ctr.log" not in open_files
 
 
 async def test_the_service_of_a_killed_agent_is_ended_by_the_next_one(service: PodmanService, engine: Engine) -> None:
