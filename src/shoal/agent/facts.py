@@ -46,6 +46,8 @@ class Intent:
     attempt: int = 0
     #: It is to be removed.
     deleting: bool = False
+    #: It only leaves this node: its disks and volumes stay, whatever their retain policy.
+    keeps_data: bool = False
 
     @property
     def wanted(self) -> bool:

@@ -88,7 +88,8 @@ class AgentHandlers:
         _check_number(request.generation, "generation", problems)
         _raise(problems)
         answer = await self._counted(
-            "delete", self._executor.delete(DeleteCommand(WorkloadId(request.id), request.generation))
+            "delete",
+            self._executor.delete(DeleteCommand(WorkloadId(request.id), request.generation, request.keep_data)),
         )
         heartbeat = self._next_heartbeat()
         return pb.DeleteWorkloadResponse(

@@ -263,7 +263,7 @@ class ManagedVolume:
     fs_type: Annotated[str, MaxLength(64)] = ""
     mount_path: AbsolutePath = ""
     read_only: bool = False
-    #: Whether it goes when the workload is deleted, or leaves the node. Empty means Retain.
+    #: Whether it goes when the workload is deleted. Empty means Retain.
     retain_policy: RetainPolicy = ""
     #: The storage pool of the node that it lies in, whose space it reserves. Empty: the agent's own directory.
     pool_name: Annotated[str, MaxLength(128)] = ""

@@ -219,7 +219,7 @@ class ComposeSpec(Body):
     #: How long its services may take to end. The signal is each service's own.
     stop: StopPolicy = StopPolicy()
     restart: RestartPolicy = RestartPolicy()
-    #: Whether the volumes of the project go when the workload is deleted, or leaves the node. Empty means Retain.
+    #: Whether the volumes of the project go when the workload is deleted. Empty means Retain.
     #: Updates and restarts always keep them.
     retain_policy: RetainPolicy = ""
     #: Further variables, by the names of the secrets that hold their values.
@@ -345,7 +345,7 @@ class VmSpec(Body):
     #: How long the guest may take to power down. The signal does not matter.
     stop: StopPolicy = _VM_STOP
     restart: RestartPolicy = RestartPolicy()
-    #: Whether its disks go when the workload is deleted, or leaves the node. Empty means Retain. Updates and restarts
+    #: Whether its disks go when the workload is deleted. Empty means Retain. Updates and restarts
     #: always keep them.
     retain_policy: RetainPolicy = ""
 

@@ -90,6 +90,8 @@ class HollowNode:
     draining: bool = False
     #: (verb, workload id, generation) of every command that was carried out, in order.
     history: list[tuple[str, str, int]] = field(default_factory=list)
+    #: Workloads that were removed from here and left their data behind.
+    kept_data: list[str] = field(default_factory=list)
     changed: Signal = field(default_factory=Signal)
     on_heartbeat: Callable[[float], None] | None = None
 
@@ -387,6 +389,8 @@ class HollowFleet:
             raise StaleGenerationError(request.id, offered=request.generation, highest=highest)
         node.generations[request.id] = max(highest, request.generation)
         node.runs.pop(request.id, None)
+        if request.keep_data:
+            node.kept_data.append(request.id)
         node.history.append(("delete", request.id, request.generation))
         now = epoch_ms(self._clock.wall()) // 1000
         node.actions.append(

@@ -42,10 +42,16 @@ async def service(engine):
 
 
 @pytest.fixture
-async def fleet(tmp_path, engine, service):
+def agents():
+    """How many agents there are; a test with more of them overrides it."""
+    return 1
+
+
+@pytest.fixture
+async def fleet(tmp_path, engine, service, agents):
     fleet = LocalFleet(
         tmp_path,
-        agents=1,
+        agents=agents,
         lease=timedelta(seconds=20),
         heartbeat_interval=timedelta(milliseconds=500),
         stop_workloads_on_exit=False,
@@ -166,3 +172,26 @@ async def test_volumes_survive_updates_and_go_by_their_policy(fleet, tmp_path):
             await until_gone(control, name)
         notes = {path.parent.parent.name: path.read_text() for path in tmp_path.glob("**/data/note")}
         assert notes == dict.fromkeys(("kept", "unsaid"), "note of two\n")
+
+
+@pytest.mark.parametrize("agents", [2])
+async def test_a_volume_stays_on_its_node_when_its_workload_moves(fleet, tmp_path):
+    volume = ManagedVolume(name="data", mount_path="/data", retain_policy="Delete")
+
+    def notes():
+        return sorted(path.read_text() for path in tmp_path.glob("**/web/data/note"))
+
+    async with fleet.client() as control:
+        await control.apply(document(script=f"echo note > /data/note; {SLEEPS}", volumes=(volume,)))
+        old = (await view_when(control, lambda view: view.status == "Running")).assigned_node_id
+        await until_it_prints(control, "hello from one")
+        await control.drain_node(old)
+        await view_when(
+            control,
+            lambda view: view.status == "Running" and view.assigned_node_id != old and not view.left_on,
+        )
+        await until_it_prints(control, "hello from one")
+        assert notes() == ["note\n", "note\n"]
+        await control.delete("web")
+        await until_gone(control, "web")
+        assert notes() == ["note\n"], "that of the node it left is nobody's to delete"

@@ -38,6 +38,7 @@ def intent(
     born: int = 1,
     attempt: int = 0,
     deleting: bool = False,
+    keeps_data: bool = False,
     revision: str = "r1",
 ) -> Intent:
     return Intent(
@@ -53,6 +54,7 @@ def intent(
         created_at=START,
         updated_at=START,
         deleting=deleting,
+        keeps_data=keeps_data,
     )
 
 

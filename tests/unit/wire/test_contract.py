@@ -199,7 +199,7 @@ AGENT = {
         1 id string, 2 type WorkloadType, 3 revision_id string, 4 desired_state DesiredState, 5 spec WorkloadSpec,
         100 generation int64, 101 attempt int64, 102 secrets <string,bytes>""",
     "ApplyWorkloadResponse": "1 applied bool, 2 skipped bool, 3 message string, 4 status WorkloadStatus",
-    "DeleteWorkloadRequest": "1 id string, 100 generation int64",
+    "DeleteWorkloadRequest": "1 id string, 100 generation int64, 101 keep_data bool",
     "DeleteWorkloadResponse": "1 success bool, 2 message string, 100 session string, 101 next_beat int64",
     "GetWorkloadStatusRequest": "1 id string",
     "GetWorkloadStatusResponse": "1 status WorkloadStatus",

@@ -54,7 +54,7 @@ def put_intent(connection: sqlite3.Connection, intent: Intent) -> None:
             intent.generation,
             intent.born,
             intent.attempt,
-            int(intent.deleting),
+            int(intent.deleting) + int(intent.keeps_data),
             epoch_ms(intent.created_at),
             epoch_ms(intent.updated_at),
             _write_progress(Progress(born=intent.born)),
@@ -140,6 +140,7 @@ def _stored(row: tuple[Any, ...]) -> StoredWorkload:
         created_at=from_epoch_ms(created),
         updated_at=from_epoch_ms(updated),
         deleting=bool(deleting),
+        keeps_data=deleting > 1,
     )
     return StoredWorkload(intent, _read_progress(progress))
 

@@ -492,9 +492,10 @@ class WorkloadActor:
     async def _forget(self) -> None:
         await self._end_strays()
         state = self.state
-        delete_data = state.intent.deleting and state.spec is not None and state.spec.body.deletes_data
+        deleted = state.intent.deleting and not state.intent.keeps_data
+        delete_data = deleted and state.spec is not None and state.spec.body.deletes_data
         await self._persist(lambda: self._runtime.forget_workload(self.workload_id, delete_data=delete_data), None)
-        if state.intent.deleting and self._around.volumes is not None:
+        if deleted and self._around.volumes is not None:
             newest = state.spec.body.managed_volumes if state.spec is not None else ()
             await self._persist(partial(self._around.volumes.delete, self.workload_id, newest), None)
         if self._around.certificates is not None:

@@ -50,6 +50,8 @@ class DeleteCommand:
 
     workload_id: WorkloadId
     generation: int = 0
+    #: The workload only leaves this node.
+    keep_data: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +115,10 @@ def judge_delete(command: DeleteCommand, state: WorkloadState | None, *, now: da
         raise StaleGenerationError(command.workload_id, offered=command.generation, highest=current.generation)
     generation = max(command.generation, current.generation)
     if current.deleting:
-        intent = replace(current, generation=generation)
-        return Decision(intent, skipped=True, stored=generation > current.generation)
-    return Decision(replace(current, deleting=True, generation=generation, updated_at=now))
+        intent = replace(current, generation=generation, keeps_data=current.keeps_data and command.keep_data)
+        return Decision(intent, skipped=True, stored=intent != current)
+    intent = replace(current, deleting=True, keeps_data=command.keep_data, generation=generation, updated_at=now)
+    return Decision(intent)
 
 
 def _new_life(command: ApplyCommand, generation: int, now: datetime) -> Intent:

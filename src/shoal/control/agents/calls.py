@@ -88,13 +88,16 @@ class Agents:
             raise _refusal(node, answer.message or "the agent refused it without a reason")
         return convert.run_status_from_agent(answer.status) if answer.HasField("status") else None
 
-    async def delete(self, node: NodeRecord, workload_id: WorkloadId, generation: int) -> HeartbeatMark | None:
+    async def delete(
+        self, node: NodeRecord, workload_id: WorkloadId, generation: int, *, keep_data: bool
+    ) -> HeartbeatMark | None:
         """Tell an agent to remove its copy, if it is of this generation or an older one.
 
+        With `keep_data` its disks and volumes stay: the workload is not deleted, it leaves the node.
         Returns the first heartbeat that it makes after its answer, if it says so: earlier ones prove nothing. Raises
         NotFoundError when a foreign agent does not have the workload, or has removed it inside the call.
         """
-        request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation)
+        request = pb.DeleteWorkloadRequest(id=workload_id, generation=generation, keep_data=keep_data)
         with tracing.span("command.delete", node_id=node.node_id, workload_id=workload_id):
             answer = await self._call(node, AgentService.DELETE_WORKLOAD, request, timeout=_timeout(node))
         if is_foreign(node) and _says_gone(answer):

@@ -131,7 +131,8 @@ class Copies:
             if removal in (Removal.DONE, Removal.BUSY):
                 return
         try:
-            fence = await self._agents.delete(node, workload_id, generation)
+            moved = record.desired is not DesiredState.DELETED
+            fence = await self._agents.delete(node, workload_id, generation, keep_data=moved)
         except NotFoundError:
             await self.gone(node_id, [workload_id])
             return

@@ -227,7 +227,8 @@ class Sender:
         command = self._commands.begin(record, CommandKind.DELETE)
         try:
             faults.reach("control.send.before")
-            first_heartbeat = await self._agents.delete(node, workload_id, record.generation)
+            moves = record.desired is not DesiredState.DELETED
+            first_heartbeat = await self._agents.delete(node, workload_id, record.generation, keep_data=moves)
             faults.reach("control.send.after")
         except NotFoundError:
             self._commands.put(workload_id, dataclasses.replace(command, accepted=True, gone=True))

@@ -215,6 +215,14 @@ async def test_a_new_command_leaves_the_progress_of_the_run_alone(database):
     assert (stored.intent.born, stored.progress) == (2, progress)
 
 
+@pytest.mark.parametrize(("deleting", "keeps"), [(False, False), (True, False), (True, True)])
+async def test_how_a_workload_is_removed_is_stored(database, deleting, keeps):
+    wanted = intent(deleting=deleting, keeps_data=keeps)
+    await database.write(lambda connection: intents.put_intent(connection, wanted))
+    (stored,) = await database.read(intents.load_workloads)
+    assert (stored.intent.deleting, stored.intent.keeps_data) == (deleting, keeps)
+
+
 async def test_the_highest_generation_outlives_its_workload_and_never_falls(database):
     await database.write(lambda c: intents.put_intent(c, intent(generation=9)))
     await database.write(lambda c: intents.remove_intent(c, intent().workload_id))

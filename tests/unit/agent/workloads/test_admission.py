@@ -134,6 +134,18 @@ def test_deleting():
     assert (higher.skipped, higher.stored, higher.intent.generation) == (True, True, 5)
 
 
+def test_data_is_kept_until_a_delete_says_otherwise():
+    leaves, deletes = DeleteCommand(WorkloadId("w"), 3, keep_data=True), DeleteCommand(WorkloadId("w"), 3)
+    first = judge_delete(leaves, here(generation=3), now=START)
+    assert first.intent.keeps_data
+    again = judge_delete(leaves, here(generation=3, deleting=True, keeps_data=True), now=START)
+    assert (again.intent.keeps_data, again.stored) == (True, False)
+    deleted = judge_delete(deletes, here(generation=3, deleting=True, keeps_data=True), now=START)
+    assert (deleted.intent.keeps_data, deleted.stored) == (False, True)
+    late = judge_delete(leaves, here(generation=3, deleting=True), now=START)
+    assert (late.intent.keeps_data, late.stored) == (False, False)
+
+
 def test_what_a_spec_means():
     spec = agent_spec(
         process(

@@ -184,18 +184,22 @@ class DeleteWorkloadRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     GENERATION_FIELD_NUMBER: _builtins.int
+    KEEP_DATA_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     generation: _builtins.int
     """Only a copy of this generation or a lower one is removed. 0 removes any."""
+    keep_data: _builtins.bool
+    """The workload only leaves this node: its disks and volumes stay, whatever their retain policy."""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         generation: _builtins.int = ...,
+        keep_data: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "id", b"id", "keep_data", b"keep_data"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
