@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from shoal.discovery.documents import read_record
 from shoal.discovery.mirror.records import PublishedModel
+from shoal.discovery.models.exports import load_export
 from shoal.discovery.models.records import parse_binding, parse_container, parse_saved_model
 from shoal.discovery.replicas import paths
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
-from tests.fuzz.inputs import blobs, texts
+from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
+from tests.peers.tools_suite import saved_model
 
 PUBLISHED = {
     "shard_id": 1,
@@ -25,6 +27,8 @@ PUBLISHED = {
 }
 BYTES = json.dumps(PUBLISHED).encode()
 
+GRAPH = saved_model("m:ps_0")
+
 DISCOVERY_PARSERS: dict[str, ParserCase] = {
     "shoal.discovery.documents.read_record": ParserCase(
         lambda given: read_record(PublishedModel, given, at="/n"),
@@ -32,6 +36,16 @@ DISCOVERY_PARSERS: dict[str, ParserCase] = {
         | changed_bytes(BYTES)
         | (JSON_VALUES | changed_values(PUBLISHED)).map(lambda each: json.dumps(each).encode()),
         good=(BYTES,),
+    ),
+    "shoal.discovery.models.exports.load_export": ParserCase(
+        with_folder(file_named("entry/1/saved_model.pb"), lambda folder: load_export(str(folder))),
+        blobs | changed_bytes(GRAPH) | flipped_bytes(GRAPH),
+        good=(GRAPH,),
+    ),
+    "shoal.discovery.models.exports.load_export of our own": ParserCase(
+        with_folder(file_named("entry/1/export.json"), lambda folder: load_export(str(folder))),
+        blobs | JSON_VALUES.map(lambda each: json.dumps(each).encode()),
+        good=(b'{"model_name": "m"}',),
     ),
     "shoal.discovery.models.records.parse_binding": ParserCase(
         parse_binding, texts | changed_text("ps_0:p;lf;default:fd00::7"), (), ("ps_0:c:i",)

@@ -19,7 +19,7 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.connection import session
-from shoal.cli.connection.options import FLEET, SERVERS, START, without_library_words
+from shoal.cli.connection.options import FLEET, MODELS, SERVERS, START, without_library_words
 from shoal.cli.output import hints
 from shoal.core.errors import InvalidError, ShoalError, problem
 
@@ -40,6 +40,8 @@ _MODULES: dict[str, tuple[str, str]] = {
     "logs": ("commands.logs", ""),
     "exec": ("commands.exec", ""),
     "events": ("commands.events", ""),
+    "model": ("commands.models", MODELS),
+    "replicas": ("commands.replicas", ""),
     "control": ("servers.control", ""),
     "agent": ("servers.agent", ""),
     "certs": ("servers.certs", SERVERS),

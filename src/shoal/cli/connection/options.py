@@ -1,7 +1,7 @@
 """Options that several commands share. Called by the command modules.
 
 `client_command` registers a command that talks to a control plane: it adds `--control` and the security options, opens
-the client and closes it again.
+the client and closes it again. `tree_command` does the same for a coordination tree.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from shoal.cli.connection import completion, session
+from shoal.cli.connection import completion, session, trees
 from shoal.core import durations
 from shoal.core.errors import InvalidError, problem
 
@@ -26,6 +26,7 @@ CONNECTION = "Connection"
 START = "Start here"
 FLEET = "The fleet"
 SERVERS = "Servers"
+MODELS = "Models"
 """Panels of the help."""
 
 
@@ -167,6 +168,21 @@ _CONNECTION_OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
+Bzid = Annotated[str, typer.Option("--bzid", envvar="SHOAL_BZID", metavar="NAME", help="The business namespace")]
+ZkServers = Annotated[
+    str,
+    typer.Option(
+        "--zk-servers",
+        envvar="SHOAL_ZK_SERVERS",
+        metavar="HOST:PORT[,…]",
+        help="The servers of ZooKeeper; credentials are read from ZK_AUTH",
+        rich_help_panel=CONNECTION,
+    ),
+]
+
+_TREE_OPTIONS: dict[str, tuple[Any, Any]] = {"zk_servers": (ZkServers, "")}
+
+
 class _Command(TyperCommand):
     """A command whose help shows flags without values."""
 
@@ -219,10 +235,33 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
 
     A command with `as_json` also takes `-o json`; one with `as_yaml` also takes `-o yaml`.
     """
+    return _registering(
+        app, name, panel, _CONNECTION_OPTIONS, lambda given, work: session.call(_connection(given), work)
+    )
+
+
+def tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
+    """The same for `async def command(store, …)`, which works on a coordination tree."""
+    return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: trees.call(given["zk_servers"], work))
+
+
+def _connection(given: dict[str, Any]) -> session.Connection:
+    return session.Connection(**given)
+
+
+def _registering(
+    app: typer.Typer,
+    name: str,
+    panel: str | None,
+    options: Mapping[str, tuple[Any, Any]],
+    run: Callable[[dict[str, Any], Callable[[Any], Awaitable[int | None]]], int | None],
+) -> Callable[[F], F]:
+    """Register a command whose first argument `run` makes from the values of the shared options."""
 
     def register(function: F) -> F:
-        # The client is imported for the type checker only: importing it here would load gRPC.
-        hints = typing.get_type_hints(function, localns={"ControlPlane": object}, include_extras=True)
+        # The type of the first argument is imported for the type checker only: importing it here would load gRPC.
+        types = {"ControlPlane": object, "CoordinationStore": object}
+        hints = typing.get_type_hints(function, localns=types, include_extras=True)
         own = [
             parameter.replace(
                 annotation=hints[parameter.name],
@@ -233,7 +272,7 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
         ]
         shared = [
             inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for option, (annotation, default) in _CONNECTION_OPTIONS.items()
+            for option, (annotation, default) in options.items()
         ]
 
         formats = ["json"] if any(each.name == "as_json" for each in own) else []
@@ -245,8 +284,8 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
 
         def command(**given: Any) -> int | None:
             given |= _chosen_format(given.pop("output_format", ""), formats)
-            connection = session.Connection(**{option: given.pop(option) for option in _CONNECTION_OPTIONS})
-            return session.call(connection, lambda control: function(control, **given))
+            common = {option: given.pop(option) for option in options}
+            return run(common, lambda first: function(first, **given))
 
         command.__name__ = function.__name__
         command.__doc__ = function.__doc__

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from shoal.cli.connection.profile import FILE, FOLDER, find_profile
-from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, problem
+from shoal.core.errors import DeadlineError, InvalidError, Problem, ShoalError, UnsupportedError, problem
 from shoal.wire.access import FILES, TOGETHER, Access, together
 from shoal.wire.addresses import parse_address
 
 if TYPE_CHECKING:
     from shoal.client import ControlPlane
     from shoal.core.clock import Clock
+    from shoal.discovery.store import CoordinationStore
     from shoal.wire.transport import Transport
 
 T = TypeVar("T")
@@ -38,6 +39,16 @@ def _grpc(access: Access) -> Transport:
     from shoal.wire.channel import GrpcTransport
 
     return GrpcTransport(security=access.security())
+
+
+def _zookeeper(servers: str) -> CoordinationStore:
+    try:
+        from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore, auth_from
+    except ModuleNotFoundError:
+        raise UnsupportedError(
+            "ZooKeeper needs the package kazoo", hint="`pip install 'shoal[zookeeper]'` installs it"
+        ) from None
+    return ZookeeperStore(ZookeeperSettings(servers, auth=auth_from(os.environ)))
 
 
 def _system_clock() -> Clock:
@@ -59,6 +70,8 @@ class Surroundings:
     make_transport: Callable[[Access], Transport] = _grpc
     make_clock: Callable[[], Clock] = _system_clock
     run: Callable[[Coroutine[Any, Any, Any]], Any] = _run
+    #: A coordination tree, by the servers of ZooKeeper.
+    make_tree: Callable[[str], CoordinationStore] = _zookeeper
     #: Whether this process does nothing else, so that a server may change its umask.
     owns_process: bool = False
 

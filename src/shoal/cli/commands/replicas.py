@@ -1,0 +1,198 @@
+"""`shoal replicas VIEW`: which address serves what, from a serving agent or from the coordination tree."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.connection import session, trees
+from shoal.cli.connection.options import MODELS, Bzid, Json, ZkServers
+from shoal.cli.output import Cell
+from shoal.cli.output.tables import Column
+from shoal.core.errors import InvalidError, NotFoundError, problem
+
+if TYPE_CHECKING:
+    from shoal.discovery.client import ServingAgentClient
+    from shoal.discovery.store import CoordinationStore
+
+T = TypeVar("T")
+
+#: Views that are the children of one node, by the name of the node.
+NODES = {"portal": "portal", "publish": "publish", "resources": "resource", "locks": "locks", "election": "election"}
+MODEL = "model/"
+RULE = f"must be heartbeat, get, resource, {MODEL}NAME, {', '.join(NODES)}"
+
+_TASKS = (Column("TASK"), Column("REPLICAS", right=True), Column("ADDRESSES", least=16))
+_REPLICAS = (
+    Column("TASK"),
+    Column("REPLICA", right=True),
+    Column("STATE"),
+    Column("ADDRESS"),
+    Column("ARCHON", rank=1),
+)
+_VALUES = (Column("NODE"), Column("VALUE", least=16))
+
+
+def register(tree: typer.Typer) -> None:
+    """Add the command."""
+    tree.command("replicas", rich_help_panel=MODELS)(replicas)
+
+
+def replicas(
+    *,
+    view: Annotated[str, typer.Argument(metavar="VIEW", help="What to show, from the list above")],
+    agent: Annotated[
+        str, typer.Option("--agent", metavar="HOST:PORT", help="The serving agent, for heartbeat, get and resource")
+    ] = "",
+    server_type: Annotated[
+        str, typer.Option("--server-type", metavar="TYPE", help="ps, entry or dense, for heartbeat and get")
+    ] = "ps",
+    task: Annotated[int, typer.Option("--task", min=0, metavar="N", help="The number of the task, for get")] = 0,
+    model_name: Annotated[
+        str, typer.Option("--model-name", metavar="NAME", help="The model, for get at an agent that has several")
+    ] = "",
+    bzid: Bzid = "",
+    zk_servers: ZkServers = "",
+    as_json: Json = False,
+) -> None:
+    """Show which address serves what (Monolith's agent_client).
+
+    From a serving agent: `heartbeat` (was `hb`) shows all tasks of a type, `get` (was `gr`) one task, and `resource`
+    what the agent has free.
+
+    From the tree of a namespace: `model/NAME` (was `addr`) shows every replica of a model with its state; `portal`,
+    `publish`, `resources`, `locks` and `election` (were `get` with `portal`, `pub`, `res`, `lock`, `elect`) show nodes.
+    """
+    if view in _AGENT_VIEWS:
+        show = _AGENT_VIEWS[view]
+        document = _ask(agent, lambda client: show(client, _server_type(server_type), task, model_name))
+    elif view.startswith(MODEL) or view in NODES:
+        if not bzid:
+            raise InvalidError([problem("--bzid", None, "is required")])
+        document = trees.call(zk_servers, lambda store: _from_tree(store, bzid, view))
+    else:
+        raise InvalidError([problem("VIEW", view, RULE)])
+    if as_json:
+        output.json_document(document)
+    else:
+        _print(document)
+
+
+def _ask(agent: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
+    """Call a serving agent, in clear: it listens on loopback."""
+    from shoal.wire.access import Access
+    from shoal.wire.addresses import parse_address
+
+    if not agent:
+        raise InvalidError([problem("--agent", None, "is required")])
+    address = str(parse_address(agent, field="--agent"))
+    around = session.surroundings.get(session.Surroundings())
+
+    async def run() -> T:
+        from shoal.discovery.client import ServingAgentClient
+
+        client = ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address))
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    result: T = around.run(run())
+    return result
+
+
+def _server_type(text: str) -> Any:
+    from shoal.discovery.replicas.records import ServerType
+
+    try:
+        return ServerType(text)
+    except ValueError:
+        raise InvalidError([problem("--server-type", text, f"must be one of {', '.join(ServerType)}")]) from None
+
+
+async def _heartbeat(client: ServingAgentClient, server_type: Any, _task: int, _model: str) -> dict[str, Any]:
+    return {"tasks": await client.heart_beat(server_type)}
+
+
+async def _get(client: ServingAgentClient, server_type: Any, task: int, model: str) -> dict[str, Any]:
+    return {"addresses": await client.get_replicas(server_type, task, model_name=model)}
+
+
+async def _resource(client: ServingAgentClient, _server_type: Any, _task: int, _model: str) -> dict[str, Any]:
+    return {"resource": output.to_plain(await client.get_resource())}
+
+
+_AGENT_VIEWS = {"heartbeat": _heartbeat, "get": _get, "resource": _resource}
+
+
+async def _from_tree(store: CoordinationStore, bzid: str, view: str) -> dict[str, Any]:
+    if view.startswith(MODEL):
+        return {"replicas": await _replicas_of(store, bzid, view.removeprefix(MODEL))}
+    return {view: await _values(store, bzid, NODES[view])}
+
+
+async def _replicas_of(store: CoordinationStore, bzid: str, model: str) -> list[dict[str, Any]]:
+    from shoal.discovery.replicas.watcher import ReplicaWatcher
+
+    watcher = ReplicaWatcher(store, bzid, model)
+    watcher.start()
+    await watcher.wait_loaded()
+    watcher.close()
+    rows = [
+        {
+            "task": task.key,
+            "replica": name,
+            "state": replica.stat.name,
+            "address": replica.chosen_address() or "",
+            "archon_address": replica.chosen_address(archon=True) or "",
+        }
+        for task, name, replica in watcher.table.rows()
+    ]
+    if not rows:
+        raise NotFoundError("replicas of model", model, hint="no agent has registered one in this namespace")
+    return rows
+
+
+async def _values(store: CoordinationStore, bzid: str, node: str) -> dict[str, str]:
+    from shoal.discovery.errors import NoNodeError
+    from shoal.discovery.names import check_node_name
+    from shoal.discovery.store import join
+
+    root = f"/{check_node_name(bzid, field='--bzid')}/{node}"
+    try:
+        names = await store.children(root)
+    except NoNodeError:
+        return {}
+    found = {}
+    for name in names:
+        try:
+            found[name] = (await store.get(join(root, name))).data.decode(errors="replace")
+        except NoNodeError:
+            continue
+    return found
+
+
+def _print(document: dict[str, Any]) -> None:
+    (kind, found), *_ = document.items()
+    rows: list[list[str | Cell]]
+    if kind == "tasks":
+        rows = [[name, str(len(addresses)), ", ".join(addresses)] for name, addresses in found.items()]
+        output.table(_TASKS, rows, empty="no task of this type is known")
+    elif kind == "addresses":
+        for address in found:
+            output.data(address)
+        if not found:
+            output.words("no replica of this task is available")
+    elif kind == "resource":
+        output.facts([(name, str(value)) for name, value in found.items()])
+    elif kind == "replicas":
+        rows = [
+            [row["task"], row["replica"], output.state(row["state"]), row["address"], row["archon_address"]]
+            for row in found
+        ]
+        output.table(_REPLICAS, rows)
+    else:
+        output.table(_VALUES, [[name, value] for name, value in found.items()], empty=f"no {kind}")

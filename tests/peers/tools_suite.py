@@ -1,0 +1,224 @@
+"""`shoal model` and `shoal replicas` on every tree, with the same output. A test module makes a subclass for each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.cli import main
+from shoal.cli.connection.session import Surroundings
+from shoal.core.entropy import SystemEntropy
+from shoal.discovery.replicas.watcher import ReplicaWatcher
+from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.views import ReplicaAddresses
+from shoal.wire.channel import GrpcTransport
+from tests.peers.monolith import ForeignAgent
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "discovery"
+POD = "p.s.m;lf;default:pod-1"
+
+
+def check_golden(name: str, text: str) -> None:
+    """Compare with what is written down; SHOAL_WRITE_GOLDEN=1 writes it down."""
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("SHOAL_WRITE_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def saved_model(name: str, *, op: bytes = b"TfServingRemotePredict") -> bytes:
+    """A saved model whose graph has one node, in the bytes that TensorFlow writes."""
+
+    def part(number: int, data: bytes) -> bytes:
+        size = len(data)
+        length = bytes([size]) if size < 0x80 else bytes([size & 0x7F | 0x80, size >> 7])
+        return bytes([number << 3 | 2]) + length + data
+
+    attribute = part(5, part(1, b"model_name") + part(2, part(2, name.encode())))
+    task = part(5, part(1, b"task") + part(2, b"\x18\x03"))
+    node = part(1, b"call") + part(2, op) + task + attribute
+    other = part(1, b"x") + part(2, b"Placeholder") + part(5, part(1, b"model_name") + part(2, part(2, b"wrong")))
+    graph = part(1, other) + part(1, node)
+    return b"\x08\x01" + part(2, part(1, b"") + part(2, graph))
+
+
+@dataclass
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+class ToolsSuite:
+    """The tools on one kind of tree."""
+
+    __test__ = False
+    servers = "127.0.0.1:2181"
+
+    @pytest.fixture
+    def runner(self):
+        with asyncio.Runner() as runner:
+            yield runner
+
+    @pytest.fixture
+    def make_tree(self, runner):
+        """Makes the store for the servers of ZooKeeper."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def bzid(self):
+        return f"b{SystemEntropy().token(8)}"
+
+    @pytest.fixture
+    def peer(self, runner, make_tree, bzid):
+        """A foreign agent with a session of its own, whose methods block."""
+        store = make_tree(self.servers)
+        runner.run(store.open())
+        yield ForeignAgent(store, bzid)
+        runner.run(store.close())
+
+    @pytest.fixture
+    def shoal(self, runner, make_tree, bzid, capsys, monkeypatch):
+        monkeypatch.setenv("SHOAL_ZK_SERVERS", self.servers)
+        monkeypatch.setenv("SHOAL_BZID", bzid)
+        monkeypatch.delenv("COLUMNS", raising=False)
+
+        def run(*arguments: str) -> Ended:
+            capsys.readouterr()
+            code = main.run(arguments, around=Surroundings(run=runner.run, make_tree=make_tree))
+            found = capsys.readouterr()
+            return Ended(code, found.out.replace(bzid, "gip"), found.err.replace(bzid, "gip"))
+
+        return run
+
+    @pytest.fixture
+    def export(self, tmp_path):
+        """An export of two versions; the newer one is called m."""
+        for sub_graph in ("entry", "ps_0", "ps_1"):
+            for version in ("9", "10"):
+                (tmp_path / "exports" / sub_graph / version).mkdir(parents=True)
+        entry = tmp_path / "exports" / "entry"
+        (entry / "9" / "saved_model.pb").write_bytes(saved_model("old:ps_0"))
+        (entry / "10" / "saved_model.pb").write_bytes(saved_model("m:ps_0"))
+        (tmp_path / "exports" / ".hidden").mkdir()
+        (tmp_path / "exports" / "readme.txt").write_text("not a sub-graph")
+        return str(tmp_path / "exports")
+
+    def filled(self, runner, peer) -> None:
+        async def fill() -> None:
+            for sub_graph, policy in (("entry", "latest"), ("ps_0", "latest_once"), ("ps_1", "latest_once")):
+                await peer.declare("m", sub_graph, f"/d/{sub_graph}", policy)
+            await peer.publish("prod", "m:entry")
+            await peer.publish("prod", "m:ps_0")
+            await peer.container(POD, "192.0.2.2:58703")
+            await peer.bind("m", "entry", POD)
+            await peer.replica("m/lf:default/ps:0/1", "10.0.0.2", stat=20)
+            await peer.replica("m/lf:default/ps:0/0", "10.0.0.1")
+            await peer.replica("m/lf:default/entry:0/00000000000", "10.0.0.1")
+            await peer.write("portal/m", '{"model_name": "m"}')
+            await peer.ephemeral("resource/0:0", '{"memory": 5}')
+
+        runner.run(fill())
+
+    @pytest.mark.parametrize(
+        ("name", "arguments"),
+        [
+            ("model-list", ["model", "list"]),
+            ("model-list-json", ["model", "list", "--json"]),
+            ("model-info", ["model", "info"]),
+            ("replicas-model", ["replicas", "model/m"]),
+            ("replicas-model-json", ["replicas", "model/m", "--json"]),
+            ("replicas-portal", ["replicas", "portal"]),
+            ("replicas-resources-json", ["replicas", "resources", "--json"]),
+        ],
+    )
+    def test_screens(self, runner, peer, shoal, name, arguments):
+        self.filled(runner, peer)
+        ended = shoal(*arguments)
+        assert (ended.code, ended.err) == (0, "")
+        check_golden(name, ended.out)
+
+    @pytest.mark.parametrize(
+        ("arguments", "words"),
+        [
+            (["model", "list"], "no model is declared"),
+            (["replicas", "publish"], "no publish"),
+            (["replicas", "election"], "no election"),
+        ],
+    )
+    def test_an_empty_namespace_is_told(self, shoal, arguments, words):
+        ended = shoal(*arguments)
+        assert (ended.code, ended.out) == (0, "")
+        assert words in ended.err
+
+    def test_a_model_is_declared_published_and_unpublished(self, shoal, export):
+        declared = shoal("model", "declare", export)
+        assert (declared.code, declared.out) == (0, "m\n")
+        assert shoal("model", "declare", export).code == 1
+        assert "declared already" in shoal("model", "declare", export).err
+        again = shoal("model", "declare", export, "--overwrite", "--json")
+        assert list(json.loads(again.out)["sub_graphs"]) == ["entry", "ps_0", "ps_1"]
+        assert shoal("model", "publish", "m:ps_*", "--layout", "prod").out == "m:ps_0\nm:ps_1\n"
+        assert shoal("model", "publish", "m:entry", "--layout", "/gip/layouts/x").code == 0
+        layouts = {row["sub_graph"]: row["layouts"] for row in self.models(shoal)}
+        assert layouts == {"entry": [], "ps_0": ["prod"], "ps_1": ["prod"]}
+        assert {row["version_policy"] for row in self.models(shoal)} == {"latest", "latest_once"}
+        gone = shoal("model", "unpublish", "m:ps_1", "--layout", "prod", "--json")
+        assert json.loads(gone.out) == {"saved_models": ["m:ps_1"]}
+        assert [row["sub_graph"] for row in self.models(shoal) if row["layouts"]] == ["ps_0"]
+
+    def models(self, shoal) -> list[dict[str, Any]]:
+        return json.loads(shoal("model", "list", "--json").out)["models"]
+
+    def test_a_given_name_counts_and_is_compared(self, shoal, export):
+        ended = shoal("model", "declare", export, "--model-name", "other")
+        assert (ended.code, ended.out) == (0, "other\n")
+        assert "warning: the entry graph calls the model m" in ended.err
+
+    @pytest.mark.parametrize(
+        ("arguments", "code", "words"),
+        [
+            (["model", "publish", "nobody:entry", "--layout", "l"], 1, "model 'nobody' not found"),
+            (["model", "publish", "m", "--layout", "l"], 2, "must be MODEL:GLOB"),
+            (["model", "unpublish", "m:entry", "--layout", "l"], 1, "layout 'l' not found"),
+            (["model", "declare", "/nowhere"], 1, "directory '/nowhere/entry' not found"),
+            (["model", "list", "--bzid", "a/b"], 2, "bzid"),
+            (["replicas", "model/nobody"], 1, "replicas of model 'nobody' not found"),
+            (["replicas", "model/.."], 2, "base_name"),
+            (["replicas", "nonsense"], 2, "VIEW: must be heartbeat"),
+            (["replicas", "heartbeat"], 2, "--agent: is required"),
+            (["replicas", "get", "--agent", "127.0.0.1:1", "--server-type", "gpu"], 2, "--server-type"),
+            (["replicas", "portal", "--zk-servers", "nonsense"], 2, "--zk-servers: must be HOST:PORT"),
+        ],
+    )
+    def test_mistakes_are_named(self, shoal, arguments, code, words):
+        ended = shoal(*arguments)
+        assert (ended.code, ended.out) == (code, "")
+        assert words in ended.err
+
+    def test_an_agent_is_asked(self, runner, peer, shoal, bzid):
+        self.filled(runner, peer)
+
+        async def serve():
+            watcher = ReplicaWatcher(peer.store, bzid, "m")
+            watcher.start()
+            await watcher.wait_loaded()
+            handlers = ServingAgentHandlers(ReplicaAddresses(watcher))
+            return await GrpcTransport().serve("127.0.0.1:0", [handlers.service()])
+
+        server = runner.run(serve())
+        at = ("--agent", server.address)
+        assert shoal("replicas", "heartbeat", *at).out == (
+            "TASK  REPLICAS  ADDRESSES\nps:0         1  10.0.0.1:44059\n"
+        )
+        assert json.loads(shoal("replicas", "heartbeat", *at, "--json").out) == {"tasks": {"ps:0": ["10.0.0.1:44059"]}}
+        assert shoal("replicas", "get", *at, "--server-type", "entry").out == "10.0.0.1:44059\n"
+        assert "no replica of this task" in shoal("replicas", "get", *at, "--task", "7").err
+        assert "memory" in shoal("replicas", "resource", *at).out
+        runner.run(server.stop())

@@ -1,0 +1,69 @@
+"""The tools on the embedded tree, and how they find the name of a model."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.errors import InvalidError, NotFoundError
+from shoal.discovery.embedded import EmbeddedTree
+from shoal.discovery.models.exports import load_export, name_of_document, name_of_graph
+from tests.peers.tools_suite import ToolsSuite, saved_model
+
+
+class TestEmbeddedTools(ToolsSuite):
+    __test__ = True
+
+    @pytest.fixture
+    def make_tree(self, runner):
+        async def make() -> EmbeddedTree:
+            return EmbeddedTree(SystemClock())
+
+        tree = runner.run(make())
+        yield lambda _servers: tree.session()
+        runner.run(tree.close())
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (saved_model("m:ps_0"), "m"),
+        (saved_model("m"), "m"),
+        (saved_model("m", op=b"Other"), ""),
+        (b"", ""),
+    ],
+)
+def test_the_name_in_a_graph(data, name):
+    assert name_of_graph(data, at="x") == name
+
+
+@pytest.mark.parametrize("data", [saved_model("m")[:-1], b"\xff" * 20, b"\x0b", b"\x12\x05\x12"])
+def test_what_is_no_graph_is_refused(data):
+    with pytest.raises(InvalidError, match=r"saved_model\.pb"):
+        name_of_graph(data, at="saved_model.pb")
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"model_name": 5}', b"\xff", b"{" * 5000])
+def test_a_bad_export_document_is_refused(data):
+    with pytest.raises(InvalidError, match=r"export\.json"):
+        name_of_document(data, at="export.json")
+
+
+def test_our_own_exports_name_their_model(tmp_path):
+    version = tmp_path / "entry" / "3"
+    version.mkdir(parents=True)
+    (version / "export.json").write_text('{"model_name": "ours", "more": 1}')
+    (version / "saved_model.pb").write_bytes(saved_model("theirs"))
+    found = load_export(str(tmp_path))
+    assert found.model_name == "ours"
+    assert found.sub_graphs == {"entry": str(tmp_path / "entry")}
+
+
+def test_an_export_without_a_graph_has_no_name(tmp_path):
+    (tmp_path / "entry" / "tmp").mkdir(parents=True)
+    assert load_export(str(tmp_path)).model_name == ""
+
+
+def test_a_directory_without_an_entry_is_no_export(tmp_path):
+    with pytest.raises(NotFoundError, match="entry"):
+        load_export(str(tmp_path))
