@@ -12,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import shoal
+import shoal.discovery
 import shoal.topics
 from shoal.core.errors import ShoalError
 
@@ -69,6 +70,17 @@ TOPICS = [
 ]
 
 
+DISCOVERY = [
+    "AgentResource",
+    "EmbeddedTree",
+    "ModelState",
+    "ServerType",
+    "ServingAgentClient",
+    "ZookeeperSettings",
+    "ZookeeperStore",
+]
+
+
 def test_the_public_names() -> None:
     assert sorted(shoal.__all__) == sorted(PUBLIC)
     assert all(getattr(shoal, name) is not None for name in PUBLIC)
@@ -99,12 +111,19 @@ def test_a_stream_program_needs_one_import() -> None:
     assert answer.stdout.strip() == "['b'] x 1000000 3"
 
 
-def test_the_public_names_of_topics() -> None:
-    assert sorted(shoal.topics.__all__) == TOPICS
-    assert all(getattr(shoal.topics, name) is not None for name in TOPICS)
-    assert [name for name in dir(shoal.topics) if name in TOPICS] == TOPICS
+@pytest.mark.parametrize(("module", "public"), [(shoal.topics, TOPICS), (shoal.discovery, DISCOVERY)])
+def test_the_public_names_of_a_package(module: ModuleType, public: list[str]) -> None:
+    assert sorted(module.__all__) == public
+    assert all(getattr(module, name) is not None for name in public)
+    assert [name for name in dir(module) if name in public] == public
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        getattr(shoal.topics, "nothing")  # noqa: B009  so that no type checker minds
+        getattr(module, "nothing")  # noqa: B009  so that no type checker minds
+
+
+def test_a_client_of_discovery_needs_no_kazoo() -> None:
+    program = "from shoal.discovery import ServingAgentClient; import sys; print('kazoo' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "False"
 
 
 def test_a_local_log_needs_no_kafka_client() -> None:
@@ -113,7 +132,7 @@ def test_a_local_log_needs_no_kafka_client() -> None:
     assert answer.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize(("module", "public"), [(shoal, PUBLIC), (shoal.topics, TOPICS)])
+@pytest.mark.parametrize(("module", "public"), [(shoal, PUBLIC), (shoal.topics, TOPICS), (shoal.discovery, DISCOVERY)])
 def test_type_checkers_are_told_the_same_names(module: ModuleType, public: list[str]) -> None:
     stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
     told = set(re.findall(r" as (\w+)$", stub, flags=re.MULTILINE)) | set(

@@ -202,6 +202,37 @@ class ToolsSuite:
         assert (ended.code, ended.out) == (code, "")
         assert words in ended.err
 
+    def test_a_model_is_requested_and_withdrawn(self, runner, peer, shoal):
+        load = ("model", "load", "m", "--model-dir", "/d", "--ckpt", "model.ckpt-100", "--num-shard", "3")
+        assert shoal(*load).code == 0
+        assert runner.run(peer.store.get(f"/{peer.bzid}/portal/m")).data == (
+            b'{"model_name": "m", "model_dir": "/d", "ckpt": "model.ckpt-100", "num_shard": 3, "action": "NONE", '
+            b'"spec_replicas": []}'
+        )
+        assert "requested already" in shoal(*load).err
+
+        async def serve() -> None:
+            await peer.write("publish/0:1:m", "{}")
+            await peer.write("publish/0:1:xm", "{}")
+            await peer.scheduled_replica("m", "ps", 0, 2, "10.0.0.5:8500")
+            await peer.ephemeral("service/m/ps:1/0", "broken")
+
+        runner.run(serve())
+        assert json.loads(shoal("model", "status", "m", "--json").out) == {
+            "portal": True,
+            "publish": True,
+            "service": {"ps:0:2": "AVAILABLE", "ps:1:0": "UNKNOWN"},
+        }
+        assert shoal("model", "status", "m").out == (
+            "requested  yes\nassigned   yes\nREPLICA  STATE\nps:0:2   AVAILABLE\nps:1:0   UNKNOWN\n"
+        )
+        assert shoal("model", "clean", "publish", "service").err == "publish: deleted 2\nservice: deleted 1\n"
+        assert shoal("model", "unload", "m").code == 0
+        assert shoal("model", "unload", "m").code == 1
+        assert shoal("model", "status", "m").err == "no agent serves it\n"
+        assert json.loads(shoal("model", "status", "m", "--json").out)["portal"] is False
+        assert "BRANCH: must be one of portal" in shoal("model", "clean", "layouts").err
+
     def test_an_agent_is_asked(self, runner, peer, shoal, bzid):
         self.filled(runner, peer)
 

@@ -1,4 +1,4 @@
-"""`shoal model …`: declares models, publishes their sub-graphs in layouts, and shows what is served where."""
+"""`shoal model …`: declares, publishes, loads and shows models in a coordination tree."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError, problem
 
 if TYPE_CHECKING:
+    from shoal.discovery.mirror.portal import Portal
     from shoal.discovery.models.catalog import Catalog
     from shoal.discovery.models.records import SavedModel
     from shoal.discovery.store import CoordinationStore
 
 app = typer.Typer(
     name="model",
-    help="Models and layouts in a coordination tree (Monolith's agent_controller).",
+    help="Models and layouts in a coordination tree (Monolith's agent_controller and agent_client).",
     no_args_is_help=True,
 )
 
@@ -32,6 +33,9 @@ _COLUMNS = (
     Column("PATH", rank=1, least=16),
 )
 
+_STATES = (Column("REPLICA"), Column("STATE"))
+
+ModelName = Annotated[str, typer.Argument(metavar="MODEL", help="The model's name")]
 Layout = Annotated[
     str, typer.Option("--layout", metavar="NAME", help="The layout's name, or its absolute path in the tree")
 ]
@@ -117,6 +121,76 @@ async def info(store: CoordinationStore, *, bzid: Bzid, as_json: Json = False) -
     """Print everything about the namespace as JSON: models, containers and layouts (`--cmd=bzid_info`)."""
     del as_json  # it is JSON in any case
     output.json_document(await _overview(store, bzid))
+
+
+@tree_command(app, "load")
+async def load(
+    store: CoordinationStore,
+    model_name: ModelName,
+    *,
+    model_dir: Annotated[str, typer.Option("--model-dir", metavar="PATH", help="The exported model")],
+    ckpt: Annotated[str, typer.Option("--ckpt", metavar="NAME", help="The checkpoint it was made from")] = "",
+    num_shard: Annotated[
+        int, typer.Option("--num-shard", metavar="N", help="Over how many shards it is split [the scheduler decides]")
+    ] = -1,
+    bzid: Bzid,
+) -> None:
+    """Request a model from the scheduler of agents of version 2 (was `load`)."""
+    from shoal.discovery.mirror.records import PortalModel
+
+    await _portal(store, bzid).load(PortalModel(model_name, model_dir, ckpt or None, num_shard))
+    output.words(f"{model_name} is requested")
+
+
+@tree_command(app, "unload")
+async def unload(store: CoordinationStore, model_name: ModelName, *, bzid: Bzid) -> None:
+    """Withdraw the request for a model (was `unload`)."""
+    await _portal(store, bzid).unload(model_name)
+    output.words(f"{model_name} is no longer requested")
+
+
+@tree_command(app, "status")
+async def status(store: CoordinationStore, model_name: ModelName, *, bzid: Bzid, as_json: Json = False) -> None:
+    """Show whether a model is requested, assigned to agents and served (was `status`)."""
+    found = await _portal(store, bzid).status(model_name)
+    if as_json:
+        states = {name: state.name for name, state in found.service.items()}
+        output.json_document({"portal": found.portal, "publish": found.publish, "service": states})
+        return
+    output.facts([("requested", _yes(found.portal)), ("assigned", _yes(found.publish))])
+    rows: list[list[str | output.Cell]] = [[name, output.state(state.name)] for name, state in found.service.items()]
+    output.table(_STATES, rows, empty="no agent serves it")
+
+
+@tree_command(app, "clean")
+async def clean(
+    store: CoordinationStore,
+    branches: Annotated[
+        list[str], typer.Argument(metavar="BRANCH…", help="portal, publish, resource or service: all below is deleted")
+    ],
+    *,
+    bzid: Bzid,
+) -> None:
+    """Delete everything in parts of the tree of agents of version 2 (was `clean`). Agents are not asked."""
+    from shoal.discovery.mirror.portal import Branch
+
+    unknown = [each for each in branches if each not in set(Branch)]
+    if unknown:
+        raise InvalidError([problem("BRANCH", unknown[0], f"must be one of {', '.join(Branch)}")])
+    for each in dict.fromkeys(branches):
+        count = await _portal(store, bzid).clean(Branch(each))
+        output.words(f"{each}: deleted {count}")
+
+
+def _portal(store: CoordinationStore, bzid: str) -> Portal:
+    from shoal.discovery.mirror.portal import Portal
+    from shoal.discovery.mirror.records import SchedulerPaths
+
+    return Portal(store, SchedulerPaths(bzid))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _catalog(store: CoordinationStore, bzid: str) -> Catalog:
