@@ -71,6 +71,7 @@ from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
 from tests.fuzz.runtime_parsers import RUNTIME_PARSERS
+from tests.fuzz.serving_parsers import SERVING_PARSERS
 from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
 from tests.strategies import workload_specs
 
@@ -495,11 +496,14 @@ PARSERS: dict[str, ParserCase] = {
     **STREAM_PARSERS,
     **CODEC_PARSERS,
     **DISCOVERY_PARSERS,
+    **SERVING_PARSERS,
     **RUNTIME_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
+    "shoal.serving.resources.read_cpus": "what the kernel says, read by shoal.core and psutil",
+    "shoal.serving.resources.read_memory": "what the kernel says, read by shoal.core and psutil",
     "shoal.runtimes.log_reading.read_logs": "reads files with the parsers of the keeper's logs, which are here",
     "shoal.agent.store.intents.load_workloads": "rows of the agent's own database, checked as a whole when opened",
     "shoal.cli.servers.daemon.load": "is load_settings, and sets up the log",
