@@ -20,6 +20,7 @@ from shoal.agent.metrics import AgentMetrics
 from shoal.cli.main import build
 from shoal.control.metrics import ControlMetrics
 from shoal.control.state.lifecycle.phases import CONTRACT_STATUSES
+from shoal.core.clock import SystemClock
 from shoal.core.shape import field_kinds, plain_kind
 from shoal.core.telemetry import MetricRegistry
 from shoal.model.documents import group_schema, workload_schema
@@ -27,6 +28,7 @@ from shoal.model.events import Event, EventKind
 from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
 from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
 from shoal.model.workloads import WorkloadSpec, WorkloadType
+from shoal.serving.metrics import ServingMetrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
@@ -91,6 +93,12 @@ reconciled when something about it has changed.
 Not served, because nothing here corresponds to them: `persys_agent_workload_reconcile_total`,
 `persys_agent_workload_reconcile_duration_seconds` and `persys_agent_garbage_collection_…`. The agent reacts to
 events instead of polling, and removes nothing without a command.
+
+## Serving agent
+
+`shoal serve --http-port PORT` serves these.
+
+{serving}
 """
 
 
@@ -162,7 +170,9 @@ def metrics_page() -> str:
     """Every series, as a page."""
     agent = MetricRegistry()
     AgentMetrics(agent)
-    return METRICS_PAGE.format(control=_table(ControlMetrics().registry), agent=_table(agent))
+    serving = MetricRegistry()
+    ServingMetrics(SystemClock(), serving)
+    return METRICS_PAGE.format(control=_table(ControlMetrics().registry), agent=_table(agent), serving=_table(serving))
 
 
 def _table(registry: MetricRegistry) -> str:

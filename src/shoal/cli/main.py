@@ -44,6 +44,8 @@ _MODULES: dict[str, tuple[str, str]] = {
     "replicas": ("commands.replicas", ""),
     "control": ("servers.control", ""),
     "agent": ("servers.agent", ""),
+    "serve": ("servers.serve", ""),
+    "serving-client": ("commands.serving_client", FLEET),
     "certs": ("servers.certs", SERVERS),
     "token": ("commands.tokens", SERVERS),
     "secret": ("commands.secrets", FLEET),

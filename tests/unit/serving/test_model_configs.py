@@ -6,6 +6,7 @@ import pytest
 from google.protobuf import text_format
 
 from shoal.core.errors import InvalidError
+from shoal.discovery.replicas.records import ModelState
 from shoal.serving.config.deployment import Role, deploy
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
@@ -19,7 +20,7 @@ from shoal.serving.models.configs import (
     role_config,
     server_config,
 )
-from shoal.serving.models.lifecycle import VersionState, VersionStatus, choose_version, state_of
+from shoal.serving.models.lifecycle import VersionStatus, choose_version, state_of
 from shoal.serving.models.platform import needs_platform_file, platform_text
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 from shoal.wire.pools import TENSORFLOW
@@ -151,7 +152,7 @@ def test_versions_are_compared_as_numbers(tmp_path):
     assert newest_version(str(tmp_path / "missing")) is None
 
 
-A, L, E = VersionState.AVAILABLE, VersionState.LOADING, VersionState.END
+A, L, E = ModelState.AVAILABLE, ModelState.LOADING, ModelState.END
 
 
 @pytest.mark.parametrize(
@@ -169,14 +170,14 @@ def test_the_version_that_stands_for_a_model(given, chosen):
     assert (found.version if found else None) == chosen
 
 
-@pytest.mark.parametrize("state", VersionState)
+@pytest.mark.parametrize("state", ModelState)
 def test_states_have_the_numbers_of_tensorflow_serving(state):
     assert pb.ModelVersionStatus.State.Value(state.name) == state
     assert state_of(int(state)) is state
 
 
 def test_a_state_of_a_later_model_server():
-    assert state_of(77) is VersionState.UNKNOWN
+    assert state_of(77) is ModelState.UNKNOWN
 
 
 def platform(**changes) -> tuple[bool, pb.SessionBundleConfig]:

@@ -14,14 +14,15 @@ from shoal.core.errors import (
     ShoalError,
     UnavailableError,
 )
+from shoal.discovery.replicas.records import ModelState
 from shoal.serving.models.client import ModelServerClient, string_tensor
 from shoal.serving.models.configs import model_config, server_config
-from shoal.serving.models.lifecycle import VersionState, VersionStatus
+from shoal.serving.models.lifecycle import VersionStatus
 from shoal.testing.model_server import FakeModelServer
 from shoal.wire.local import LocalNetwork
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 
-AVAILABLE, LOADING, END = VersionState.AVAILABLE, VersionState.LOADING, VersionState.END
+AVAILABLE, LOADING, END = ModelState.AVAILABLE, ModelState.LOADING, ModelState.END
 
 
 @pytest.fixture
@@ -42,14 +43,14 @@ async def serve():
         await server.stop()
 
 
-def states(versions) -> list[tuple[int, VersionState]]:
+def states(versions) -> list[tuple[int, ModelState]]:
     return [(each.version, each.state) for each in versions]
 
 
 async def test_a_model_is_loaded_step_by_step(serve):
     server, client = await serve(model_config("m", "/none", versions=2))
     assert states(await client.versions("m")) == [(1, AVAILABLE), (2, AVAILABLE)]
-    assert server.models.transitions[:3] == [("m", 1, VersionState.START), ("m", 1, LOADING), ("m", 1, AVAILABLE)]
+    assert server.models.transitions[:3] == [("m", 1, ModelState.START), ("m", 1, LOADING), ("m", 1, AVAILABLE)]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ async def test_what_is_not_there(serve, name, version):
     with pytest.raises(NotFoundError):
         await client.versions(name, version)
     status = await client.status(name, version)
-    assert (status.version, status.state, status.error_code) == (-1, VersionState.UNKNOWN, 5)
+    assert (status.version, status.state, status.error_code) == (-1, ModelState.UNKNOWN, 5)
 
 
 async def test_versions_are_those_of_the_directory(serve, tmp_path):
@@ -77,7 +78,7 @@ async def test_versions_are_those_of_the_directory(serve, tmp_path):
     (tmp_path / "11").mkdir()
     server.models.poll()
     assert states(await client.versions("m")) == [(11, AVAILABLE)]
-    assert server.models.transitions[-2:] == [("m", 10, VersionState.UNLOADING), ("m", 10, END)]
+    assert server.models.transitions[-2:] == [("m", 10, ModelState.UNLOADING), ("m", 10, END)]
 
 
 async def test_the_old_version_serves_until_the_new_one_is_loaded(serve, tmp_path):
@@ -131,7 +132,7 @@ async def test_a_reload_without_a_list_is_refused(serve):
 async def test_a_failing_server_is_a_state(serve):
     server, client = await serve(model_config("m", "/none"))
     server.fail_calls(UnavailableError("out of service"))
-    assert await client.status("m") == VersionStatus(-1, VersionState.UNKNOWN, 14, "out of service")
+    assert await client.status("m") == VersionStatus(-1, ModelState.UNKNOWN, 14, "out of service")
     server.fail_calls(None)
     assert (await client.status("m")).is_available
 

@@ -52,7 +52,7 @@ def moment(text: str, now: datetime, *, field: str) -> datetime:
         raise InvalidError([problem(field, text, rule)]) from None
 
 
-class _ShownDuration(timedelta):
+class ShownDuration(timedelta):
     """A default that the help shows as `10s`."""
 
     def __str__(self) -> str:
@@ -60,7 +60,7 @@ class _ShownDuration(timedelta):
 
 
 def _shown(default: Any) -> Any:
-    return _ShownDuration(seconds=default.total_seconds()) if isinstance(default, timedelta) else default
+    return ShownDuration(seconds=default.total_seconds()) if isinstance(default, timedelta) else default
 
 
 Json = Annotated[bool, typer.Option("--json", metavar="", help="Print JSON to stdout instead of a table")]

@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
 from shoal.core.errors import InternalError, NotFoundError, ShoalError
+from shoal.discovery.replicas.records import ModelState
 from shoal.serving.models.configs import model_spec
-from shoal.serving.models.lifecycle import VersionState, VersionStatus, choose_version, state_of
+from shoal.serving.models.lifecycle import VersionStatus, choose_version, state_of
 from shoal.wire.pb.tensorflow import framework_pb2 as tf
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 from shoal.wire.status import status_of
@@ -101,7 +102,7 @@ class ModelServerClient:
 
 def failed_status(error: ShoalError) -> VersionStatus:
     """The state of a model that could not be asked for, with the code of the failure."""
-    return VersionStatus(-1, VersionState.UNKNOWN, int(status_of(error).code), error.message)
+    return VersionStatus(-1, ModelState.UNKNOWN, int(status_of(error).code), error.message)
 
 
 def string_tensor(rows: Sequence[bytes]) -> tf.TensorProto:

@@ -1,35 +1,28 @@
 """The states of a model version, and which of several versions stands for the model. Pure.
 
-The numbers are TensorFlow Serving's; they stand in the tree as they are. Called by `shoal.serving.models.monitor`.
+Called by `shoal.serving.models.monitor`.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-
-class VersionState(enum.IntEnum):
-    """Where a version is in its life."""
-
-    UNKNOWN = 0
-    START = 10
-    LOADING = 20
-    AVAILABLE = 30
-    UNLOADING = 40
-    END = 50
-
+from shoal.discovery.replicas.records import ModelState
 
 #: Which state may follow which; a version that cannot be loaded goes to END from anywhere.
-TRANSITIONS: dict[VersionState, frozenset[VersionState]] = {
-    VersionState.UNKNOWN: frozenset({VersionState.START}),
-    VersionState.START: frozenset({VersionState.LOADING, VersionState.END}),
-    VersionState.LOADING: frozenset({VersionState.AVAILABLE, VersionState.END}),
-    VersionState.AVAILABLE: frozenset({VersionState.UNLOADING, VersionState.END}),
-    VersionState.UNLOADING: frozenset({VersionState.END}),
-    VersionState.END: frozenset(),
+TRANSITIONS: dict[ModelState, frozenset[ModelState]] = {
+    ModelState.UNKNOWN: frozenset({ModelState.START}),
+    ModelState.START: frozenset({ModelState.LOADING, ModelState.END}),
+    ModelState.LOADING: frozenset({ModelState.AVAILABLE, ModelState.END}),
+    ModelState.AVAILABLE: frozenset({ModelState.UNLOADING, ModelState.END}),
+    ModelState.UNLOADING: frozenset({ModelState.END}),
+    ModelState.END: frozenset(),
 }
+
+
+#: What a model server answers about a model that it does not have.
+NOT_FOUND = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +31,25 @@ class VersionStatus:
 
     #: -1 when there is none.
     version: int = -1
-    state: VersionState = VersionState.UNKNOWN
+    state: ModelState = ModelState.UNKNOWN
     #: A gRPC status code; 0 is fine.
     error_code: int = 0
     error_message: str = ""
 
     @property
+    def was_answered(self) -> bool:
+        """Whether the model server said it; otherwise the call failed."""
+        return self.version >= 0 or self.error_code == NOT_FOUND
+
+    @property
     def is_available(self) -> bool:
         """Whether calls of it are answered."""
-        return self.state is VersionState.AVAILABLE
+        return self.state is ModelState.AVAILABLE
 
 
-def state_of(number: int) -> VersionState:
+def state_of(number: int) -> ModelState:
     """The state with a number; UNKNOWN for a number that only others know."""
-    return VersionState(number) if number in VersionState._value2member_map_ else VersionState.UNKNOWN
+    return ModelState(number) if number in ModelState._value2member_map_ else ModelState.UNKNOWN
 
 
 def choose_version(statuses: Iterable[VersionStatus]) -> VersionStatus | None:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.core.errors import NotFoundError, PreconditionError
+from shoal.discovery.replicas.records import ModelState
 from shoal.serving.models.configs import is_version
-from shoal.serving.models.lifecycle import TRANSITIONS, VersionState
+from shoal.serving.models.lifecycle import TRANSITIONS
 from shoal.wire.pb.tensorflow import serving_pb2 as pb
 
 
@@ -23,7 +24,7 @@ class FakeVersion:
     """One version of a model."""
 
     number: int
-    state: VersionState = VersionState.UNKNOWN
+    state: ModelState = ModelState.UNKNOWN
     error: str = ""
 
 
@@ -42,7 +43,7 @@ class FakeModels:
         self._held: set[str] = set()
         self._changed = asyncio.Event()
         #: Every change of a state: (model, version, state).
-        self.transitions: list[tuple[str, int, VersionState]] = []
+        self.transitions: list[tuple[str, int, ModelState]] = []
         #: The configurations that were applied.
         self.applied: list[pb.ModelServerConfig] = []
 
@@ -90,11 +91,11 @@ class FakeModels:
             wanted = _wanted_versions(model.config)
             for number in wanted:
                 known = model.versions.get(number)
-                if known is None or known.state is VersionState.END:
+                if known is None or known.state is ModelState.END:
                     model.versions[number] = FakeVersion(number)
             self._load(name, model)
             # The old version is served until there is another.
-            if not wanted or any(model.versions[number].state is VersionState.AVAILABLE for number in wanted):
+            if not wanted or any(model.versions[number].state is ModelState.AVAILABLE for number in wanted):
                 self._unload(name, model, [number for number in model.versions if number not in wanted])
         self._tell()
 
@@ -112,7 +113,7 @@ class FakeModels:
 
     def available_version(self, spec: pb.ModelSpec) -> FakeVersion:
         """The version that answers a call. Raises `NotFoundError`."""
-        found = [each for each in self.versions_of(spec) if each.state is VersionState.AVAILABLE]
+        found = [each for each in self.versions_of(spec) if each.state is ModelState.AVAILABLE]
         if not found:
             raise NotFoundError("available version of model", spec.name)
         return found[-1]
@@ -133,26 +134,26 @@ class FakeModels:
 
     def _is_loading(self, name: str) -> bool:
         model = self._models.get(name)
-        return model is not None and any(each.state is VersionState.LOADING for each in model.versions.values())
+        return model is not None and any(each.state is ModelState.LOADING for each in model.versions.values())
 
     def _load(self, name: str, model: _Model) -> None:
         for version in model.versions.values():
-            if version.state is VersionState.UNKNOWN:
-                self._enter(name, version, VersionState.START)
-                self._enter(name, version, VersionState.LOADING)
-            if version.state is VersionState.LOADING and name not in self._held:
+            if version.state is ModelState.UNKNOWN:
+                self._enter(name, version, ModelState.START)
+                self._enter(name, version, ModelState.LOADING)
+            if version.state is ModelState.LOADING and name not in self._held:
                 version.error = self._broken.get(name, "")
-                self._enter(name, version, VersionState.END if version.error else VersionState.AVAILABLE)
+                self._enter(name, version, ModelState.END if version.error else ModelState.AVAILABLE)
 
     def _unload(self, name: str, model: _Model, numbers: Iterable[int]) -> None:
         for number in list(numbers):
             version = model.versions.pop(number)
-            if version.state is VersionState.AVAILABLE:
-                self._enter(name, version, VersionState.UNLOADING)
-            if version.state is not VersionState.END:
-                self._enter(name, version, VersionState.END)
+            if version.state is ModelState.AVAILABLE:
+                self._enter(name, version, ModelState.UNLOADING)
+            if version.state is not ModelState.END:
+                self._enter(name, version, ModelState.END)
 
-    def _enter(self, name: str, version: FakeVersion, state: VersionState) -> None:
+    def _enter(self, name: str, version: FakeVersion, state: ModelState) -> None:
         assert state in TRANSITIONS[version.state], (version, state)
         version.state = state
         self.transitions.append((name, version.number, state))

@@ -1,0 +1,242 @@
+"""`shoal serving-client …`: calls a model server. It speaks TensorFlow Serving's gRPC, so any such server will do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.connection import session
+from shoal.cli.connection.options import Json, ShownDuration, duration
+from shoal.cli.output.tables import Column
+from shoal.core.errors import InvalidError, problem
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+    from shoal.serving.models.client import ModelServerClient
+    from shoal.wire.pb.tensorflow.framework_pb2 import TensorProto
+
+app = typer.Typer(
+    name="serving-client", help="Call a model server: states, metadata, predictions.", no_args_is_help=True
+)
+
+Target = Annotated[
+    str, typer.Option("--target", metavar="HOST:PORT", help="The gRPC address of the model server [env: SHOAL_TARGET]")
+]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="The name of the model, such as entry, ps_0 or m:entry")]
+Version = Annotated[
+    str | None, typer.Option("--version", metavar="N|LABEL", help="A version by number or label [the newest]")
+]
+
+_COLUMNS = (
+    Column("MODEL"),
+    Column("VERSION", right=True),
+    Column("STATE"),
+    Column("CODE", right=True),
+    Column("MESSAGE", least=20),
+)
+DEFAULT_TARGET = "127.0.0.1:8500"
+_RELOAD_TIMEOUT = ShownDuration(minutes=10)
+_PREDICT_TIMEOUT = ShownDuration(seconds=30)
+
+
+def _target(given: str) -> str:
+    import os
+
+    return given or os.environ.get("SHOAL_TARGET") or DEFAULT_TARGET
+
+
+def _call(target: str, work: Callable[[ModelServerClient], Awaitable[Any]]) -> Any:
+    """Do the work with a client on an event loop, and close it."""
+    from shoal.serving.models.client import ModelServerClient
+    from shoal.wire.access import Access
+
+    around = session.surroundings.get(session.Surroundings())
+
+    async def calls() -> Any:
+        transport = around.make_transport(Access(insecure=True))
+        client = ModelServerClient(transport.connect(_target(target)))
+        try:
+            return await work(client)
+        finally:
+            await client.close()
+
+    return around.run(calls())
+
+
+def _version(text: str | None) -> int | str | None:
+    return int(text) if text is not None and text.isdigit() else text
+
+
+@app.command("status")
+def status(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL…", help="The names of the models")],
+    *,
+    target: Target = "",
+    version: Version = None,
+    as_json: Json = False,
+) -> None:
+    """Print the states of models, each version in its line.
+
+    A model that the server does not have, or a server that does not answer, is shown as UNKNOWN with the reason. The
+    exit code is 1 unless every model has an available version. `tfs_client --cmd_type=status` printed the same.
+    """
+
+    async def ask(client: ModelServerClient) -> list[tuple[str, Any]]:
+        from shoal.core.errors import ShoalError
+        from shoal.serving.models.client import failed_status
+
+        found: list[tuple[str, Any]] = []
+        for name in sorted(set(models)):
+            try:
+                found.extend((name, each) for each in await client.versions(name, _version(version)))
+            except ShoalError as error:
+                found.append((name, failed_status(error)))
+        return found
+
+    rows = _call(target, ask)
+    if as_json:
+        output.json_document(
+            [
+                {
+                    "model": name,
+                    "version": each.version,
+                    "state": each.state.name,
+                    "error_code": each.error_code,
+                    "error_message": each.error_message,
+                }
+                for name, each in rows
+            ]
+        )
+    else:
+        shown = [
+            (
+                name,
+                str(each.version) if each.version >= 0 else "-",
+                output.state(each.state.name),
+                str(each.error_code),
+                each.error_message,
+            )
+            for name, each in rows
+        ]
+        output.table(_COLUMNS, shown)
+    if {name for name, each in rows if each.is_available} != set(models):
+        raise typer.Exit(1)
+
+
+@app.command("metadata")
+def metadata(
+    model: Model,
+    *,
+    target: Target = "",
+    version: Version = None,
+    field: Annotated[
+        list[str] | None, typer.Option("--field", metavar="NAME", help="A field; repeatable [signature_def]")
+    ] = None,
+) -> None:
+    """Print what a model server says about a model, as JSON. `tfs_client --cmd_type=meta` printed the same as text."""
+    from google.protobuf.json_format import MessageToDict
+
+    from shoal.wire.pools import TENSORFLOW
+
+    fields = field or ["signature_def"]
+    answer = _call(target, lambda client: client.metadata(model, fields, _version(version)))
+    found: dict[str, object] = {}
+    for name in sorted(answer.metadata):
+        value = answer.metadata[name]
+        if value.type_url:
+            found[name] = MessageToDict(value, preserving_proto_field_name=True, descriptor_pool=TENSORFLOW)
+        else:
+            found[name] = value.value.decode(errors="replace")
+    output.json_document(
+        {"model": answer.model_spec.name, "version": answer.model_spec.version.value, "metadata": found}
+    )
+
+
+@app.command("reload")
+def reload(
+    config: Annotated[str, typer.Argument(metavar="FILE", help="A ModelServerConfig in text form")],
+    *,
+    target: Target = "",
+    timeout: Annotated[
+        timedelta,
+        typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait for the models"),
+    ] = _RELOAD_TIMEOUT,
+) -> None:
+    """Have a model server take another configuration, and wait until its new models are loaded.
+
+    `tfs_client --cmd_type=load` did the same. An agent that runs the model server may replace it again.
+    """
+    from shoal.core import files
+    from shoal.serving.models.configs import model_names, parse_config
+
+    parsed = parse_config(files.read_bytes(config, limit=16 * 1024 * 1024).decode(errors="replace"), where=config)
+    _call(target, lambda client: client.reload(parsed, timeout=timeout.total_seconds()))
+    output.words(f"loaded: {', '.join(sorted(model_names(parsed))) or 'no models'}")
+
+
+@app.command("predict")
+def predict(
+    model: Model,
+    *,
+    target: Target = "",
+    version: Version = None,
+    signature: Annotated[
+        str, typer.Option("--signature", metavar="NAME", help="The signature to call")
+    ] = "serving_default",
+    row: Annotated[
+        list[str] | None,
+        typer.Option("--row", metavar="TEXT", help="One row of the input, as text or @FILE with its bytes; repeatable"),
+    ] = None,
+    name: Annotated[str, typer.Option("--input", metavar="NAME", help="The name of the input")] = "instances",
+    request: Annotated[
+        str | None, typer.Option("--request", metavar="FILE", help="A whole PredictRequest in text form instead")
+    ] = None,
+    timeout: Annotated[
+        timedelta, typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait")
+    ] = _PREDICT_TIMEOUT,
+) -> None:
+    """Call a model, and print its outputs as JSON. `tfs_client --cmd_type=get` printed the answer as text."""
+    from google.protobuf.json_format import MessageToDict
+
+    from shoal.serving.models.client import string_tensor
+
+    if (request is None) == (not row):
+        raise InvalidError([problem("--row", None, "give rows, or a whole request with --request")])
+    inputs: dict[str, TensorProto] = {}
+    if request is not None:
+        inputs = _read_inputs(request)
+    else:
+        inputs[name] = string_tensor([_row(each) for each in row or ()])
+
+    async def ask(client: ModelServerClient) -> Message:
+        return await client.predict(
+            model, inputs, version=_version(version), signature_name=signature, timeout=timeout.total_seconds()
+        )
+
+    output.json_document(MessageToDict(_call(target, ask), preserving_proto_field_name=True))
+
+
+def _row(text: str) -> bytes:
+    from shoal.core import files
+
+    return files.read_bytes(text[1:], limit=16 * 1024 * 1024) if text.startswith("@") else text.encode()
+
+
+def _read_inputs(path: str) -> dict[str, TensorProto]:
+    """The inputs of a request in a file. Raises `InvalidError`."""
+    from google.protobuf import text_format
+
+    from shoal.core import files
+    from shoal.wire.pb.tensorflow import serving_pb2 as pb
+
+    text = files.read_bytes(path, limit=64 * 1024 * 1024).decode(errors="replace")
+    try:
+        parsed = text_format.Parse(text, pb.PredictRequest())
+    except text_format.ParseError as error:
+        raise InvalidError([problem(path, None, f"must be a PredictRequest in text form: {error}")]) from None
+    return dict(parsed.inputs)

@@ -1,0 +1,124 @@
+"""`shoal serve`: the serving agent, by the `agent.conf` of Monolith's agents."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli import output
+from shoal.cli.connection.options import SERVERS, LogFormat, LogLevel, ReadyFile, ShownDuration, duration
+from shoal.cli.servers import daemon
+
+if TYPE_CHECKING:
+    from shoal.serving.config.deployment import Deployment
+    from shoal.serving.server import ServeOptions, ServingAgent
+
+DEFAULT_DATA_DIR = "/var/lib/shoal/serving"
+_DRAIN = ShownDuration(seconds=1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("serve", rich_help_panel=SERVERS)(serve)
+
+
+def serve(
+    *,
+    conf: Annotated[str, typer.Option("--conf", metavar="PATH", help="The agent.conf to read")],
+    data_dir: Annotated[
+        str, typer.Option("--data-dir", metavar="PATH", help="Where configurations and logs of the model servers are")
+    ] = DEFAULT_DATA_DIR,
+    agent_host: Annotated[
+        str, typer.Option("--agent-host", metavar="HOST", help="Address for AgentService, which is not encrypted")
+    ] = "127.0.0.1",
+    on_exit: Annotated[
+        str,
+        typer.Option(
+            "--on-exit", metavar="POLICY", help="When a model server ends: restart it, or stop-all and exit with 1"
+        ),
+    ] = "restart",
+    drain: Annotated[
+        timedelta,
+        typer.Option(
+            "--drain", parser=duration, metavar="DURATION", help="How long to serve on after withdrawing at the end"
+        ),
+    ] = _DRAIN,
+    http_port: Annotated[
+        int | None,
+        typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="Serve metrics and health here; 0 is any"),
+    ] = None,
+    http_host: Annotated[str, typer.Option("--http-host", metavar="HOST", help="Address for that")] = "127.0.0.1",
+    check: Annotated[
+        bool, typer.Option("--check", metavar="", help="Check the file and the environment, and start nothing")
+    ] = False,
+    ready_file: ReadyFile = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+) -> None:
+    """Run a serving agent: model servers, the models they serve, and their places in the tree.
+
+    The file and the environment are those of Monolith's agents: `agent_version` 1 runs the roles of `deploy_type`,
+    `agent_version` 3 follows a layout. MONOLITH_TFS_BINARY, or `tfs_binary` in the file, names the model server. The
+    output of model servers is kept and rotated below the data directory, in place of --tfs_log. SIGTERM withdraws
+    every address, serves on for --drain, stops the model servers and exits with 0.
+    """
+    from pathlib import Path
+
+    from shoal.core.errors import InvalidError, problem
+    from shoal.core.telemetry import setup_logging
+    from shoal.serving.processes.graph import OnExit
+    from shoal.serving.server import ServeOptions
+    from shoal.wire.addresses import Address
+
+    if on_exit not in set(OnExit):
+        raise InvalidError([problem("--on-exit", on_exit, f"must be {' or '.join(OnExit)}")])
+    setup_logging(level=log_level, style=log_format)
+    options = ServeOptions(
+        conf,
+        Path(data_dir),
+        agent_host=agent_host,
+        on_exit=OnExit(on_exit),
+        drain=drain,
+        http_address=None if http_port is None else str(Address(http_host, http_port)),
+    )
+    if check:
+        _check(options)
+        return
+    daemon.run_until_told(lambda stop: _serve(options, stop, ready_file), service="shoal-serving")
+
+
+def _check(options: ServeOptions) -> None:
+    import os
+
+    from shoal.serving.server import read_deployment
+
+    deployment = read_deployment(options, os.environ)
+    pairs = [
+        ("agent version", str(deployment.settings.agent_version)),
+        ("deploy type", deployment.deploy_type),
+        ("shard", f"{deployment.shard_id} of {deployment.shard_num}"),
+        ("servers", ", ".join(server.name for server in deployment.servers)),
+    ]
+    if deployment.settings.agent_version == 3:
+        pairs.append(("layout", deployment.layout_path))
+    else:
+        pairs.append(("replicas below", deployment.path_prefix))
+    output.facts(pairs)
+
+
+async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | None) -> None:
+    import os
+
+    from shoal.serving.server import run_serving
+    from shoal.wire.channel import GrpcTransport
+
+    def ready(deployment: Deployment, agent: ServingAgent) -> None:
+        servers = {server.name: server.ports.grpc for server in deployment.servers}
+        shown = ", ".join(f"{name} {port}" for name, port in servers.items())
+        output.words(f"serving agent ready: AgentService {agent.address}, gRPC ports: {shown}")
+        daemon.write_ready_file(ready_file, {"role": "serving", "agent": agent.address, "servers": servers})
+
+    await run_serving(options, environ=os.environ, transport=GrpcTransport(), stop=stop, on_ready=ready)

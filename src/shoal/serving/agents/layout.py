@@ -1,0 +1,325 @@
+"""The serving agent by layouts (`agent_version` 3): one model server whose models follow a layout in the tree.
+
+    layout changes ─► filters ─► configuration file, written whole ─► reload ─► states of the models ─► bindings
+
+Each arrow acts at once. A model that leaves the layout is unbound before it is unloaded. A reload waits inside the
+model server until its models are loaded, or one of them cannot be; states are asked for meanwhile, so a slow or a bad
+model delays no other. Bindings and addresses are kept by a registrar, which restores them in every new session. Made by
+`shoal.serving.server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Mapping
+
+from shoal.core import files
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.tasks import Signal, TaskScope, first_of, running
+from shoal.discovery.mirror.records import AgentResource
+from shoal.discovery.models.bindings import registrations
+from shoal.discovery.models.layouts import Layout, LayoutEntry, LayoutWatcher
+from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.models.records import LATEST_ONCE, Container, ContainerService, SavedModel
+from shoal.discovery.models.service_map import ServiceMap
+from shoal.discovery.registrar import Registrar
+from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.views import ModelAddresses
+from shoal.serving.agents.parts import AgentParts
+from shoal.serving.config.deployment import Role
+from shoal.serving.layouts import Bindings, ModelPlan, chosen_entries, plan_models
+from shoal.serving.models.client import ModelServerClient
+from shoal.serving.models.configs import config_text, model_names, newest_version, server_config
+from shoal.serving.models.lifecycle import VersionStatus
+from shoal.serving.processes.commands import model_server_command
+from shoal.serving.processes.graph import ProcessNode
+from shoal.serving.resources import read_memory
+from shoal.wire.addresses import Address
+from shoal.wire.transport import Server
+
+log = logging.getLogger(__name__)
+
+#: How often the states of models are asked for while some of them are not available, and for how long after a change.
+EAGER_SECONDS = 0.1
+EAGER_FOR = 10.0
+#: How often a model without any version is looked for again.
+VERSION_SECONDS = 2.0
+#: How long a reload may take; a later change of the layout does not wait for it.
+RELOAD_SECONDS = 600.0
+_RETRY = (0.2, 5.0)
+_WITHDRAW_SECONDS = 2.0
+
+
+class LayoutAgent:
+    """One agent."""
+
+    def __init__(self, parts: AgentParts) -> None:
+        self._parts = parts
+        deployment = parts.deployment
+        (self._server,) = deployment.servers_of(Role.UNIFIED)
+        self._paths = ModelPaths(deployment.bzid)
+        self.container = Container(deployment.container_cluster, deployment.container_id)
+        self._registrar = Registrar(parts.store)
+        self._services = ServiceMap(parts.store, self._paths)
+        self._layouts = LayoutWatcher(parts.store, self._paths, deployment.layout_path, changed=self._on_layout)
+        self._client = ModelServerClient(parts.transport.connect(f"127.0.0.1:{self._server.ports.grpc}"))
+        self._config_file = parts.data_dir / "model_config.pbtxt"
+        self._scope = TaskScope("serving.layout")
+        self._layout: Layout | None = None
+        self._once: dict[tuple[SavedModel, str], int] = {}
+        self._plan = ModelPlan(server_config([]), {})
+        self._bindings = Bindings()
+        self._layout_changed, self._plan_changed, self._look = Signal(), Signal(), Signal()
+        self._agent_server: Server | None = None
+        self._counted: set[str] = set()
+
+    @property
+    def address(self) -> str:
+        """Where `AgentService` is served."""
+        return self._agent_server.address if self._agent_server is not None else ""
+
+    @property
+    def bound(self) -> frozenset[str]:
+        """The models that this container is bound to."""
+        return self._bindings.bound
+
+    @property
+    def plan(self) -> ModelPlan:
+        """What it should serve now."""
+        return self._plan
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the model server, register, and follow the layout. Raises `ShoalError`."""
+        parts = self._parts
+        await self._write_config()
+        parts.runner.changed = self._on_process
+        await parts.runner.open()
+        command = model_server_command(
+            parts.deployment, self._server, parts.program, config_file=str(self._config_file)
+        )
+        node = ProcessNode(self._server.name, command, parts.child_env, port=self._server.ports.grpc)
+        await parts.runner.start(node, timeout=parts.deployment.settings.max_waiting_sec)
+        await parts.store.open()
+        parts.metrics.agent(parts.deployment, parts.deployment.replica_id)
+        self._registrar.start()
+        self._register()
+        self._services.start()
+        self._layouts.start()
+        view = ModelAddresses(self._services, models=self._models, archon=not parts.program.calls_by_grpc)
+        handlers = ServingAgentHandlers(view, resource=self._resource)
+        listening = str(Address(parts.agent_host, parts.deployment.agent_port))
+        self._agent_server = await parts.transport.serve(listening, [handlers.service()])
+        self._scope.start(self._configure(), name="configuration")
+        self._scope.start(self._reload(), name="reload")
+        self._scope.start(self._follow_states(), name="states")
+
+    def _on_process(self, _name: str) -> None:
+        """The model server started or ended: its models have to be looked at again."""
+        if not self._is_running():
+            self._bindings = Bindings()
+            self._register()
+        self._plan_changed.set()
+        self._look.set()
+
+    def _is_running(self) -> bool:
+        return self._parts.runner.is_running(self._server.name)
+
+    async def failed(self) -> None:
+        """Wait until the agent cannot go on. Raises the reason."""
+        await first_of(self._scope.failed(), self._parts.runner.failed())
+
+    async def stop(self) -> None:
+        """Withdraw, let peers notice, and end the model server."""
+        await self._scope.close()
+        self._layouts.close()
+        with contextlib.suppress(ShoalError, TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_SECONDS):
+                await self._registrar.close()
+        await self._parts.clock.sleep(self._parts.drain.total_seconds())
+        await self._parts.runner.stop_all()
+        if self._agent_server is not None:
+            await self._agent_server.stop(0.5)
+        self._services.close()
+        await self._client.close()
+        with contextlib.suppress(ShoalError):
+            await self._parts.store.close()
+
+    # --- what is told to others ---------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        """Register the addresses and the bindings; withdraw what is no longer there."""
+        bound = [self._plan.models[name] for name in self._bindings.bound if name in self._plan.models]
+        wanted = registrations(self._paths, self.container, self._service(), bound)
+        for path in self._registrar.paths:
+            if path not in wanted:
+                self._registrar.withdraw(path)
+        for path, data in wanted.items():
+            self._registrar.register(path, data)
+
+    def _service(self) -> ContainerService:
+        deployment = self._parts.deployment
+        ports = self._server.ports
+        debug = {
+            "layout_path": deployment.layout_path,
+            "layout_filters": [each.normal for each in deployment.filters],
+        }
+        return ContainerService(
+            grpc=self._address(ports.grpc),
+            http=self._address(ports.http),
+            archon=self._address(ports.archon),
+            agent=self._address(deployment.agent_port),
+            idc=deployment.environment.idc or None,
+            debug_info=json.dumps(debug),
+        )
+
+    def _address(self, port: int) -> str:
+        return str(Address(self._parts.deployment.advertised_host, port))
+
+    def _models(self) -> frozenset[str] | None:
+        """The models of this container's own layout; None while that is not known."""
+        if self._layout is None:
+            return None
+        return frozenset(entry.saved_model.model_name for entry in self._layout.entries)
+
+    def _resource(self) -> AgentResource:
+        deployment = self._parts.deployment
+        return AgentResource(
+            address=self._address(self._server.ports.grpc),
+            shard_id=deployment.shard_id,
+            replica_id=deployment.replica_id,
+            memory=read_memory(limit=deployment.environment.memory_limit).available,
+        )
+
+    # --- from the layout to the bindings ------------------------------------------------------------------
+
+    def _on_layout(self, layout: Layout) -> None:
+        self._layout = layout
+        self._layout_changed.set()
+
+    async def _configure(self) -> None:
+        """Write the configuration for each change of the layout."""
+        told: tuple[object, ...] = ()
+        while True:
+            await self._layout_changed.wait(VERSION_SECONDS if self._plan.waiting else None)
+            if self._layout is None:
+                continue
+            entries, problems = chosen_entries(self._layout, self._parts.deployment.filters)
+            plan = plan_models(entries, problems, await asyncio.to_thread(self._find_versions, entries))
+            if (plan.problems, plan.waiting) != told:
+                told = (plan.problems, plan.waiting)
+                for each in plan.problems:
+                    log.warning("an entry of layout %s is not served: %s", self._parts.deployment.layout_path, each)
+                for name in plan.waiting:
+                    log.warning("model %s has no version yet; it is looked for every %g s", name, VERSION_SECONDS)
+            changed = plan.config != self._plan.config
+            self._plan = plan
+            if changed:
+                served = ", ".join(plan.models) or "nothing"
+                log.info("layout %s: serving %s", self._parts.deployment.layout_path, served)
+                # Peers look elsewhere before a model is unloaded.
+                self._bindings = self._bindings.after(plan.models, {})
+                self._register()
+                await self._wait_registered()
+                await self._write_config()
+                self._plan_changed.set()
+                self._look.set()
+
+    def _find_versions(self, entries: tuple[LayoutEntry, ...]) -> dict[SavedModel, int]:
+        """The versions for `latest_once`: what was found first stays while the model does."""
+        once: dict[tuple[SavedModel, str], int] = {}
+        for entry in entries:
+            if entry.config.version_policy != LATEST_ONCE:
+                continue
+            path = entry.config.model_base_path or ""
+            key = (entry.saved_model, path)
+            version = self._once.get(key)
+            if version is None:
+                try:
+                    version = newest_version(path)
+                except ShoalError as error:
+                    log.warning("the versions of %s cannot be read: %s", entry.saved_model, error)
+            if version is not None:
+                once[key] = version
+        self._once = once
+        return {saved_model: version for (saved_model, _), version in once.items()}
+
+    async def _wait_registered(self) -> None:
+        """Wait until the tree has what was registered. Models do not wait long for a tree that cannot be reached."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_SECONDS):
+                await self._registrar.settled()
+
+    async def _write_config(self) -> None:
+        text = config_text(self._plan.config).encode()
+        await asyncio.to_thread(files.write_atomic, str(self._config_file), text)
+
+    async def _reload(self) -> None:
+        """Tell the model server of each configuration. A later one does not wait for an earlier."""
+        while True:
+            await self._plan_changed.wait()
+            async with running(self._reload_once(), name="reload"):
+                await self._plan_changed.wait()
+            self._plan_changed.set()
+
+    async def _reload_once(self) -> None:
+        pause = _RETRY[0]
+        while True:
+            config = self._plan.config
+            try:
+                await self._client.reload(config, timeout=RELOAD_SECONDS)
+            except (UnavailableError, DeadlineError) as error:
+                log.info("the model server cannot be told of its models now: %s", error)
+            except ShoalError as error:
+                # It has taken the configuration; the states tell which of the models could not be loaded.
+                log.warning("the model server could not load all of its models: %s", error)
+                return
+            else:
+                self._look.set()
+                return
+            await self._parts.clock.sleep(pause)
+            pause = min(pause * 2, _RETRY[1])
+
+    def _count(self, statuses: Mapping[str, VersionStatus]) -> None:
+        for name in self._counted - statuses.keys():
+            self._parts.metrics.gone(name)
+        for name, status in statuses.items():
+            if status.is_available:
+                self._parts.metrics.available(name, status.version)
+        self._counted = set(statuses)
+
+    async def _follow_states(self) -> None:
+        """Bind the models that are available, and no others."""
+        steady = float(self._parts.deployment.settings.update_model_status_interval)
+        failures: dict[str, str] = {}
+        clock, eager_until, seen = self._parts.clock, 0.0, self._plan
+        while True:
+            plan = self._plan
+            if plan is not seen or not self._bindings.bound:
+                seen, eager_until = plan, clock.monotonic() + EAGER_FOR
+            statuses = await self._client.statuses(model_names(plan.config))
+            if not self._is_running():
+                await self._look.wait()  # its start wakes us
+                continue
+            if plan is not self._plan:
+                continue
+            after = self._bindings.after(plan.models, statuses)
+            if after.bound != self._bindings.bound:
+                log.info("bound to %s", ", ".join(sorted(after.bound)) or "nothing")
+            changed, self._bindings = after.bound != self._bindings.bound, after
+            if changed:
+                self._register()
+            self._count(statuses)
+            broken = {
+                name: each.error_message for name, each in statuses.items() if each.version >= 0 and each.error_code
+            }
+            for name, message in broken.items():
+                if failures.get(name) != message:
+                    log.warning("model %s cannot be loaded: %s", name, message)
+            failures = broken
+            settled = after.bound == plan.models.keys() - broken.keys() or clock.monotonic() > eager_until
+            await self._look.wait(steady if settled else min(EAGER_SECONDS, steady))

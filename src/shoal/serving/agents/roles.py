@@ -1,0 +1,286 @@
+"""The serving agent by roles (`agent_version` 1): parameter servers, dense and entry of one model.
+
+Start order: the tree and the replicas, `AgentService`, then parameter servers and dense, and entry once every parameter
+server has an available replica in this location, and dense has one anywhere. The proxy follows entry. A replica is
+registered as UNKNOWN and gets the states that its model server reports. SIGTERM withdraws the replicas first. Made by
+`shoal.serving.server`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from shoal.core import files
+from shoal.core.errors import DeadlineError, ShoalError
+from shoal.core.tasks import TaskScope, first_of
+from shoal.discovery.registrar import Registrar
+from shoal.discovery.replicas.paths import Location, Task, service_root
+from shoal.discovery.replicas.records import ModelState, Replica, ServerType
+from shoal.discovery.replicas.registrations import owned_tasks
+from shoal.discovery.replicas.updater import ReplicaUpdater, StateOf
+from shoal.discovery.replicas.watcher import ReplicaWatcher
+from shoal.discovery.service import ServingAgentHandlers
+from shoal.discovery.views import ReplicaAddresses
+from shoal.serving.agents.parts import AgentParts
+from shoal.serving.config import deployment as deployments
+from shoal.serving.config.deployment import Deployment, Role
+from shoal.serving.models.client import ModelServerClient
+from shoal.serving.models.configs import config_text, model_names, newest_version, role_config
+from shoal.serving.models.platform import needs_platform_file, platform_text
+from shoal.serving.processes.commands import model_server_command, proxy_command
+from shoal.serving.processes.graph import ProcessNode, start_order
+from shoal.wire.addresses import Address
+from shoal.wire.pb.tensorflow import serving_pb2 as pb
+from shoal.wire.transport import Server
+
+log = logging.getLogger(__name__)
+
+PROXY = "proxy"
+#: Between two looks whether entry may start.
+LOOK_SECONDS = 0.1
+#: How often it is said what entry still waits for.
+REMIND_SECONDS = 10.0
+#: How often a model without any version is looked for again.
+VERSION_SECONDS = 2.0
+_WITHDRAW_SECONDS = 2.0
+
+
+class RoleAgent:
+    """One agent."""
+
+    def __init__(self, parts: AgentParts) -> None:
+        self._parts = parts
+        deployment = parts.deployment
+        settings, environment = deployment.settings, deployment.environment
+        self._root = service_root(deployment.bzid, settings.base_name or "")
+        here = Location(environment.idc, environment.cluster) if deployment.location else None
+        self._location = here if settings.dc_aware else None
+        self._registrar = Registrar(parts.store)
+        self._watcher = ReplicaWatcher(parts.store, deployment.bzid, settings.base_name or "")
+        self._clients = {
+            server.name: ModelServerClient(parts.transport.connect(f"127.0.0.1:{server.ports.grpc}"))
+            for server in deployment.servers
+        }
+        self._configs: dict[str, pb.ModelServerConfig] = {}
+        self._scope = TaskScope("serving.roles")
+        self._updaters: list[ReplicaUpdater] = []
+        self._agent_server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        """Where `AgentService` is served."""
+        return self._agent_server.address if self._agent_server is not None else ""
+
+    @property
+    def states(self) -> dict[Task, ModelState]:
+        """The states of the replicas of this agent."""
+        return {task: state for updater in self._updaters for task, state in updater.states.items()}
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Register, serve `AgentService`, and start every process in order. Raises `ShoalError`."""
+        parts = self._parts
+        nodes = await asyncio.to_thread(self._prepare)
+        await parts.runner.open()
+        await parts.store.open()
+        self._registrar.start()
+        await self._register()
+        self._watcher.start()
+        handlers = ServingAgentHandlers(ReplicaAddresses(self._watcher, location=self._location))
+        listening = str(Address(parts.agent_host, parts.deployment.agent_port))
+        self._agent_server = await parts.transport.serve(listening, [handlers.service()])
+        self._scope.start(self._complete_configs(), name="configurations")
+        for node in start_order(nodes):
+            if node.name == Role.ENTRY.value:
+                await self._wait_for_others()
+            log.info("starting %s: %s", node.name, " ".join(node.command))
+            await parts.runner.start(node, timeout=parts.deployment.settings.max_waiting_sec)
+
+    async def failed(self) -> None:
+        """Wait until the agent cannot go on. Raises the reason."""
+        await first_of(
+            self._scope.failed(), self._parts.runner.failed(), *(updater.failed() for updater in self._updaters)
+        )
+
+    async def stop(self) -> None:
+        """Withdraw, let peers notice, and end the processes."""
+        await self._scope.close()
+        with contextlib.suppress(ShoalError, TimeoutError):
+            async with asyncio.timeout(_WITHDRAW_SECONDS):
+                for updater in self._updaters:
+                    await updater.close()
+                await self._registrar.close()
+        await self._parts.clock.sleep(self._parts.drain.total_seconds())
+        await self._parts.runner.stop_all()
+        if self._agent_server is not None:
+            await self._agent_server.stop(0.5)
+        self._watcher.close()
+        for client in self._clients.values():
+            await client.close()
+        with contextlib.suppress(ShoalError):
+            await self._parts.store.close()
+
+    # --- processes ----------------------------------------------------------------------------------------
+
+    def _prepare(self) -> list[ProcessNode]:
+        """Write what the processes read, and make their commands."""
+        parts, deployment = self._parts, self._parts.deployment
+        platform_file = self._platform_file()
+        nodes = []
+        before: set[str] = set()
+        for server in deployment.servers:
+            self._configs[server.name] = self._config(server.role)
+            self._write_config(server.name)
+            command = model_server_command(
+                deployment,
+                server,
+                parts.program,
+                config_file=deployment.settings.model_config_file or self._config_file(server.name),
+                platform_file=platform_file,
+            )
+            needs = frozenset(before) if server.role is Role.ENTRY else frozenset()
+            nodes.append(ProcessNode(server.name, command, parts.child_env, port=server.ports.grpc, needs=needs))
+            before.add(server.name)
+        if deployment.proxy_port:
+            command = proxy_command(deployment, conf_dir=parts.conf_dir)
+            needs = frozenset({Role.ENTRY.value})
+            nodes.append(ProcessNode(PROXY, command, parts.child_env, port=deployment.proxy_port, needs=needs))
+        return nodes
+
+    def _config(self, role: Role) -> pb.ModelServerConfig:
+        return role_config(self._parts.deployment, role, newest=newest_version)
+
+    def _config_file(self, name: str) -> str:
+        return str(self._parts.data_dir / f"{name}_model_config.pbtxt")
+
+    def _write_config(self, name: str) -> None:
+        files.write_atomic(self._config_file(name), config_text(self._configs[name]).encode())
+
+    def _platform_file(self) -> str:
+        """The platform config file, written when the configuration asks for one that is not there, or needs it."""
+        deployment = self._parts.deployment
+        given = deployment.settings.platform_config_file
+        if given is None and not needs_platform_file(deployment):
+            return ""
+        path = given or str(self._parts.data_dir / "platform_config.pbtxt")
+        if given is None or not files.exists(path):
+            files.write_atomic(path, platform_text(deployment).encode())
+        return path
+
+    async def _wait_for_others(self) -> None:
+        """Wait until entry can call its parameter servers and dense. Raises `DeadlineError`, which names what lacks."""
+        clock, settings = self._parts.clock, self._parts.deployment.settings
+        deadline = clock.monotonic() + settings.max_waiting_sec
+        remind = clock.monotonic()
+        while missing := self._missing():
+            if clock.monotonic() >= deadline:
+                names = ", ".join(missing)
+                raise DeadlineError(
+                    f"entry was not started: no available replica of {names} after {settings.max_waiting_sec} s",
+                    hint="look at the states with `shoal replicas`, and at the logs of the model servers",
+                )
+            if clock.monotonic() >= remind:
+                log.info("entry waits for an available replica of %s", ", ".join(missing))
+                remind = clock.monotonic() + REMIND_SECONDS
+            await clock.sleep(LOOK_SECONDS)
+
+    def _missing(self) -> list[str]:
+        """The tasks that entry needs and that have no available replica."""
+        settings, table = self._parts.deployment.settings, self._watcher.table
+        missing = [
+            f"ps:{number}"
+            for number in range(settings.num_ps)
+            if not table.task_replicas(ServerType.PS, number, location=self._location)
+        ]
+        if settings.dense_alone and not table.task_replicas(ServerType.DENSE, 0):
+            missing.append("dense:0")
+        return missing
+
+    async def _complete_configs(self) -> None:
+        """Add models that had no version when their model server was started."""
+        deployment = self._parts.deployment
+        while deployment.settings.version_policy == "latest_once":
+            await self._parts.clock.sleep(VERSION_SECONDS)
+            for server in deployment.servers:
+                known = self._configs[server.name]
+                found = await asyncio.to_thread(self._config, server.role)
+                new = [model for model in found.model_config_list.config if model.name not in model_names(known)]
+                if not new:
+                    continue
+                # Those that are there stay at their version.
+                known.model_config_list.config.extend(new)
+                await asyncio.to_thread(self._write_config, server.name)
+                with contextlib.suppress(ShoalError):
+                    await self._clients[server.name].reload(known)
+
+    # --- replicas -----------------------------------------------------------------------------------------
+
+    async def _register(self) -> None:
+        """Register every task that runs here: the first group may be given its number by the tree."""
+        deployment, replica_id = self._parts.deployment, self._parts.deployment.replica_id
+        for servers in server_groups(deployment):
+            own = replica_id
+            if servers[0].role is Role.DENSE:
+                own = deployment.replica_of(servers[0], replica_id)
+            updater = ReplicaUpdater(
+                self._parts.store,
+                self._registrar,
+                self._root,
+                dict(self._replicas(servers)),
+                state_of=self._state_of(servers),
+                clock=self._parts.clock,
+                replica_id=own,
+            )
+            self._updaters.append(updater)
+            await updater.start()
+            self._parts.metrics.agent(deployment, updater.replica_id)
+
+    def _replicas(self, servers: tuple[deployments.Server, ...]) -> Iterator[tuple[Task, Replica]]:
+        deployment = self._parts.deployment
+        for server in servers:
+            tasks = owned_tasks(
+                [ServerType(server.role.value)],
+                location=self._location,
+                num_ps=deployment.settings.num_ps,
+                num_shard=deployment.shard_num,
+                shard_id=deployment.shard_id,
+            )
+            for task in tasks:
+                yield task, replica_of(deployment, server)
+
+    def _state_of(self, servers: tuple[deployments.Server, ...]) -> StateOf:
+        by_type = {server.role.value: self._clients[server.name] for server in servers}
+
+        async def ask(model: str) -> ModelState:
+            status = await by_type[model.partition("_")[0]].status(model)
+            if status.is_available:
+                self._parts.metrics.available(model, status.version)
+            return status.state
+
+        return ask
+
+
+def server_groups(deployment: Deployment) -> list[tuple[deployments.Server, ...]]:
+    """The model servers that share a replica id: all of them, but each of several dense services for itself."""
+    dense = deployment.servers_of(Role.DENSE)
+    if len(dense) > 1:
+        return [(server,) for server in dense]
+    return [deployment.servers]
+
+
+def replica_of(deployment: Deployment, server: deployments.Server) -> Replica:
+    """The addresses of a model server, as replicas have them. An unknown host is written as every address."""
+    environment = deployment.environment
+    host = deployment.advertised_host
+    v4 = host if ":" not in host else "0.0.0.0"  # noqa: S104 - how an unknown address is written
+    v6 = environment.host_ipv6 or (host if ":" in host else "::")
+    return Replica(
+        address=str(Address(v4, server.ports.grpc)),
+        address_ipv6=str(Address(v6, server.ports.grpc)),
+        archon_address=str(Address(v4, server.ports.archon)),
+        archon_address_ipv6=str(Address(v6, server.ports.archon)),
+    )

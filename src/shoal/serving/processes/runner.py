@@ -1,0 +1,181 @@
+"""Runs the processes of a serving agent on the process runtime.
+
+The runtime's keeper owns the processes, their exits and their logs; this only says what runs. `start` starts one
+process and waits until it listens; from then on its exit is followed by a restart or by the end of all (`graph`). What
+an earlier agent left running under the same data directory is stopped first. Called by the agents.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from shoal.core.clock import Clock
+from shoal.core.entropy import Entropy
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.ids import RunId, WorkloadId
+from shoal.core.tasks import TaskScope
+from shoal.model.specs import ProcessSpec
+from shoal.model.workloads import Exit
+from shoal.runtimes.base import RunInfo, RunPhase, RunRequest, Runtime
+from shoal.serving.processes.graph import OnExit, ProcessNode, StopAll, after_exit
+
+log = logging.getLogger(__name__)
+
+#: Between two looks whether a process listens.
+LOOK_SECONDS = 0.1
+
+
+@dataclass(slots=True)
+class _Running:
+    node: ProcessNode
+    run_id: RunId
+    started_at: float
+    failures: int = 0
+
+
+class ProcessRunner:
+    """The processes of one agent.
+
+    Args:
+        runtime: what runs them; opened by the caller.
+        on_exit: what follows when a process ends by itself.
+        listens: whether something listens on a port of this machine.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        clock: Clock,
+        entropy: Entropy,
+        on_exit: OnExit = OnExit.RESTART,
+        listens: Callable[[int], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self._clock = clock
+        self._entropy = entropy
+        self._on_exit = on_exit
+        self._listens = listens or is_listening
+        #: Called with a name whenever that process started or ended.
+        self.changed: Callable[[str], None] = lambda _name: None
+        #: Called with a name whenever that process is started again.
+        self.restarted: Callable[[str], None] = lambda _name: None
+        self._running: dict[str, _Running] = {}
+        self._scope = TaskScope("serving.processes")
+        self._stopping = False
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: How often each process was started again.
+        self.restarts: dict[str, int] = {}
+
+    async def open(self) -> None:
+        """Stop what an earlier agent left, and follow exits from now on."""
+        for run in await self._runtime.list_runs():
+            if run.phase is RunPhase.RUNNING:
+                log.warning("%s of an earlier agent still runs (pid %d) and is stopped", run.workload_id, run.pid)
+                await self._runtime.stop(run.run_id)
+            await self._runtime.forget(run.run_id)
+        self._scope.start(self._follow(), name="exits")
+
+    async def start(self, node: ProcessNode, *, timeout: float) -> None:
+        """Start a process and wait until it listens. Raises `ShoalError`."""
+        await self._start(node, failures=0)
+        deadline = self._clock.monotonic() + timeout
+        while node.port and not await self._listens(node.port):
+            if self._failed.done():
+                self._failed.result()
+            if self._clock.monotonic() >= deadline:
+                message = f"{node.name} does not listen on port {node.port} after {timeout:g} s"
+                raise DeadlineError(message, name=node.name, port=node.port)
+            await self._clock.sleep(LOOK_SECONDS)
+
+    def is_running(self, name: str) -> bool:
+        """Whether a process runs now."""
+        return name in self._running
+
+    async def failed(self) -> None:
+        """Wait until everything has to end. Raises the reason."""
+        await asyncio.shield(self._failed)
+
+    async def stop_all(self) -> None:
+        """Ask every process to end, those first that need others, and wait."""
+        self._stopping = True
+        for name in reversed(list(self._running)):
+            running = self._running.pop(name)
+            with contextlib.suppress(ShoalError):
+                await self._runtime.stop(running.run_id)
+        await self._scope.close()
+
+    async def _start(self, node: ProcessNode, *, failures: int) -> None:
+        run_id = RunId(f"{node.name}-{self._entropy.token(8)}")
+        request = RunRequest(
+            run_id=run_id,
+            workload_id=WorkloadId(node.name),
+            spec=ProcessSpec(command=node.command, env=dict(node.env)),
+        )
+        await self._runtime.start(request)
+        self._running[node.name] = _Running(node, run_id, self._clock.monotonic(), failures)
+        self.changed(node.name)
+
+    async def _follow(self) -> None:
+        async for ended in self._runtime.watch():
+            running = self._running.get(ended.workload_id)
+            if running is not None and running.run_id == ended.run_id and not self._stopping:
+                del self._running[ended.workload_id]
+                self.changed(ended.workload_id)
+                self._act(running, ended)
+            with contextlib.suppress(ShoalError):
+                await self._runtime.forget(ended.run_id)
+
+    def _act(self, running: _Running, ended: RunInfo) -> None:
+        name, how = running.node.name, describe_exit(ended.exit)
+        ran = self._clock.monotonic() - running.started_at
+        decision = after_exit(self._on_exit, name, ran=ran, failures=running.failures, how=how)
+        if ended.last_output:
+            log.warning("%s ended (%s); it last printed: %s", name, how, ended.last_output[-500:])
+        if isinstance(decision, StopAll):
+            self._fail(UnavailableError(decision.reason))
+            return
+        log.warning("%s ended (%s) and is started again in %g s", name, how, decision.pause)
+        self._scope.start(self._restart(running.node, decision.pause, decision.failures), name=f"restart {name}")
+
+    async def _restart(self, node: ProcessNode, pause: float, failures: int) -> None:
+        await self._clock.sleep(pause)
+        self.restarts[node.name] = self.restarts.get(node.name, 0) + 1
+        self.restarted(node.name)
+        try:
+            await self._start(node, failures=failures)
+        except ShoalError as error:
+            self._fail(error)
+
+    def _fail(self, error: ShoalError) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # whether anybody waits for it or not
+
+
+async def is_listening(port: int) -> bool:
+    """Whether something listens on a port of this machine."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
+
+
+def describe_exit(ending: Exit | None) -> str:
+    """How a process ended, in words."""
+    if ending is None or ending.unknown:
+        return "nobody knows how"
+    return f"signal {ending.signal}" if ending.signal else f"exit code {ending.code}"
+
+
+def child_environment(environ: Mapping[str, str], *, agent_port: int) -> dict[str, str]:
+    """What a model server gets of the agent's environment: all but the secret of the tree, and where the agent is."""
+    return {**{name: value for name, value in environ.items() if name != "ZK_AUTH"}, "PORT2": str(agent_port)}

@@ -1,0 +1,198 @@
+"""A serving agent as a process: joins the file, the environment, the tree, the runtime and the agent of the version.
+
+Called by `shoal serve`. `run_serving` returns after a graceful end, and raises when the agent cannot go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.disk.locks import FileLock
+from shoal.core.entropy import Entropy, SystemEntropy
+from shoal.core.errors import InvalidError, problem
+from shoal.core.ids import NodeId
+from shoal.core.tasks import TaskScope, first_of, running
+from shoal.core.telemetry import MetricRegistry
+from shoal.discovery.store import CoordinationStore
+from shoal.runtimes.process import ProcessRuntime
+from shoal.serving.agents.layout import LayoutAgent
+from shoal.serving.agents.parts import AgentParts
+from shoal.serving.agents.roles import RoleAgent
+from shoal.serving.config.deployment import Deployment, deploy
+from shoal.serving.config.environment import read_environment
+from shoal.serving.config.settings import read_settings
+from shoal.serving.metrics import ServingMetrics
+from shoal.serving.models.files import ModelFiles
+from shoal.serving.models.receiving import ModelReceiver
+from shoal.serving.processes.commands import find_program, look_at_program
+from shoal.serving.processes.graph import OnExit
+from shoal.serving.processes.runner import ProcessRunner, child_environment
+from shoal.wire.http import serve_http
+from shoal.wire.transport import Transport
+
+log = logging.getLogger(__name__)
+
+NODE_ID = NodeId("serving")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What the command line says."""
+
+    conf: str
+    data_dir: Path
+    #: Where `AgentService` listens. Callers are not known there, so it is loopback unless told otherwise.
+    agent_host: str = "127.0.0.1"
+    on_exit: OnExit = OnExit.RESTART
+    drain: timedelta = timedelta(seconds=1)
+    #: Where metrics and health are served; None: nowhere.
+    http_address: str | None = None
+
+
+class ServingAgent(Protocol):
+    """An agent of either version."""
+
+    @property
+    def address(self) -> str:
+        """Where `AgentService` is served."""
+        ...
+
+    async def start(self) -> None:
+        """Start everything."""
+        ...
+
+    async def failed(self) -> None:
+        """Wait until the agent cannot go on. Raises the reason."""
+        ...
+
+    async def stop(self) -> None:
+        """Withdraw, drain, and end everything."""
+        ...
+
+
+def read_deployment(options: ServeOptions, environ: Mapping[str, str]) -> Deployment:
+    """Read and check everything before anything starts. Raises `InvalidError` with every problem."""
+    return deploy(read_settings(options.conf), read_environment(environ))
+
+
+async def run_serving(
+    options: ServeOptions,
+    *,
+    environ: Mapping[str, str],
+    transport: Transport,
+    stop: asyncio.Event,
+    on_ready: Callable[[Deployment, ServingAgent], None] | None = None,
+    clock: Clock | None = None,
+    entropy: Entropy | None = None,
+) -> None:
+    """Serve until `stop` is set. Raises `ShoalError` when the agent cannot start or go on."""
+    clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
+    deployment = read_deployment(options, environ)
+    program = await asyncio.to_thread(look_at_program, find_program(deployment))
+    options.data_dir.mkdir(parents=True, exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        lock = FileLock(options.data_dir / "serving.lock", what=f"data directory {options.data_dir}")
+        lock.acquire()
+        stack.callback(lock.release)
+        scope = TaskScope("serving")
+        stack.push_async_callback(scope.close)
+        store = await stack.enter_async_context(_open_store(deployment, clock))
+        runtime = ProcessRuntime(options.data_dir, clock=clock, node_id=NODE_ID)
+        await runtime.open()
+        stack.push_async_callback(runtime.close)
+        registry = MetricRegistry() if options.http_address is not None else None
+        metrics = ServingMetrics(clock, registry)
+        runner = ProcessRunner(runtime, clock=clock, entropy=entropy, on_exit=options.on_exit)
+        runner.restarted = metrics.restarted
+        parts = AgentParts(
+            deployment=deployment,
+            store=store,
+            transport=transport,
+            runner=runner,
+            metrics=metrics,
+            clock=clock,
+            data_dir=options.data_dir,
+            program=program,
+            child_env=child_environment(environ, agent_port=deployment.agent_port),
+            agent_host=options.agent_host,
+            drain=options.drain,
+            conf_dir=Path(options.conf).parent,
+        )
+        agent: ServingAgent = LayoutAgent(parts) if deployment.settings.agent_version == 3 else RoleAgent(parts)
+        stack.push_async_callback(agent.stop)
+        is_ready = asyncio.Event()
+        if options.http_address is not None:
+            http = await serve_http(
+                options.http_address,
+                metrics=metrics.render,
+                health=lambda: (200, {"status": "ok" if is_ready.is_set() else "starting"}),
+                ready=is_ready.is_set,
+            )
+            stack.push_async_callback(http.stop)
+        if await _start(agent, _receiver(deployment, clock, metrics), scope, stop):
+            is_ready.set()
+            if on_ready is not None:
+                on_ready(deployment, agent)
+            await first_of(agent.failed(), scope.failed(), stop.wait())
+
+
+async def _start(agent: ServingAgent, receiver: ModelReceiver | None, scope: TaskScope, stop: asyncio.Event) -> bool:
+    """Start the agent, its files first. False when it was told to stop meanwhile."""
+
+    async def start() -> None:
+        if receiver is not None:
+            await receiver.wait_first()
+            scope.start(receiver.run(), name="model files")
+        await agent.start()
+
+    async with running(start(), name="start") as starting, running(stop.wait(), name="stop") as stopping:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+
+
+def _receiver(deployment: Deployment, clock: Clock, metrics: ServingMetrics) -> ModelReceiver | None:
+    """Receives the rough-sort model, if there is one."""
+    settings = deployment.settings
+    name = settings.rough_sort_model_name
+    if not name:
+        return None
+    source = Path(settings.rough_sort_model_p2p_path or "")
+    target = Path(settings.rough_sort_model_local_path or "")
+    return ModelReceiver(
+        ModelFiles(name, source, target),
+        clock=clock,
+        received=lambda found: metrics.received(name, found.version),
+        missed=lambda: metrics.missed(name),
+    )
+
+
+@contextlib.asynccontextmanager
+async def _open_store(deployment: Deployment, clock: Clock) -> AsyncIterator[CoordinationStore]:
+    """The tree: ZooKeeper's, or one in this process for a machine that serves everything itself."""
+    hosts = deployment.settings.zk_servers
+    if hosts:
+        from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
+
+        yield ZookeeperStore(ZookeeperSettings(hosts, auth=deployment.environment.zk_auth))
+        return
+    if deployment.deploy_type != "mixed":
+        rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"
+        raise InvalidError([problem("zk_servers", None, rule)])
+    from shoal.discovery.embedded import EmbeddedTree
+
+    log.warning("there are no zk_servers: the tree lives in this process, and no other agent sees it")
+    tree = EmbeddedTree(clock)
+    try:
+        yield tree.session()
+    finally:
+        await tree.close()

@@ -1,0 +1,247 @@
+"""`shoal serve` as a process, with the fake model server as its program, on a real ZooKeeper and alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import ShoalError
+from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.models.catalog import Catalog
+from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
+from shoal.wire.channel import GrpcTransport
+
+pytestmark = pytest.mark.e2e
+
+MODEL_SERVER = f"{sys.executable} -m shoal.testing.model_server"
+
+
+class Served:
+    """One `shoal serve`."""
+
+    def __init__(self, folder: Path, name: str, conf: str, **env: str) -> None:
+        self.folder = folder / name
+        self.folder.mkdir()
+        self.conf = self.folder / "agent.conf"
+        self.conf.write_text(conf)
+        self.ready_file = self.folder / "ready.json"
+        self.env = {
+            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "PYTHONPATH")},
+            "MONOLITH_TFS_BINARY": MODEL_SERVER,
+            "MY_HOST_IP": "127.0.0.1",
+            "MY_POD_NAME": name,
+            **env,
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client: ServingAgentClient | None = None
+
+    async def start(self, *flags: str) -> dict[str, object]:
+        command = [
+            sys.executable,
+            "-m",
+            "shoal",
+            "serve",
+            "--conf",
+            str(self.conf),
+            "--data-dir",
+            str(self.folder / "data"),
+        ]
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(self.ready_file), "--drain", "0s", *flags],
+                env=self.env, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+        async with asyncio.timeout(60):
+            while not self.ready_file.exists():
+                assert self.process.poll() is None, self.log()
+                await asyncio.sleep(0.05)
+        ready = json.loads(self.ready_file.read_text())
+        self.client = ServingAgentClient(GrpcTransport().connect(ready["agent"]))
+        return ready
+
+    async def answers(self, expected: dict[str, list[str]], server_type: ServerType = ServerType.PS) -> None:
+        """Wait until HeartBeat answers this."""
+        found: object = None
+        try:
+            async with asyncio.timeout(60):
+                while found != expected:
+                    with contextlib.suppress(ShoalError):
+                        found = await self.client.heart_beat(server_type)
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            pytest.fail(f"{found} instead of {expected}\n{self.log()}")
+
+    def model_servers(self) -> list[psutil.Process]:
+        """The model servers of this agent, by the data directory in their flags."""
+        found = []
+        for each in psutil.process_iter(["cmdline"]):
+            words = " ".join(each.info["cmdline"] or ())
+            if "shoal.testing.model_server" in words and f"{self.folder}/" in words:
+                found.append(each)
+        return found
+
+    async def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return await asyncio.to_thread(self.process.wait, 60)
+
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    async def close(self) -> None:
+        if self.client is not None:
+            await self.client.close()
+        if self.process is not None and self.process.poll() is None:
+            await self.stop()
+
+
+@pytest.fixture
+async def serve(tmp_path):
+    made: list[Served] = []
+
+    def make(name: str, conf: str, **env: str) -> Served:
+        made.append(Served(tmp_path, name, conf, **env))
+        return made[-1]
+
+    yield make
+    for each in made:
+        await each.close()
+
+
+@pytest.fixture
+async def store(zookeeper):
+    made = ZookeeperStore(ZookeeperSettings(zookeeper))
+    await made.open()
+    yield made
+    await made.close()
+
+
+async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tmp_path):
+    bzid = f"b{SystemEntropy().token(8)}"
+    catalog = Catalog(store, ModelPaths(bzid))
+    exports = {}
+    for name in ("entry", "ps_0", "ps_1"):
+        exports[name] = str(tmp_path / "exports" / name)
+        (Path(exports[name]) / "3").mkdir(parents=True)
+    await catalog.declare("m", exports)
+    conf = (
+        f"deploy_type unified # one server\nagent_version 3\nbzid {bzid}\nzk_servers {zookeeper}\nlayout_pattern prod\n"
+    )
+    served = serve("pod-1", f"{conf}layout_filters entry\nlayout_filters ps_{{i}}; i % 2 == 1\n")
+    ready = await served.start()
+    address = f"127.0.0.1:{ready['servers']['unified']}"
+    await catalog.publish("m:*", "prod")
+    await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
+
+    # Another program asks the model server itself.
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "serving-client",
+        "status",
+        "--target",
+        address,
+        "--json",
+        "m:ps_1",
+        "m:entry",
+    ]
+    asked = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    assert [(row["model"], row["version"], row["state"]) for row in json.loads(asked.stdout)] == [
+        ("m:entry", 3, "AVAILABLE"),
+        ("m:ps_1", 3, "AVAILABLE"),
+    ]
+
+    # The model server is killed: it is started again and bound again.
+    (server,) = served.model_servers()
+    server.kill()
+    await asyncio.to_thread(psutil.wait_procs, [server])
+    async with asyncio.timeout(60):
+        while not served.model_servers():
+            await asyncio.sleep(0.05)
+    await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": [address]})
+
+    await catalog.unpublish("m:ps_1", "prod")
+    await served.answers({"m:entry": [address], "m:ps_0": [], "m:ps_1": []})
+
+    assert await served.stop() == 0, served.log()
+    assert await store.children(f"/{bzid}/container_service") == ()
+    assert await store.children(f"/{bzid}/binding/m") == ()
+    assert served.model_servers() == []
+
+
+async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_path):
+    base = tmp_path / "exports"
+    for name in ("entry", "ps_0", "ps_1"):
+        (base / name / "1").mkdir(parents=True)
+    conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\nnum_ps 2\nnum_shard 1\n"
+    served = serve("pod-2", conf)
+    ready = await served.start()
+    ps, entry = (f"127.0.0.1:{ready['servers'][name]}" for name in ("ps", "entry"))
+    await served.answers({"ps:0": [ps], "ps:1": [ps]})
+    await served.answers({"entry:0": [entry]}, ServerType.ENTRY)
+    environments = [each.environ() for each in served.model_servers()]
+    assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
+    assert await served.stop() == 0, served.log()
+    assert served.model_servers() == []
+
+
+async def test_stop_all_ends_the_agent_with_an_error(serve, tmp_path):
+    base = tmp_path / "exports"
+    for name in ("entry", "ps_0"):
+        (base / name / "1").mkdir(parents=True)
+    served = serve("pod-3", f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\n")
+    await served.start("--on-exit", "stop-all")
+    victim = served.model_servers()[0]
+    victim.kill()
+    assert await asyncio.to_thread(served.process.wait, 60) == 1
+    assert "ended: signal 9" in served.log()
+    assert served.model_servers() == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "env", "said"),
+    [
+        ("bzid g\ndeploy_type unified\nagent_version 2\n", {}, "agent.conf:3: agent_version: must be 1 or 3"),
+        ("bzid g\ninclude agent.conf\n", {}, "must not include itself"),
+        (
+            "bzid g\ndeploy_type unified\nagent_version 3\nnum_shard 2\n",
+            {},
+            "SHARD_ID: is required: there are 2 shards",
+        ),
+        ("bzid g\ndeploy_type unified\nagent_version 3\n", {}, "zk_servers: is required"),
+        (
+            "bzid g\nstand_alone_serving 1\nbase_name m\nbase_path /x\n",
+            {"MONOLITH_TFS_BINARY": "/no/such/program"},
+            "MONOLITH_TFS_BINARY: must name a program that exists",
+        ),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(serve, conf, env, said):
+    served = serve("pod-4", conf, **env)
+    command = [
+        sys.executable,
+        "-m",
+        "shoal",
+        "serve",
+        "--conf",
+        str(served.conf),
+        "--data-dir",
+        str(served.folder / "data"),
+    ]
+    found = subprocess.run(command, env=served.env, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert served.model_servers() == []

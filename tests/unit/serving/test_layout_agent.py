@@ -1,0 +1,237 @@
+"""The agent by layouts: from a change of the layout to bindings that peers see."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from shoal.core.errors import UnavailableError
+from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.replicas.records import ServerType
+from shoal.serving.models.configs import model_names, parse_config
+from tests.unit.serving.conftest import until
+
+ME = "p.s.m;lf;default:pod-1"
+
+
+def in_file(stage, pod: str = "pod-1") -> tuple[str, ...]:
+    return model_names(parse_config((stage.folder / pod / "model_config.pbtxt").read_text()))
+
+
+async def bound_in_tree(stage, expected: list[str], model: str = "m") -> None:
+    async with asyncio.timeout(20):
+        while await stage.bindings(model) != expected:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_published_model_is_served_bound_and_answered(stage):
+    await stage.declare("m", "entry", "ps_0", "ps_1")
+    async with stage.layout_agent() as (agent, models):
+        await stage.catalog.publish("m:entry", "prod")
+        await stage.catalog.publish("m:ps_0", "prod")
+        await bound_in_tree(stage, [f"entry:{ME}", f"ps_0:{ME}"])
+        assert models.models.names() == in_file(stage) == ("m:entry", "m:ps_0")
+        client = ServingAgentClient(stage.network.transport("caller").connect(agent.address))
+        address = f"10.0.0.1:{agent._server.ports.grpc}"
+        expected = {"m:entry": [address], "m:ps_0": [address], "m:ps_1": []}
+        async with asyncio.timeout(20):
+            while await client.heart_beat(ServerType.PS) != expected:
+                await asyncio.sleep(0.005)
+        assert await client.get_replicas(ServerType.PS, 0, model_name="m") == [address]
+        assert (await client.get_resource()).memory > 0
+        await client.close()
+
+        await stage.catalog.unpublish("m:ps_0", "prod")
+        await bound_in_tree(stage, [f"entry:{ME}"])
+        await until(lambda: models.models.names() == ("m:entry",))
+        assert in_file(stage) == ("m:entry",)
+    assert await stage.bindings("m") == []
+
+
+async def test_the_container_tells_where_it_is(stage):
+    async with stage.layout_agent(layout_filters=("entry; True", "ps_{i}; i % 2 == 0")) as (agent, _):
+        await until(lambda: agent._registrar.paths)
+        await agent._registrar.settled()
+        (name,) = await stage.store.children("/gip/container_service")
+        assert name == ME
+        value = await stage.store.get(f"/gip/container_service/{name}")
+        ports = agent._server.ports
+        told = json.loads(value.data)
+        assert list(told) == ["grpc", "http", "archon", "agent", "idc", "debug_info"]
+        assert told["grpc"] == f"10.0.0.1:{ports.grpc}"
+        assert told["agent"] == f"10.0.0.1:{agent.address.rpartition(':')[2]}"
+        assert told["idc"] == "lf"
+        assert json.loads(told["debug_info"]) == {
+            "layout_path": "/gip/layouts/prod",
+            "layout_filters": ["entry;True", r"ps_(?P<i>\d+);i % 2 == 0"],
+        }
+        assert value.stat.owner
+
+
+async def test_filters_choose(stage):
+    await stage.declare("m", "entry", "ps_0", "ps_1", "ps_2", "ps_3")
+    async with stage.layout_agent(layout_filters=("ps_{i}; i % 2 == 1",)) as (agent, models):
+        await stage.catalog.publish("m:*", "prod")
+        await until(lambda: agent.bound == {"m:ps_1", "m:ps_3"})
+        assert models.models.names() == ("m:ps_1", "m:ps_3")
+
+
+async def test_one_bad_entry_does_not_keep_the_others(stage, caplog):
+    await stage.declare("m", "entry", "ps_0")
+    await stage.store.create("/gip/saved_models/bad/entry", b"{nonsense", makepath=True)
+    await stage.store.create(
+        "/gip/saved_models/odd/entry", b'{"model_base_path": "/x", "version_policy": "best"}', makepath=True
+    )
+    async with stage.layout_agent(layout_filters=("entry", "ps_{i}; 1 // i == 1")) as (agent, models):
+        for name in ("nothing", "a:b:c", "bad:entry", "odd:entry", "missing:entry", "m:ps_0", "m:entry"):
+            await stage.store.create(f"/gip/layouts/prod/{name}", makepath=True)
+        await until(lambda: agent.bound == {"m:entry"} and len(agent.plan.problems) == 6)
+        assert models.models.names() == ("m:entry",)
+        said = " ".join(str(each) for each in agent.plan.problems)
+        for part in ("nothing", "a:b:c", "bad/entry", "odd:entry.version_policy", "missing/entry", "divide by zero"):
+            assert part in said
+
+
+async def test_a_model_that_cannot_be_loaded_does_not_keep_the_others(stage):
+    await stage.declare("m", "entry", "ps_0")
+    async with stage.layout_agent() as (agent, models):
+        models.models.break_model("m:ps_0", "damaged")
+        await stage.catalog.publish("m:*", "prod")
+        await until(lambda: agent.bound == {"m:entry"} and models.models.names() == ("m:entry", "m:ps_0"))
+        models.models.repair_model("m:ps_0")
+        models.models.poll()
+        await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
+
+
+async def test_a_model_that_loads_slowly_does_not_keep_the_others(stage):
+    await stage.declare("m", "entry", "ps_0", "ps_1")
+    async with stage.layout_agent() as (agent, models):
+        models.models.hold("m:ps_0")
+        await stage.catalog.publish("m:ps_0", "prod")
+        await until(lambda: models.models.names() == ("m:ps_0",))
+        await stage.catalog.publish("m:entry", "prod")
+        await until(lambda: agent.bound == {"m:entry"})
+        models.models.release("m:ps_0")
+        await until(lambda: agent.bound == {"m:entry", "m:ps_0"})
+
+
+async def test_declaring_a_model_again_takes_effect(stage):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent() as (agent, models):
+        await stage.catalog.publish("m:entry", "prod")
+        await until(lambda: agent.bound)
+        other = stage.folder / "elsewhere"
+        (other / "7").mkdir(parents=True)
+        await stage.catalog.declare("m", {"entry": str(other)}, overwrite=True)
+        await until(lambda: models.models.config_of("m:entry").base_path == str(other))
+
+
+async def test_a_model_may_be_published_before_it_is_declared(stage):
+    async with stage.layout_agent() as (agent, _):
+        await stage.store.create("/gip/layouts/prod/m:entry", makepath=True)
+        await until(lambda: agent.plan.problems)
+        await stage.declare("m", "entry")
+        await until(lambda: agent.bound == {"m:entry"})
+
+
+async def test_latest_once_stays_at_the_version_that_was_there(stage):
+    (path,) = (await stage.declare("m", "ps_0")).values()
+    (stage.folder / "exports/m/ps_0/9").mkdir()
+    (stage.folder / "exports/m/ps_0/10").mkdir()
+    async with stage.layout_agent() as (agent, models):
+        await stage.catalog.publish("m:ps_0", "prod")
+        await until(lambda: agent.bound == {"m:ps_0"})
+        (stage.folder / "exports/m/ps_0/11").mkdir()
+        await stage.declare("n", "ps_0")
+        await stage.catalog.publish("n:ps_0", "prod")
+        await until(lambda: agent.bound == {"m:ps_0", "n:ps_0"})
+        config = models.models.config_of("m:ps_0")
+        assert config.base_path == path
+        assert list(config.model_version_policy.specific.versions) == [10]
+
+
+async def test_a_new_session_brings_everything_back(stage):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent() as (agent, _):
+        await stage.catalog.publish("m:entry", "prod")
+        await bound_in_tree(stage, [f"entry:{ME}"])
+        before = (await stage.store.get(f"/gip/binding/m/entry:{ME}")).stat.owner
+        await stage.tree.end_session(before)
+
+        async def owner() -> str:
+            found = await stage.store.exists(f"/gip/binding/m/entry:{ME}")
+            return found.owner if found is not None else before
+
+        async with asyncio.timeout(20):
+            while await owner() == before:
+                await asyncio.sleep(0.005)
+        assert await stage.store.exists(f"/gip/container_service/{ME}")
+        assert agent.bound == {"m:entry"}
+
+
+async def test_a_model_server_that_ends_is_unbound_at_once_and_bound_when_it_is_back(stage):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent() as (agent, _):
+        await stage.catalog.publish("m:entry", "prod")
+        await bound_in_tree(stage, [f"entry:{ME}"])
+        machine = stage.machines["pod-1"]
+        (run,) = machine.alive("unified")
+        machine.kill(run.run_id)
+        await until(lambda: not agent.bound)
+        await until(lambda: agent.bound == {"m:entry"})
+        assert [each.run_id for each in machine.alive("unified")] != [run.run_id]
+        await bound_in_tree(stage, [f"entry:{ME}"])
+
+
+async def test_one_lost_call_changes_no_binding(stage):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent() as (agent, models):
+        await stage.catalog.publish("m:entry", "prod")
+        await until(lambda: agent.bound)
+        models.fail_calls(UnavailableError("overloaded"))
+        agent._look.set()
+        await until(lambda: agent._bindings.missed.get("m:entry"))
+        assert agent.bound == {"m:entry"}
+        models.fail_calls(None)
+        agent._look.set()
+        await until(lambda: not agent._bindings.missed)
+        assert agent.bound == {"m:entry"}
+
+
+async def test_a_model_server_that_does_not_answer_is_unbound(stage):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent() as (_, models):
+        await stage.catalog.publish("m:entry", "prod")
+        await bound_in_tree(stage, [f"entry:{ME}"])
+        models.fail_calls(UnavailableError("gone"))
+        await bound_in_tree(stage, [])
+        models.fail_calls(None)
+        await bound_in_tree(stage, [f"entry:{ME}"])
+
+
+async def test_peers_see_each_other(stage):
+    await stage.declare("m", "entry", "ps_0")
+    async with (
+        stage.layout_agent("pod-1", layout_filters=("entry",)) as (one, _),
+        stage.layout_agent("pod-2", layout_filters=("ps_{i}",)) as (two, _),
+    ):
+        await stage.catalog.publish("m:*", "prod")
+        client = ServingAgentClient(stage.network.transport("caller").connect(one.address))
+        expected = {
+            "m:entry": [f"10.0.0.1:{one._server.ports.grpc}"],
+            "m:ps_0": [f"10.0.0.1:{two._server.ports.grpc}"],
+        }
+        async with asyncio.timeout(20):
+            while await client.heart_beat(ServerType.PS) != expected:
+                await asyncio.sleep(0.005)
+        await client.close()
+
+
+@pytest.mark.parametrize("pattern", [None, "/other/place"])
+async def test_another_layout(stage, pattern):
+    await stage.declare("m", "entry")
+    async with stage.layout_agent(layout_pattern=pattern) as (agent, _):
+        await stage.store.create(f"{pattern or '/gip/layouts/default'}/m:entry", makepath=True)
+        await until(lambda: agent.bound == {"m:entry"})

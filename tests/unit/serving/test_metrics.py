@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shoal.core.telemetry import MetricRegistry
+from shoal.serving.config.deployment import deploy
+from shoal.serving.config.environment import read_environment
+from shoal.serving.config.settings import ServingSettings
+from shoal.serving.metrics import ServingMetrics
+
+
+class Wall:
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def wall(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture
+def wall():
+    return Wall()
+
+
+def shown(metrics: ServingMetrics) -> list[str]:
+    return [line for line in metrics.render().decode().splitlines() if line.startswith("shoal_serving")]
+
+
+def test_versions_and_their_ages(wall):
+    metrics = ServingMetrics(wall, MetricRegistry())
+    metrics.available("ps_0", 7)
+    wall.now += timedelta(seconds=30)
+    metrics.available("ps_0", 7)
+    assert shown(metrics) == [
+        'shoal_serving_model_latest_version{model_name="ps_0"} 7.0',
+        'shoal_serving_model_since_last_update_seconds{model_name="ps_0"} 30.0',
+        'shoal_serving_model_update_ts_seconds{model_name="ps_0"} 1.7672256e+09',
+    ]
+    metrics.available("ps_0", 8)
+    assert 'shoal_serving_model_since_last_update_seconds{model_name="ps_0"} 0.0' in shown(metrics)
+    metrics.gone("ps_0")
+    assert shown(metrics) == []
+
+
+def test_received_models(wall):
+    metrics = ServingMetrics(wall, MetricRegistry())
+    metrics.received("rank", int(wall.now.timestamp()) - 100)
+    metrics.missed("rank")
+    wall.now += timedelta(seconds=5)
+    assert shown(metrics) == [
+        'shoal_serving_version_delay_seconds{model_name="rank"} 105.0',
+        'shoal_serving_update_delay_seconds{model_name="rank"} 5.0',
+        'shoal_serving_loop_once_failed_total{model_name="rank"} 1.0',
+    ]
+
+
+def test_who_the_agent_is(wall):
+    metrics = ServingMetrics(wall, MetricRegistry())
+    settings = ServingSettings(bzid="g", base_name="m", base_path="/d", deploy_type="mixed")
+    metrics.agent(deploy(settings, read_environment({"TCE_INTERNAL_IDC": "lf", "TCE_CLUSTER": "c"})), 3)
+    metrics.restarted("ps")
+    assert shown(metrics) == [
+        'shoal_serving_agent{base_name="m",location="lf:c",replica_id="3",shard_id="0"} 1.0',
+        'shoal_serving_restarts_total{process="ps"} 1.0',
+    ]
+
+
+def test_without_a_registry_nothing_is_counted(wall):
+    metrics = ServingMetrics(wall)
+    metrics.available("m", 1)
+    metrics.gone("m")
+    metrics.missed("m")
+    metrics.restarted("m")
+    assert metrics.render() == b""

@@ -1,0 +1,265 @@
+"""Commands, start order, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+
+import pytest
+
+from shoal.core.clock import SystemClock
+from shoal.core.entropy import SeededEntropy
+from shoal.core.errors import DeadlineError, InvalidError, UnavailableError
+from shoal.serving.config.deployment import Role, deploy
+from shoal.serving.config.environment import read_environment
+from shoal.serving.config.settings import ServingSettings
+from shoal.serving.processes.commands import (
+    Program,
+    checked_command,
+    find_program,
+    look_at_program,
+    model_server_command,
+    proxy_command,
+)
+from shoal.serving.processes.graph import OnExit, ProcessNode, Restart, StopAll, after_exit, start_order
+from shoal.serving.processes.runner import ProcessRunner, child_environment, describe_exit
+from shoal.testing.runtimes import FakeMachine, FakeRuntime
+from tests.unit.serving.conftest import until
+
+MIXED = ServingSettings(bzid="g", base_name="m", base_path="/d", deploy_type="mixed", dense_alone=True)
+STOCK = Program(("/bin/tfs",))
+ARCHON = Program(("/bin/tfs",), has_archon=True, calls_by_grpc=False)
+
+
+def made(settings: ServingSettings, **env: str):
+    counter = itertools.count(9000)
+    return deploy(settings, read_environment(env), take_ports=lambda n: tuple(next(counter) for _ in range(n)))
+
+
+def flags(settings: ServingSettings, role: Role, program: Program = STOCK, **env: str) -> dict[str, str]:
+    deployment = made(settings, **env)
+    server = deployment.servers_of(role)[0]
+    command = model_server_command(deployment, server, program, config_file="/c", platform_file=env.get("FILE", ""))
+    assert command[0] == "/bin/tfs"
+    return dict(word.removeprefix("--").split("=", 1) for word in command[1:])
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        (
+            Role.PS,
+            {"model_config_file": "/c", "port": "9000", "rest_api_port": "9001", "file_system_poll_wait_seconds": "0"},
+        ),
+        (Role.DENSE, {"model_config_file": "/c", "port": "9003", "rest_api_port": "9004"}),
+        (Role.ENTRY, {"model_config_file": "/c", "port": "9006", "rest_api_port": "9007"}),
+    ],
+)
+def test_a_stock_model_server_gets_flags_that_it_knows(role, expected):
+    assert flags(MIXED, role) == expected
+
+
+def test_a_setting_that_differs_is_a_flag():
+    settings = dataclasses.replace(
+        MIXED, enable_batching=True, num_load_threads=4, flush_filesystem_caches=False, file_system_poll_wait_seconds=9
+    )
+    changed = {"num_load_threads": "4", "flush_filesystem_caches": "false"}
+    entry = flags(settings, Role.ENTRY)
+    assert entry.items() >= (changed | {"file_system_poll_wait_seconds": "9"}).items()
+    assert "enable_batching" not in entry
+    dense = flags(settings, Role.DENSE, FILE="/p")
+    assert dense["enable_batching"] == "true"
+    assert dense["platform_config_file"] == "/p"
+    assert flags(settings, Role.PS)["file_system_poll_wait_seconds"] == "0"
+
+
+def test_a_unified_server_looks_at_its_file_by_itself_too():
+    settings = ServingSettings(bzid="g", deploy_type="unified", agent_version=3)
+    assert flags(settings, Role.UNIFIED)["model_config_file_poll_wait_seconds"] == "60"
+    archon = flags(settings, Role.UNIFIED, ARCHON, TCE_PSM="p.s.m")
+    assert archon["conf_file"] == "conf/service.conf"
+    assert archon["archon_entry_to_ps_rpc_timeout"] == "200"
+
+
+def test_a_server_with_archon_gets_its_flags():
+    entry = flags(MIXED, Role.ENTRY, ARCHON, TCE_PSM="p.s.m", TCE_CLUSTER="Blue")
+    assert entry["archon_rpc_psm"] == "p.s.m"
+    assert entry["archon_rpc_cluster"] == "blue"
+    assert entry["archon_entry_to_ps_rpc_retry"] == "2"
+    assert "archon_entry_to_ps_long_conn_enable" not in entry
+    ps = flags(dataclasses.replace(MIXED, fetch_ps_long_conn_enable=False), Role.PS, ARCHON, TCE_PSM="p.s.m")
+    assert ps["archon_rpc_psm"] == "p.s.m_ps"
+    assert ps["log_conf"] == "conf/log4j_ps.properties"
+    assert not [name for name in ps if name.startswith("archon_entry")]
+
+
+@pytest.mark.parametrize(
+    ("content", "has_archon", "by_grpc"),
+    [
+        (b"", False, True),
+        (b"stock", False, True),
+        (b"..archon_rpc_psm..", True, False),
+        (b"archon_rpc_psm PredictionServiceGrpc", True, True),
+    ],
+)
+def test_a_program_is_known_by_what_it_contains(tmp_path, content, has_archon, by_grpc):
+    (tmp_path / "tfs").write_bytes(content)
+    found = look_at_program((str(tmp_path / "tfs"),))
+    assert (found.has_archon, found.calls_by_grpc) == (has_archon, by_grpc)
+
+
+def test_the_environment_names_the_model_server_before_the_file(tmp_path):
+    for name in ("one", "two two"):
+        (tmp_path / name).touch(mode=0o755)
+    settings = dataclasses.replace(MIXED, tfs_binary=f"'{tmp_path}/two two' -x")
+    assert find_program(made(settings)) == (f"{tmp_path}/two two", "-x")
+    assert find_program(made(settings, MONOLITH_TFS_BINARY=f"{tmp_path}/one")) == (f"{tmp_path}/one",)
+
+
+@pytest.mark.parametrize("text", ["/no/such/program", "'unclosed", ""])
+def test_a_program_that_is_not_there(text):
+    with pytest.raises(InvalidError) as caught:
+        checked_command("tfs_binary", text)
+    assert caught.value.problems[0].field == "tfs_binary"
+
+
+def test_the_proxy(tmp_path):
+    (tmp_path / "proxy").touch(mode=0o755)
+    deployment = made(dataclasses.replace(MIXED, proxy_binary=f"{tmp_path}/proxy", proxy_port=77))
+    expected = (f"{tmp_path}/proxy", "--port=77", "--grpc_target=localhost:9006")
+    assert proxy_command(deployment, conf_dir=tmp_path) == expected
+    (tmp_path / "proxy.conf").touch()
+    assert proxy_command(deployment, conf_dir=tmp_path) == (*expected, f"--conf_file={tmp_path}/proxy.conf")
+
+
+def node(name: str, *needs: str, port: int = 1) -> ProcessNode:
+    return ProcessNode(name, ("x",), port=port, needs=frozenset(needs))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "order"),
+    [
+        ([node("entry", "ps", "dense"), node("ps"), node("dense")], ["ps", "dense", "entry"]),
+        ([node("proxy", "entry"), node("entry")], ["entry", "proxy"]),
+        ([node("entry", "elsewhere")], ["entry"]),
+    ],
+)
+def test_the_start_order(nodes, order):
+    assert [each.name for each in start_order(nodes)] == order
+
+
+def test_a_circle_is_refused():
+    with pytest.raises(InvalidError):
+        start_order([node("a", "b"), node("b", "a")])
+
+
+@pytest.mark.parametrize(
+    ("policy", "ran", "failures", "expected"),
+    [
+        (OnExit.RESTART, 1, 0, Restart(0.5, 1)),
+        (OnExit.RESTART, 1, 1, Restart(1.0, 2)),
+        (OnExit.RESTART, 1, 50, Restart(30.0, 51)),
+        (OnExit.RESTART, 100, 50, Restart(0.5, 1)),
+        (OnExit.STOP_ALL, 100, 0, StopAll("ps ended: exit code 3")),
+    ],
+)
+def test_what_follows_an_exit(policy, ran, failures, expected):
+    assert after_exit(policy, "ps", ran=ran, failures=failures, how="exit code 3") == expected
+
+
+def test_the_secret_of_the_tree_stays_with_the_agent():
+    env = child_environment({"ZK_AUTH": "me:x", "PATH": "/bin", "PORT2": "1"}, agent_port=7)
+    assert env == {"PATH": "/bin", "PORT2": "7"}
+
+
+class Runners:
+    def __init__(self) -> None:
+        self.machine = FakeMachine(SystemClock())
+        self.open: set[int] = {1}
+
+    def make(self, on_exit: OnExit = OnExit.RESTART, *, seed: int = 0) -> ProcessRunner:
+        async def listens(port: int) -> bool:
+            return port in self.open
+
+        return ProcessRunner(
+            FakeRuntime(self.machine),
+            clock=SystemClock(),
+            entropy=SeededEntropy(seed),
+            on_exit=on_exit,
+            listens=listens,
+        )
+
+
+@pytest.fixture
+def runners():
+    return Runners()
+
+
+@pytest.mark.looptime
+async def test_a_process_that_ends_is_started_again(runners):
+    runner = runners.make()
+    seen = []
+    runner.changed = seen.append
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    (first,) = runners.machine.alive("ps")
+    runners.machine.kill(first.run_id)
+    await until(lambda: runner.restarts == {"ps": 1} and runner.is_running("ps"))
+    assert seen == ["ps", "ps", "ps"]
+    await runner.stop_all()
+    assert runners.machine.alive("ps") == []
+    assert not runner.is_running("ps")
+
+
+@pytest.mark.looptime
+async def test_stop_all_ends_the_agent(runners):
+    runner = runners.make(OnExit.STOP_ALL)
+    await runner.open()
+    await runner.start(node("ps"), timeout=5)
+    await runner.start(node("entry"), timeout=5)
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id, code=3, signal=0)
+    with pytest.raises(UnavailableError, match="ps ended: exit code 3"):
+        await runner.failed()
+    await runner.stop_all()
+    assert runners.machine.alive("entry") == []
+
+
+@pytest.mark.looptime
+async def test_a_process_that_never_listens(runners):
+    runner = runners.make()
+    await runner.open()
+    with pytest.raises(DeadlineError, match="ps does not listen on port 2 after 5 s"):
+        await runner.start(node("ps", port=2), timeout=5)
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_a_process_that_ends_at_once_ends_the_wait(runners):
+    runner = runners.make(OnExit.STOP_ALL)
+    await runner.open()
+    starting = asyncio.ensure_future(runner.start(node("ps", port=2), timeout=500))
+    await until(lambda: runners.machine.alive("ps"))
+    runners.machine.kill(runners.machine.alive("ps")[0].run_id)
+    with pytest.raises(UnavailableError):
+        await starting
+    await runner.stop_all()
+
+
+@pytest.mark.looptime
+async def test_what_an_earlier_agent_left_is_stopped(runners):
+    first = runners.make()
+    await first.open()
+    await first.start(node("ps"), timeout=5)
+    (left,) = runners.machine.alive("ps")
+    await first._scope.close()  # it was killed
+    second = runners.make(seed=1)
+    await second.open()
+    assert runners.machine.alive("ps") == []
+    await second.start(node("ps"), timeout=5)
+    assert [each.run_id for each in runners.machine.alive("ps")] != [left.run_id]
+    await second.stop_all()
+
+
+def test_an_exit_nobody_saw():
+    assert describe_exit(None) == "nobody knows how"

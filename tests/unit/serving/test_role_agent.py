@@ -1,0 +1,184 @@
+"""The agent by roles: start order, states of replicas, AgentService."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+
+from shoal.core.errors import DeadlineError
+from shoal.discovery.client import ServingAgentClient
+from shoal.discovery.replicas.records import ServerType
+from shoal.serving.agents.roles import RoleAgent
+from shoal.serving.config.deployment import Role
+from shoal.serving.models.configs import model_names, parse_config
+from shoal.testing.model_server import FakeModelServer
+from tests.unit.serving.conftest import Stage, until
+
+
+class Roles:
+    """An agent with one fake model server per role. Each loads the models of its file when the agent has started it."""
+
+    def __init__(self, stage: Stage, pod: str = "", **changes: object) -> None:
+        self.stage = stage
+        self.pod = pod or "pod-1"
+        given = {
+            "bzid": "gip", "base_name": "m", "base_path": "/none", "deploy_type": "mixed", "agent_version": 1,
+            "num_ps": 2, "layout_pattern": None, **changes,
+        }  # fmt: skip
+        self.parts = stage.parts(stage.settings(**given), self.pod)
+        self.agent = RoleAgent(self.parts)
+        self.servers: dict[str, FakeModelServer] = {}
+
+    async def serve_models(self) -> None:
+        for server in self.parts.deployment.servers:
+            fake = self.servers[server.name] = FakeModelServer("model_config_list {}")
+            transport = self.stage.network.transport(f"{self.pod}-{server.name}")
+            await fake.start(transport, f"127.0.0.1:{server.ports.grpc}")
+
+    def load(self, name: str) -> None:
+        path = self.stage.folder / self.pod / f"{name}_model_config.pbtxt"
+        self.servers[name].models.apply(parse_config(path.read_text()))
+
+    def started(self, name: str) -> bool:
+        return bool(self.stage.machines[self.pod].alive(name))
+
+    async def stop(self) -> None:
+        await self.agent.stop()
+        for server in self.servers.values():
+            await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def roles(stage: Stage, pod: str = "", **changes: object):
+    made = Roles(stage, pod, **changes)
+    await made.serve_models()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def answered(stage: Stage, agent: RoleAgent, server_type: ServerType, expected: dict[str, list[str]]) -> None:
+    client = ServingAgentClient(stage.network.transport("caller").connect(agent.address))
+    async with asyncio.timeout(20):
+        while await client.heart_beat(server_type) != expected:
+            await asyncio.sleep(0.005)
+    await client.close()
+
+
+async def test_entry_starts_when_every_parameter_server_is_available(stage):
+    async with roles(stage) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("ps") and made.agent.address)
+        assert not made.started("entry")
+        made.load("ps")
+        await starting
+        assert made.started("entry")
+        made.load("entry")
+        ports = {server.role: server.ports for server in made.parts.deployment.servers}
+        ps, entry = (f"10.0.0.1:{ports[role].grpc}" for role in (Role.PS, Role.ENTRY))
+        await answered(stage, made.agent, ServerType.PS, {"ps:0": [ps], "ps:1": [ps]})
+        await answered(stage, made.agent, ServerType.ENTRY, {"entry:0": [entry]})
+        (name,) = await stage.store.children("/gip/service/m/ps:0")
+        value = await stage.store.get(f"/gip/service/m/ps:0/{name}")
+        assert json.loads(value.data) == {
+            "address": ps,
+            "address_ipv6": f"[::]:{ports[Role.PS].grpc}",
+            "stat": 30,
+            "model_name": None,
+            "server_type": None,
+            "task": -1,
+            "replica": -1,
+            "archon_address": f"10.0.0.1:{ports[Role.PS].archon}",
+            "archon_address_ipv6": f"[::]:{ports[Role.PS].archon}",
+        }
+    assert await stage.store.children("/gip/service/m/ps:0") == ()
+
+
+async def test_entry_also_waits_for_dense(stage):
+    async with roles(stage, dense_alone=True) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("dense"))
+        made.load("ps")
+        await until(lambda: made.agent._missing() == ["dense:0"])
+        assert not made.started("entry")
+        made.load("dense")
+        await starting
+        assert made.started("entry")
+
+
+async def test_entry_does_not_wait_for_ever(stage):
+    async with roles(stage, max_waiting_sec=1) as made:
+        with pytest.raises(DeadlineError, match=r"no available replica of ps:0, ps:1 after 1 s"):
+            await made.agent.start()
+        assert not made.started("entry")
+
+
+async def test_a_location_has_its_own_parameter_servers(stage):
+    async with roles(stage, dc_aware=True) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        elsewhere = b'{"address": "10.9.9.9:1", "stat": 30}'
+        for task in ("ps:0", "ps:1"):
+            await stage.store.create(f"/gip/service/m/hl:default/{task}/7", elsewhere, makepath=True)
+        await until(lambda: len(made.agent._watcher.table) >= 5)
+        assert not made.started("entry")
+        made.load("ps")
+        await starting
+        assert await stage.store.children("/gip/service/m/lf:default") == ("entry:0", "ps:0", "ps:1")
+
+
+async def test_one_broken_model_changes_no_other_state(stage):
+    async with roles(stage, deploy_type="ps", num_ps=3) as made:
+        made.servers["ps"].models.break_model("ps_0")
+        await made.agent.start()
+        made.load("ps")
+        await answered(
+            stage, made.agent, ServerType.PS, {"ps:0": [], **{f"ps:{n}": [made_address(made)] for n in (1, 2)}}
+        )
+
+
+def made_address(made: Roles) -> str:
+    return f"10.0.0.1:{made.parts.deployment.servers[0].ports.grpc}"
+
+
+async def test_several_dense_services_on_one_machine_have_replicas_of_their_own(stage):
+    async with roles(stage, deploy_type="dense", dense_alone=True, dense_service_num=3) as made:
+        await made.agent.start()
+        for name in ("dense", "dense1", "dense2"):
+            made.load(name)
+        addresses = [f"10.0.0.1:{server.ports.grpc}" for server in made.parts.deployment.servers]
+        await answered(stage, made.agent, ServerType.DENSE, {"dense:0": addresses})
+
+
+async def test_models_and_files_of_each_role(stage):
+    async with roles(stage, dense_alone=True, enable_batching=True) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("dense"))
+        folder = stage.folder / "pod-1"
+        found = {
+            name: model_names(parse_config((folder / f"{name}_model_config.pbtxt").read_text()))
+            for name in ("ps", "dense", "entry")
+        }
+        assert found == {"ps": ("ps_0", "ps_1"), "dense": ("dense_0",), "entry": ("entry",)}
+        assert "max_batch_size" in (folder / "platform_config.pbtxt").read_text()
+        starting.cancel()
+        await asyncio.wait({starting})
+
+
+async def test_latest_once_finds_a_version_that_comes_later(stage, monkeypatch):
+    monkeypatch.setattr("shoal.serving.agents.roles.VERSION_SECONDS", 0.05)
+    base = stage.folder / "exports"
+    (base / "ps_0" / "9").mkdir(parents=True)
+    async with roles(stage, deploy_type="ps", base_path=str(base), version_policy="latest_once") as made:
+        await made.agent.start()
+        made.load("ps")
+        assert made.servers["ps"].models.names() == ("ps_0",)
+        (base / "ps_0" / "10").mkdir()
+        (base / "ps_1" / "3").mkdir(parents=True)
+        models = made.servers["ps"].models
+        await until(lambda: models.names() == ("ps_0", "ps_1"))
+        policies = [list(models.config_of(name).model_version_policy.specific.versions) for name in models.names()]
+        assert policies == [[9], [3]]
