@@ -78,7 +78,7 @@ class ServingAgent(Protocol):
         ...
 
 
-def read_deployment(options: ServeOptions, environ: Mapping[str, str]) -> Deployment:
+def make_deployment(options: ServeOptions, environ: Mapping[str, str]) -> Deployment:
     """Read and check everything before anything starts. Raises `InvalidError` with every problem."""
     return deploy(read_settings(options.conf), read_environment(environ))
 
@@ -95,7 +95,7 @@ async def run_serving(
 ) -> None:
     """Serve until `stop` is set. Raises `ShoalError` when the agent cannot start or go on."""
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
-    deployment = read_deployment(options, environ)
+    deployment = make_deployment(options, environ)
     program = await asyncio.to_thread(look_at_program, find_program(deployment))
     options.data_dir.mkdir(parents=True, exist_ok=True)
     async with contextlib.AsyncExitStack() as stack:

@@ -93,9 +93,9 @@ def serve(
 def _check(options: ServeOptions) -> None:
     import os
 
-    from shoal.serving.server import read_deployment
+    from shoal.serving.server import make_deployment
 
-    deployment = read_deployment(options, os.environ)
+    deployment = make_deployment(options, os.environ)
     pairs = [
         ("agent version", str(deployment.settings.agent_version)),
         ("deploy type", deployment.deploy_type),
