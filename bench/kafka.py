@@ -71,19 +71,20 @@ def running(jars: Path) -> Iterator[str]:
                 [*java, "kafka.Kafka", properties], stdout=log, stderr=log, cwd=home, env={**os.environ}
             )
         try:
-            _wait_until_it_answers(process, broker, home / "log")
+            wait_until_it_answers(process, broker, home / "log", "Kafka")
             yield f"127.0.0.1:{broker}"
         finally:
             process.kill()  # its data is thrown away
             process.wait(_STOPS_WITHIN)
 
 
-def _wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+def wait_until_it_answers(process: subprocess.Popen[bytes], port: int, log: Path, name: str) -> None:
+    """Wait until a server takes connections. Raises `UnavailableError` when it ends before, or takes too long."""
     deadline = time.monotonic() + _STARTS_WITHIN
     while True:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return
         if process.poll() is not None or time.monotonic() > deadline:
-            raise UnavailableError(f"Kafka did not start: {log.read_text(errors='replace')[-500:]}")
+            raise UnavailableError(f"{name} did not start: {log.read_text(errors='replace')[-500:]}")
         time.sleep(0.1)
