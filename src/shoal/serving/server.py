@@ -17,15 +17,16 @@ from typing import Protocol
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.disk.locks import FileLock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, problem
-from shoal.core.ids import NodeId
+from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import TaskScope, first_of, running
 from shoal.core.telemetry import MetricRegistry
 from shoal.discovery.store import CoordinationStore
+from shoal.model.logs import LogQuery
 from shoal.runtimes.process import ProcessRuntime
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.agents.parts import AgentParts
-from shoal.serving.agents.roles import RoleAgent
+from shoal.serving.agents.roles import PROXY, RoleAgent
 from shoal.serving.config.deployment import Deployment, deploy
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import read_settings
@@ -90,10 +91,14 @@ async def run_serving(
     transport: Transport,
     stop: asyncio.Event,
     on_ready: Callable[[Deployment, ServingAgent], None] | None = None,
+    show_output: Callable[[bytes], None] | None = None,
     clock: Clock | None = None,
     entropy: Entropy | None = None,
 ) -> None:
-    """Serve until `stop` is set. Raises `ShoalError` when the agent cannot start or go on."""
+    """Serve until `stop` is set. Raises `ShoalError` when the agent cannot start or go on.
+
+    `show_output` is called with what the processes print, which is kept below the data directory in any case.
+    """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
     deployment = make_deployment(options, environ)
     program = await asyncio.to_thread(look_at_program, find_program(deployment))
@@ -128,6 +133,9 @@ async def run_serving(
         )
         agent: ServingAgent = LayoutAgent(parts) if deployment.settings.agent_version == 3 else RoleAgent(parts)
         stack.push_async_callback(agent.stop)
+        if show_output is not None:
+            for name in (*(server.name for server in deployment.servers), PROXY):
+                scope.start(_show(runtime, name, show_output, clock), name=f"output of {name}")
         is_ready = asyncio.Event()
         if options.http_address is not None:
             http = await serve_http(
@@ -158,6 +166,16 @@ async def _start(agent: ServingAgent, receiver: ModelReceiver | None, scope: Tas
         if starting.done():
             starting.result()
         return starting.done()
+
+
+async def _show(runtime: ProcessRuntime, name: str, show: Callable[[bytes], None], clock: Clock) -> None:
+    """Pass on what a process prints from now on, once it has been started."""
+    query = LogQuery(follow=True, since=clock.wall())
+    while True:
+        with contextlib.suppress(NotFoundError):
+            async for piece in runtime.read_logs(WorkloadId(name), query):
+                show(piece.data)
+        await clock.sleep(1.0)
 
 
 def _receiver(deployment: Deployment, clock: Clock, metrics: ServingMetrics) -> ModelReceiver | None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -21,6 +22,7 @@ from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
+from shoal.serving.config.deployment import free_ports
 from shoal.wire.channel import GrpcTransport
 
 pytestmark = pytest.mark.e2e
@@ -188,10 +190,15 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
         (base / name / "1").mkdir(parents=True)
     conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\nnum_ps 2\nnum_shard 1\n"
     served = serve("pod-2", conf)
-    ready = await served.start()
+    (port,) = free_ports(1)
+    ready = await served.start("--http-port", str(port))
     ps, entry = (f"127.0.0.1:{ready['servers'][name]}" for name in ("ps", "entry"))
     await served.answers({"ps:0": [ps], "ps:1": [ps]})
     await served.answers({"entry:0": [entry]}, ServerType.ENTRY)
+    async with httpx.AsyncClient() as http:
+        shown = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+        assert 'shoal_serving_model_latest_version{model_name="entry"} 1.0' in shown
+        assert (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
     environments = [each.environ() for each in served.model_servers()]
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
     assert await served.stop() == 0, served.log()
@@ -203,12 +210,41 @@ async def test_stop_all_ends_the_agent_with_an_error(serve, tmp_path):
     for name in ("entry", "ps_0"):
         (base / name / "1").mkdir(parents=True)
     served = serve("pod-3", f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\n")
-    await served.start("--on-exit", "stop-all")
+    await served.start("--on-exit", "stop-all", "--print-output")
+    async with asyncio.timeout(60):
+        while served.log().count("Running gRPC ModelServer") < 2:
+            await asyncio.sleep(0.05)
     victim = served.model_servers()[0]
     victim.kill()
     assert await asyncio.to_thread(served.process.wait, 60) == 1
     assert "ended: signal 9" in served.log()
     assert served.model_servers() == []
+
+
+STAND_IN = """#!{python}
+# tensorflow_model_server as one private build has it: its names are archon_rpc_psm and PredictionServiceGrpc.
+import os, sys
+needed = {{"archon_port", "archon_rpc_psm", "archon_rpc_cluster", "metrics_namespace_prefix", "log_conf", "conf_file"}}
+flags = dict(word[2:].split("=", 1) for word in sys.argv[1:])
+if needed - flags.keys() or flags["archon_rpc_psm"] != "p.s.m" or not os.environ.get("PORT2"):
+    sys.exit(f"bad flags: {{flags}}")
+words = [f"--{{name}}={{value}}" for name, value in flags.items() if name not in needed]
+os.execv(sys.executable, [sys.executable, "-m", "shoal.testing.model_server", *words])
+"""
+
+
+async def test_a_build_with_archon_gets_its_flags(serve, store, zookeeper, tmp_path):
+    bzid = f"b{SystemEntropy().token(8)}"
+    program = tmp_path / "tensorflow_model_server"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(0o755)
+    conf = f"deploy_type unified\nagent_version 3\nbzid {bzid}\nzk_servers {zookeeper}\ntfs_binary {program}\n"
+    served = serve("pod-5", conf, MONOLITH_TFS_BINARY="", TCE_PSM="p.s.m")
+    await served.start("--on-exit", "stop-all")
+    async with asyncio.timeout(60):
+        while await store.exists(f"/{bzid}/container_service/p.s.m;None;None:pod-5") is None:
+            await asyncio.sleep(0.05)
+    assert await served.stop() == 0, served.log()
 
 
 @pytest.mark.parametrize(

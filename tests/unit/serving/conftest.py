@@ -15,6 +15,7 @@ from shoal.core.entropy import SeededEntropy
 from shoal.discovery.embedded import EmbeddedTree
 from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.store import CoordinationStore
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config.deployment import deploy
@@ -36,22 +37,27 @@ async def until(condition: Callable[[], object], *, seconds: float = 20) -> None
             await asyncio.sleep(0.005)
 
 
+MakeStore = Callable[[], CoordinationStore]
+
+
 class Stage:
     """What agents under test share, and one store to look at the tree with."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, make_store: MakeStore | None = None, bzid: str = "gip") -> None:
         self.folder = folder
+        self.bzid = bzid
         self.clock = SystemClock()
         self.tree = EmbeddedTree(self.clock)
-        self.store = self.tree.session()
+        self._make_store = make_store or (lambda: self.tree.session(timeout=timedelta(seconds=2)))
+        self.store = self._make_store()
         self.network = LocalNetwork()
-        self.paths = ModelPaths("gip")
+        self.paths = ModelPaths(bzid)
         self.catalog = Catalog(self.store, self.paths)
         self.machines: dict[str, FakeMachine] = {}
         self._ports = iter(range(9000, 60000))
 
     def settings(self, **changes: object) -> ServingSettings:
-        given = {"bzid": "gip", "deploy_type": "unified", "agent_version": 3, "layout_pattern": "prod", **changes}
+        given = {"bzid": self.bzid, "deploy_type": "unified", "agent_version": 3, "layout_pattern": "prod", **changes}
         return ServingSettings(**given)  # type: ignore[arg-type]
 
     def parts(self, settings: ServingSettings, pod: str, *, on_exit: OnExit = OnExit.RESTART) -> AgentParts:
@@ -67,7 +73,7 @@ class Stage:
         folder.mkdir()
         return AgentParts(
             deployment=deployment,
-            store=self.tree.session(timeout=timedelta(seconds=2)),
+            store=self._make_store(),
             transport=self.network.transport(pod),
             runner=runner,
             clock=self.clock,
@@ -86,7 +92,7 @@ class Stage:
 
     async def bindings(self, model: str) -> list[str]:
         try:
-            return list(await self.store.children(f"/gip/binding/{model}"))
+            return list(await self.store.children(f"/{self.bzid}/binding/{model}"))
         except Exception:
             return []
 
@@ -117,6 +123,4 @@ async def stage(tmp_path) -> AsyncIterator[Stage]:
     await made.store.open()
     yield made
     await made.store.close()
-    close = getattr(made.tree, "close", None)
-    if close is not None:
-        await close()
+    await made.tree.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,6 +52,14 @@ def serve(
         typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="Serve metrics and health here; 0 is any"),
     ] = None,
     http_host: Annotated[str, typer.Option("--http-host", metavar="HOST", help="Address for that")] = "127.0.0.1",
+    print_output: Annotated[
+        bool,
+        typer.Option(
+            "--print-output",
+            metavar="",
+            help="Also print what model servers print [with MLP_POD_NAME in the environment]",
+        ),
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", metavar="", help="Check the file and the environment, and start nothing")
     ] = False,
@@ -87,12 +96,11 @@ def serve(
     if check:
         _check(options)
         return
-    daemon.run_until_told(lambda stop: _serve(options, stop, ready_file), service="shoal-serving")
+    prints = print_output or bool(os.environ.get("MLP_POD_NAME"))
+    daemon.run_until_told(lambda stop: _serve(options, stop, ready_file, prints=prints), service="shoal-serving")
 
 
 def _check(options: ServeOptions) -> None:
-    import os
-
     from shoal.serving.server import make_deployment
 
     deployment = make_deployment(options, os.environ)
@@ -109,9 +117,7 @@ def _check(options: ServeOptions) -> None:
     output.facts(pairs)
 
 
-async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | None) -> None:
-    import os
-
+async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | None, *, prints: bool) -> None:
     from shoal.serving.server import run_serving
     from shoal.wire.channel import GrpcTransport
 
@@ -121,4 +127,7 @@ async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | N
         output.words(f"serving agent ready: AgentService {agent.address}, gRPC ports: {shown}")
         daemon.write_ready_file(ready_file, {"role": "serving", "agent": agent.address, "servers": servers})
 
-    await run_serving(options, environ=os.environ, transport=GrpcTransport(), stop=stop, on_ready=ready)
+    show = output.raw if prints else None
+    await run_serving(
+        options, environ=os.environ, transport=GrpcTransport(), stop=stop, on_ready=ready, show_output=show
+    )
