@@ -107,6 +107,8 @@ class Served:
             await self.client.close()
         if self.process is not None and self.process.poll() is None:
             await self.stop()
+        for left in self.model_servers():
+            left.kill()
 
 
 @pytest.fixture
@@ -203,6 +205,27 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
     assert await served.stop() == 0, served.log()
     assert served.model_servers() == []
+
+
+async def test_the_next_agent_replaces_what_a_killed_one_left(serve, tmp_path):
+    base = tmp_path / "exports"
+    for name in ("entry", "ps_0"):
+        (base / name / "1").mkdir(parents=True)
+    ports = dict(zip(("PORT2", "PORT3", "PORT4", "PORT5", "PORT6"), map(str, free_ports(5)), strict=True))
+    conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\n"
+    served = serve("pod-6", conf, **ports)
+    first = await served.start()
+    left = served.model_servers()
+    assert len(left) == 2
+    served.process.kill()
+    await asyncio.to_thread(served.process.wait)
+    assert served.model_servers() == left
+    served.ready_file.unlink()
+    await served.client.close()
+    assert await served.start() | {"pid": 0} == first | {"pid": 0}
+    assert not {each.pid for each in left} & {each.pid for each in served.model_servers()}
+    await served.answers({"ps:0": [f"127.0.0.1:{ports['PORT5']}"]})
+    assert await served.stop() == 0, served.log()
 
 
 async def test_stop_all_ends_the_agent_with_an_error(serve, tmp_path):

@@ -112,6 +112,24 @@ def test_another_configuration(shoal, tmp_path):
     assert "n due to error: damaged" in err
 
 
+def test_a_profile(shoal):
+    words = ("profile", "m:entry", "--row", "one", "--duration", "50ms", "--parallel", "3")
+    code, out, _ = shoal(*words, "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["calls"] > 3
+    assert found["errors"] == 0
+    assert 0 < found["p50_ms"] <= found["p99_ms"]
+    code, out, _ = shoal(*words)
+    assert out.startswith("calls")
+
+
+def test_a_profile_of_a_model_that_is_not_there(shoal):
+    code, out, _ = shoal("profile", "x", "--row", "one", "--duration", "50ms")
+    assert code == 1
+    assert "not found" in out
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

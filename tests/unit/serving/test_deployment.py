@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import pytest
 
+from shoal.core.entropy import SeededEntropy
 from shoal.core.errors import InvalidError
-from shoal.serving.config.deployment import Role, ServerPorts, deploy, free_ports
+from shoal.serving.config.deployment import HIGHEST_FREE, LOWEST_FREE, Role, ServerPorts, deploy, free_ports
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
 
@@ -59,8 +61,15 @@ def test_the_file_comes_after_the_environment_except_for_the_agent():
     assert deployment.agent_port == 3
 
 
-def test_free_ports_are_all_different():
-    assert len(set(free_ports(20))) == 20
+def test_free_ports_are_all_different_and_free():
+    with socket.socket() as taken:
+        first = free_ports(1, entropy=SeededEntropy(5))[0]
+        taken.bind(("", first))
+        taken.listen()
+        found = free_ports(20, entropy=SeededEntropy(5))
+    assert len(set(found)) == 20
+    assert first not in found
+    assert all(LOWEST_FREE <= port <= HIGHEST_FREE for port in found)
 
 
 def test_two_listeners_on_one_port_are_refused():

@@ -32,6 +32,16 @@ Version = Annotated[
     str | None, typer.Option("--version", metavar="N|LABEL", help="A version by number or label [the newest]")
 ]
 
+Signature = Annotated[str, typer.Option("--signature", metavar="NAME", help="The signature to call")]
+Rows = Annotated[
+    list[str] | None,
+    typer.Option("--row", metavar="TEXT", help="One row of the input, as text or @FILE with its bytes; repeatable"),
+]
+InputName = Annotated[str, typer.Option("--input", metavar="NAME", help="The name of the input")]
+Request = Annotated[
+    str | None, typer.Option("--request", metavar="FILE", help="A whole PredictRequest in text form instead")
+]
+
 _COLUMNS = (
     Column("MODEL"),
     Column("VERSION", right=True),
@@ -42,6 +52,7 @@ _COLUMNS = (
 DEFAULT_TARGET = "127.0.0.1:8500"
 _RELOAD_TIMEOUT = ShownDuration(minutes=10)
 _PREDICT_TIMEOUT = ShownDuration(seconds=30)
+_PROFILE_DURATION = ShownDuration(seconds=10)
 
 
 def _target(given: str) -> str:
@@ -185,17 +196,10 @@ def predict(
     *,
     target: Target = "",
     version: Version = None,
-    signature: Annotated[
-        str, typer.Option("--signature", metavar="NAME", help="The signature to call")
-    ] = "serving_default",
-    row: Annotated[
-        list[str] | None,
-        typer.Option("--row", metavar="TEXT", help="One row of the input, as text or @FILE with its bytes; repeatable"),
-    ] = None,
-    name: Annotated[str, typer.Option("--input", metavar="NAME", help="The name of the input")] = "instances",
-    request: Annotated[
-        str | None, typer.Option("--request", metavar="FILE", help="A whole PredictRequest in text form instead")
-    ] = None,
+    signature: Signature = "serving_default",
+    row: Rows = None,
+    name: InputName = "instances",
+    request: Request = None,
     timeout: Annotated[
         timedelta, typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait")
     ] = _PREDICT_TIMEOUT,
@@ -203,15 +207,7 @@ def predict(
     """Call a model, and print its outputs as JSON. `tfs_client --cmd_type=get` printed the answer as text."""
     from google.protobuf.json_format import MessageToDict
 
-    from shoal.serving.models.client import string_tensor
-
-    if (request is None) == (not row):
-        raise InvalidError([problem("--row", None, "give rows, or a whole request with --request")])
-    inputs: dict[str, TensorProto] = {}
-    if request is not None:
-        inputs = _read_inputs(request)
-    else:
-        inputs[name] = string_tensor([_row(each) for each in row or ()])
+    inputs = _inputs(name, row, request)
 
     async def ask(client: ModelServerClient) -> Message:
         return await client.predict(
@@ -219,6 +215,81 @@ def predict(
         )
 
     output.json_document(MessageToDict(_call(target, ask), preserving_proto_field_name=True))
+
+
+@app.command("profile")
+def profile(
+    model: Model,
+    *,
+    target: Target = "",
+    version: Version = None,
+    signature: Signature = "serving_default",
+    row: Rows = None,
+    name: InputName = "instances",
+    request: Request = None,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=1000, metavar="N", help="How many calls at once")
+    ] = 1,
+    seconds: Annotated[
+        timedelta, typer.Option("--duration", parser=duration, metavar="DURATION", help="How long to measure")
+    ] = _PROFILE_DURATION,
+    as_json: Json = False,
+) -> None:
+    """Call a model again and again, and print how many calls per second it answers and how long they take.
+
+    `tfs_client --cmd_type=profile` logged the same. The exit code is 1 when no call was answered.
+    """
+    from shoal.serving.models.profiling import measure
+
+    inputs = _inputs(name, row, request)
+
+    async def ask(client: ModelServerClient) -> Any:
+        return await measure(
+            lambda: client.predict(model, inputs, version=_version(version), signature_name=signature),
+            clock=session.clock(),
+            seconds=seconds.total_seconds(),
+            parallel=parallel,
+        )
+
+    found = _call(target, ask)
+    if as_json:
+        output.json_document(
+            {
+                "calls": found.calls,
+                "errors": found.errors,
+                "first_error": found.first_error,
+                "seconds": round(found.seconds, 3),
+                "qps": round(found.qps, 1),
+                "average_ms": round(found.average_ms, 3),
+                "p50_ms": round(found.p50_ms, 3),
+                "p99_ms": round(found.p99_ms, 3),
+            }
+        )
+    else:
+        errors = f"{found.errors}, such as: {found.first_error}" if found.errors else "0"
+        output.facts(
+            [
+                ("calls", str(found.calls)),
+                ("errors", errors),
+                ("calls per second", f"{found.qps:.1f}"),
+                ("average", f"{found.average_ms:.2f} ms"),
+                ("p50", f"{found.p50_ms:.2f} ms"),
+                ("p99", f"{found.p99_ms:.2f} ms"),
+            ]
+        )
+    if not found.calls:
+        raise typer.Exit(1)
+
+
+def _inputs(name: str, rows: list[str] | None, request: str | None) -> dict[str, TensorProto]:
+    """The inputs of a call. Raises `InvalidError`."""
+    from shoal.serving.models.client import string_tensor
+
+    if (request is None) == (not rows):
+        raise InvalidError([problem("--row", None, "give rows, or a whole request with --request")])
+    if request is not None:
+        return _read_inputs(request)
+    return {name: string_tensor([_row(each) for each in rows or ()])}
 
 
 def _row(text: str) -> bytes:

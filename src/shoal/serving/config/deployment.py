@@ -14,7 +14,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from shoal.core.errors import InvalidError, Problem, problem
+from shoal.core.entropy import Entropy, SystemEntropy
+from shoal.core.errors import ExhaustedError, InvalidError, Problem, problem
 from shoal.serving.config.environment import Environment
 from shoal.serving.config.settings import NAME_RULE, ServingSettings, is_name
 from shoal.serving.filters import LayoutFilter, parse_filters
@@ -135,13 +136,26 @@ class Deployment:
 FreePorts = Callable[[int], tuple[int, ...]]
 
 
-def free_ports(count: int) -> tuple[int, ...]:
+#: Free ports are chosen below the range of the kernel's source ports: no outgoing connection takes one meanwhile.
+LOWEST_FREE, HIGHEST_FREE = 20_000, 32_767
+_TRIES = 1000
+
+
+def free_ports(count: int, *, entropy: Entropy | None = None) -> tuple[int, ...]:
     """Ports that nobody listens on now. They are held together, so that no two are the same."""
+    chance = entropy or SystemEntropy()
+    found: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return tuple(each.getsockname()[1] for each in sockets)
+        for _ in range(_TRIES):
+            if len(found) == count:
+                break
+            port = int(chance.uniform(LOWEST_FREE, HIGHEST_FREE + 1))
+            with contextlib.suppress(OSError):
+                stack.enter_context(socket.socket()).bind(("", port))
+                found.append(port)
+    if len(found) < count:
+        raise ExhaustedError(f"there are no {count} free ports between {LOWEST_FREE} and {HIGHEST_FREE}")
+    return tuple(found)
 
 
 def local_address() -> str:
