@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 
 from shoal.core.errors import ShoalError
 from shoal.core.tasks import Signal, TaskScope
@@ -134,11 +135,12 @@ class Registrar:
         changes = self._changes
         if self._store.session_id not in self._sessions:
             self._sessions.append(self._store.session_id)
-        work = [self._put(path, each) for path, each in self._wanted.items()]
-        work += [self._remove(path) for path in self._leaving]
+        work = [partial(self._put, path, each) for path, each in self._wanted.items()]
+        work += [partial(self._remove, path) for path in self._leaving]
         results: list[bool | BaseException] = []
         for start in range(0, len(work), _AT_ONCE):
-            results += await asyncio.gather(*work[start : start + _AT_ONCE], return_exceptions=True)
+            part = work[start : start + _AT_ONCE]
+            results += await asyncio.gather(*(begin() for begin in part), return_exceptions=True)
         errors = [each for each in results if isinstance(each, BaseException)]
         for error in errors:
             if not isinstance(error, ShoalError):

@@ -1,0 +1,38 @@
+"""The registrar, where a tree that hangs is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+
+from shoal.core.clock import SystemClock
+from shoal.discovery.embedded import EmbeddedTree
+from shoal.discovery.registrar import Registrar
+
+
+async def test_a_registrar_that_is_closed_at_work_leaves_no_call_unmade():
+    tree = EmbeddedTree(SystemClock())
+    store = tree.session()
+    await store.open()
+    begun = asyncio.Event()
+
+    async def hang(*_args, **_more) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    store.create = hang
+    registrar = Registrar(store)
+    for number in range(100):
+        registrar.register(f"/n{number}")
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        registrar.start()
+        async with asyncio.timeout(20):
+            await begun.wait()
+        await registrar.close()
+        gc.collect()
+    assert [str(each.message) for each in found if issubclass(each.category, RuntimeWarning)] == []
+    await store.close()
+    await tree.close()
