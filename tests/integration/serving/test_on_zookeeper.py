@@ -10,8 +10,10 @@ import pytest
 from shoal.core.entropy import SystemEntropy
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
+from shoal.discovery.store import SessionState
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from tests.integration.discovery.test_zookeeper import expire
+from tests.services.zookeeper import ZookeeperServer
 from tests.unit.serving.conftest import Stage, until
 
 pytestmark = pytest.mark.integration
@@ -62,6 +64,36 @@ async def test_everything_is_registered_again_in_a_new_session(stage, zookeeper)
         await until(lambda: not agent._look._event.is_set())
         assert [(await stage.store.get(f"/{stage.bzid}/{path}")).stat for path in paths] == seen
     assert [await owner(stage, path) for path in paths] == ["", "", ""]
+
+
+async def test_a_server_that_is_killed_and_comes_back(tmp_path):
+    server = await asyncio.to_thread(ZookeeperServer.create)
+    settings = ZookeeperSettings(server.hosts, session_timeout=timedelta(seconds=10))
+    stage = Stage(tmp_path, make_store=lambda: ZookeeperStore(settings))
+    try:
+        await stage.store.open()
+        await stage.declare("m", "entry", "ps_0")
+        async with stage.layout_agent() as (agent, _):
+            await stage.catalog.publish("m:entry", "prod")
+            await until(lambda: agent.bound == {"m:entry"})
+            await agent._registrar.settled()
+            client = ServingAgentClient(stage.network.transport("caller").connect(agent.address))
+            ours = [f"10.0.0.1:{agent._server.ports.grpc}"]
+            await answers(client, {"m:entry": ours, "m:ps_0": []})
+            await asyncio.to_thread(server.kill)
+            await until(lambda: agent._parts.store.state is not SessionState.CONNECTED)
+            # What is known is answered meanwhile.
+            assert await client.heart_beat(ServerType.PS) == {"m:entry": ours, "m:ps_0": []}
+            await asyncio.to_thread(server.start)
+            await until(lambda: stage.store.state is SessionState.CONNECTED, seconds=30)
+            await stage.catalog.publish("m:ps_0", "prod")
+            await until(lambda: agent.bound == {"m:entry", "m:ps_0"}, seconds=30)
+            await answers(client, {"m:entry": ours, "m:ps_0": ours})
+            await client.close()
+    finally:
+        await stage.store.close()
+        await stage.tree.close()
+        await asyncio.to_thread(server.destroy)
 
 
 async def test_a_peer_of_the_other_make_is_seen_and_sees_us(stage):

@@ -7,9 +7,10 @@ import json
 
 import pytest
 
-from shoal.core.errors import UnavailableError
+from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
+from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.models.configs import model_names, parse_config
 from tests.unit.serving.conftest import until
 
@@ -209,6 +210,20 @@ async def test_a_model_server_that_does_not_answer_is_unbound(stage):
         await bound_in_tree(stage, [])
         models.fail_calls(None)
         await bound_in_tree(stage, [f"entry:{ME}"])
+
+
+async def test_a_model_server_that_never_listens_ends_the_start(stage):
+    async def never(_port: int) -> bool:
+        return False
+
+    parts = stage.parts(stage.settings(max_waiting_sec=1), "pod-1")
+    parts.runner._listens = never
+    agent = LayoutAgent(parts)
+    with pytest.raises(DeadlineError, match="unified does not listen"):
+        await agent.start()
+    await agent.stop()
+    assert stage.machines["pod-1"].alive("unified") == []
+    assert await stage.store.exists("/gip/container_service") is None
 
 
 async def test_peers_see_each_other(stage):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from typing import Any
 
 import pytest
 
-from shoal.core.errors import DeadlineError
+from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
 from shoal.serving.agents.roles import RoleAgent
 from shoal.serving.config.deployment import Role
 from shoal.serving.models.configs import model_names, parse_config
+from shoal.serving.processes.graph import OnExit
 from shoal.testing.model_server import FakeModelServer
 from tests.unit.serving.conftest import Stage, until
 
@@ -21,14 +23,14 @@ from tests.unit.serving.conftest import Stage, until
 class Roles:
     """An agent with one fake model server per role. Each loads the models of its file when the agent has started it."""
 
-    def __init__(self, stage: Stage, pod: str = "", **changes: object) -> None:
+    def __init__(self, stage: Stage, pod: str = "", *, on_exit: OnExit = OnExit.RESTART, **changes: object) -> None:
         self.stage = stage
         self.pod = pod or "pod-1"
         given = {
             "bzid": "gip", "base_name": "m", "base_path": "/none", "deploy_type": "mixed", "agent_version": 1,
             "num_ps": 2, "layout_pattern": None, **changes,
         }  # fmt: skip
-        self.parts = stage.parts(stage.settings(**given), self.pod)
+        self.parts = stage.parts(stage.settings(**given), self.pod, on_exit=on_exit)
         self.agent = RoleAgent(self.parts)
         self.servers: dict[str, FakeModelServer] = {}
 
@@ -52,7 +54,7 @@ class Roles:
 
 
 @contextlib.asynccontextmanager
-async def roles(stage: Stage, pod: str = "", **changes: object):
+async def roles(stage: Stage, pod: str = "", **changes: Any):
     made = Roles(stage, pod, **changes)
     await made.serve_models()
     try:
@@ -115,6 +117,15 @@ async def test_entry_does_not_wait_for_ever(stage):
         with pytest.raises(DeadlineError, match=r"no available replica of ps:0, ps:1 after 1 s"):
             await made.agent.start()
         assert not made.started("entry")
+
+
+async def test_entry_is_not_waited_for_when_everything_has_to_end(stage):
+    async with roles(stage, on_exit=OnExit.STOP_ALL) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("ps"))
+        stage.machines["pod-1"].kill(stage.machines["pod-1"].alive("ps")[0].run_id)
+        with pytest.raises(UnavailableError, match="ps ended"):
+            await starting
 
 
 async def test_a_location_has_its_own_parameter_servers(stage):

@@ -177,6 +177,7 @@ class RoleAgent:
         deadline = clock.monotonic() + settings.max_waiting_sec
         remind = clock.monotonic()
         while missing := self._missing():
+            self._parts.runner.raise_if_failed()
             if clock.monotonic() >= deadline:
                 names = ", ".join(missing)
                 raise DeadlineError(

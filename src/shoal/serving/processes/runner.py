@@ -85,8 +85,7 @@ class ProcessRunner:
         await self._start(node, failures=0)
         deadline = self._clock.monotonic() + timeout
         while node.port and not await self._listens(node.port):
-            if self._failed.done():
-                self._failed.result()
+            self.raise_if_failed()
             if self._clock.monotonic() >= deadline:
                 message = f"{node.name} does not listen on port {node.port} after {timeout:g} s"
                 raise DeadlineError(message, name=node.name, port=node.port)
@@ -95,6 +94,11 @@ class ProcessRunner:
     def is_running(self, name: str) -> bool:
         """Whether a process runs now."""
         return name in self._running
+
+    def raise_if_failed(self) -> None:
+        """Raise the reason if everything has to end."""
+        if self._failed.done():
+            self._failed.result()
 
     async def failed(self) -> None:
         """Wait until everything has to end. Raises the reason."""
