@@ -479,7 +479,7 @@ class DiscoverySuite(CoordinationKit):
         async def members():
             return (await collect_overview(store, ModelPaths(bzid)))["layout_info"]
 
-        assert [str(each) for each in await catalog.publish("m:entry", "l1")] == ["m:entry"]
+        assert await catalog.publish("m:entry", "l1") == ["m:entry"]
         assert await members() == {"l1": ["m:entry"]}
         await catalog.publish("m:ps_*", "l1")
         await catalog.publish("m:ps_*", "l1")
@@ -488,6 +488,26 @@ class DiscoverySuite(CoordinationKit):
         assert await members() == {"l1": ["m:entry"]}
         await catalog.unpublish("m:entry", "l1")
         assert await members() == {"l1": []}
+
+    async def test_an_entry_that_cannot_be_served_can_be_unpublished(self, store, peer, bzid):
+        catalog = Catalog(store, ModelPaths(bzid))
+        await peer.publish("l1", "m:ps_0:1")
+        await peer.write("saved_models/m/a:b", "{}")
+        await peer.declare("m", "entry", "/d")
+        assert await catalog.sub_graphs("m") == [SavedModel("m", "entry")]
+        assert await catalog.publish("m:*", "l1") == ["m:entry"]
+        assert await catalog.unpublish("m:ps_*", "l1") == ["m:ps_0:1"]
+        assert await store.children(f"/{bzid}/layouts/l1") == ("m:entry",)
+
+    async def test_a_container_without_a_usable_address_is_not_called(self, services, peer):
+        await peer.container(POD, "0.0.0.0:58703")
+        await peer.bind("m", "ps_0", POD)
+        await peer.container("c:other", "10.0.0.1:None")
+        await peer.bind("m", "ps_0", "c:other")
+        services.start()
+        await services.wait_loaded()
+        assert len(services.containers(SavedModel("m", "ps_0"))) == 2
+        assert services.addresses() == {"m:ps_0": []}
 
     async def test_what_matches_nothing_is_an_error(self, store, bzid):
         catalog = Catalog(store, ModelPaths(bzid))

@@ -15,7 +15,6 @@ from shoal.core.errors import InvalidError, problem
 if TYPE_CHECKING:
     from shoal.discovery.mirror.portal import Portal
     from shoal.discovery.models.catalog import Catalog
-    from shoal.discovery.models.records import SavedModel
     from shoal.discovery.store import CoordinationStore
 
 app = typer.Typer(
@@ -207,12 +206,12 @@ async def _overview(store: CoordinationStore, bzid: str) -> dict[str, Any]:
     return await collect_overview(store, ModelPaths(bzid))
 
 
-def _show(found: list[SavedModel], *, as_json: bool) -> None:
+def _show(found: list[str], *, as_json: bool) -> None:
     if as_json:
-        output.json_document({"saved_models": [str(each) for each in found]})
+        output.json_document({"saved_models": found})
         return
-    for each in found:
-        output.data(str(each))
+    for name in found:
+        output.data(name)
 
 
 def _rows(overview: dict[str, Any]) -> list[dict[str, Any]]:

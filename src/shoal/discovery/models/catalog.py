@@ -11,7 +11,7 @@ from shoal.discovery.documents import write_record
 from shoal.discovery.errors import NodeExistsError, NoNodeError
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.models.records import ENTRY, LATEST, LATEST_ONCE, DeployConfig, SavedModel
-from shoal.discovery.names import check_part
+from shoal.discovery.names import check_part, is_part
 from shoal.discovery.store import CoordinationStore
 
 
@@ -28,7 +28,7 @@ class Catalog:
             names = await self.store.children(self.paths.declared(model_name))
         except NoNodeError:
             return []
-        return [SavedModel(model_name, name) for name in names]
+        return [SavedModel(model_name, name) for name in names if is_part(name)]
 
     async def declare(self, model_name: str, base_paths: Mapping[str, str], *, overwrite: bool = False) -> None:
         """Declare the sub-graphs of a model, each with the directory of its versions.
@@ -51,28 +51,28 @@ class Catalog:
             config = DeployConfig(base_path, LATEST if sub_graph == ENTRY else LATEST_ONCE)
             await self._write(self.paths.saved_model(SavedModel(model_name, sub_graph)), write_record(config))
 
-    async def publish(self, pattern: str, layout: str) -> list[SavedModel]:
-        """Add the sub-graphs that match `model:glob` to a layout, and return them."""
-        found = await self._matching(pattern)
+    async def publish(self, pattern: str, layout: str) -> list[str]:
+        """Add the sub-graphs that match `model:glob` to a layout, and return their names in it."""
+        found = [str(each) for each in await self._matching(pattern)]
         path = self.paths.layout(layout)
-        for each in found:
-            await self.store.ensure_path(f"{path}/{each}")
+        for name in found:
+            await self.store.ensure_path(f"{path}/{name}")
         return found
 
-    async def unpublish(self, pattern: str, layout: str) -> list[SavedModel]:
-        """Remove the sub-graphs that match `model:glob` from a layout, and return those that were in it."""
+    async def unpublish(self, pattern: str, layout: str) -> list[str]:
+        """Remove what matches `model:glob` from a layout, also what cannot be served, and return the names."""
         model_name, glob = _split(pattern)
         path = self.paths.layout(layout)
         try:
             members = await self.store.children(path)
         except NoNodeError:
             raise NotFoundError("layout", layout) from None
-        names = [name.removeprefix(f"{model_name}:") for name in members if name.startswith(f"{model_name}:")]
-        found = [SavedModel(model_name, name) for name in fnmatch.filter(names, glob)]
+        mine = [name for name in members if name.startswith(f"{model_name}:")]
+        found = [name for name in mine if fnmatch.fnmatchcase(name.removeprefix(f"{model_name}:"), glob)]
         if not found:
             raise NotFoundError("sub-graph", pattern, hint=f"no member of layout {layout} matches")
-        for each in found:
-            await self._delete(f"{path}/{each}")
+        for name in found:
+            await self._delete(f"{path}/{name}")
         return found
 
     async def _matching(self, pattern: str) -> list[SavedModel]:

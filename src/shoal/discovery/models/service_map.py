@@ -14,6 +14,7 @@ from shoal.discovery.documents import read_record
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.models.records import Container, ContainerService, SavedModel, parse_binding, parse_container
 from shoal.discovery.names import is_part
+from shoal.discovery.replicas.records import usable_address
 from shoal.discovery.store import CoordinationStore
 from shoal.discovery.subtree import Kind, Parts, Subtree
 
@@ -145,8 +146,8 @@ class ServiceMap:
 
 
 def _addresses(services: Collection[ContainerService], *, archon: bool) -> list[str]:
-    chosen = (each.archon if archon else each.grpc for each in services)
-    return [address for address in chosen if address]
+    chosen = (usable_address(each.archon if archon else each.grpc) for each in services)
+    return [address for address in chosen if address is not None]
 
 
 def _declared(parts: Parts) -> Kind:
