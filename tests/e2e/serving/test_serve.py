@@ -23,6 +23,7 @@ from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from shoal.serving.config.deployment import free_ports
+from shoal.serving.models.client import ModelServerClient
 from shoal.wire.channel import GrpcTransport
 
 pytestmark = pytest.mark.e2e
@@ -205,6 +206,29 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
     assert await served.stop() == 0, served.log()
     assert served.model_servers() == []
+
+
+async def test_a_rough_sort_model_is_received_before_anything_starts(serve, tmp_path):
+    base, p2p = tmp_path / "exports", tmp_path / "p2p"
+    for name in ("entry", "ps_0"):
+        (base / name / "1").mkdir(parents=True)
+    for version in ("9", "10"):
+        (p2p / f"rank@{version}" / "rank" / "entry_item_embedding_0" / version).mkdir(parents=True)
+        (p2p / f"rank@{version}.write.done").touch()
+    conf = (
+        f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\nrough_sort_model_name rank\n"
+        f"rough_sort_model_p2p_path {p2p}\nrough_sort_model_local_path {tmp_path / 'received'}\n"
+    )
+    served = serve("pod-7", conf)
+    ready = await served.start()
+    assert [path.name for path in (tmp_path / "received/rank/entry_item_embedding_0").iterdir()] == ["10"]
+    client = ModelServerClient(GrpcTransport().connect(f"127.0.0.1:{ready['servers']['entry']}"))
+    found = await client.statuses(["entry", "entry_item_embedding_0"])
+    await client.close()
+    assert {name: (status.version, status.is_available) for name, status in found.items()} == {
+        "entry": (1, True),
+        "entry_item_embedding_0": (10, True),
+    }
 
 
 async def test_the_next_agent_replaces_what_a_killed_one_left(serve, tmp_path):

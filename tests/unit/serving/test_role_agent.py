@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -162,6 +163,18 @@ async def test_several_dense_services_on_one_machine_have_replicas_of_their_own(
             made.load(name)
         addresses = [f"10.0.0.1:{server.ports.grpc}" for server in made.parts.deployment.servers]
         await answered(stage, made.agent, ServerType.DENSE, {"dense:0": addresses})
+
+
+async def test_the_proxy_follows_entry(stage):
+    async with roles(stage, deploy_type="entry", num_ps=1, proxy_binary=sys.executable) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.agent.address)
+        assert not made.started("entry")
+        assert not made.started("proxy")
+        await stage.store.create("/gip/service/m/ps:0/3", b'{"address": "10.9.9.9:1", "stat": 30}', makepath=True)
+        await starting
+        assert made.started("entry")
+        assert made.started("proxy")
 
 
 async def test_models_and_files_of_each_role(stage):
