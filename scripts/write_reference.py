@@ -206,7 +206,7 @@ def _sections(path: str, command: Any) -> Iterator[str]:
     if below:
         return
     options = [each for each in command.params if not getattr(each, "hidden", False)]
-    own = [each for each in options if "SHOAL" not in str(each.envvar)]
+    own = [each for each in options if each.opts[0] not in _SHARED or "SHOAL" not in str(each.envvar)]
     lines = [f"### `{path}`{' †' if len(own) < len(options) else ''}", "", _prose(command.help)]
     if own:
         lines += ["", _HEADER, *(_row(each) for each in own)]
