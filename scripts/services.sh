@@ -34,6 +34,7 @@ if [ "$(id -u)" = 0 ]; then
     command -v busybox >/dev/null || missing+=(busybox-static)
     command -v catatonit >/dev/null || [ -x /usr/libexec/podman/catatonit ] || missing+=(catatonit)
     [ -x /usr/lib/podman/netavark ] || missing+=(netavark)
+    [ -x /usr/lib/podman/aardvark-dns ] || missing+=(aardvark-dns)
 fi
 
 # QEMU, and what its guests are made with (scripts/build_guests.sh).
