@@ -43,6 +43,7 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Coordination,
     Credentials,
     Enrollment,
     Secrets,
@@ -64,7 +65,7 @@ GUEST_NODE = "guest"
 
 METHODS: Mapping[str, Method[Any, Any]] = {
     f"{method.service}.{method.name}": method
-    for service in (AgentControl, AgentService, Enrollment, Credentials, Secrets, WorkloadExec, AgentExec)
+    for service in (AgentControl, AgentService, Enrollment, Credentials, Secrets, WorkloadExec, AgentExec, Coordination)
     for method in methods_of(service)
 }
 

@@ -20,6 +20,7 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Coordination,
     Credentials,
     Enrollment,
     Secrets,
@@ -27,6 +28,7 @@ from shoal.wire.methods import (
 )
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
@@ -203,6 +205,7 @@ def _agent() -> tuple[Step, ...]:
     adopt = control.AdoptWorkloadRequest(node_id=REAL_NODE, workload_id="stray")
     none = agent.GetWorkloadStatusRequest(id="none-such")
     command = execution.ExecRequest(start=execution.ExecStart(workload_id="web", command=["echo", "inside"]))
+    tree = coordination.CoordinationRequest(open=coordination.OpenSession(timeout_ms=1000))
     nowhere = execution.ExecRequest(start=execution.ExecStart(workload_id="none-such", command=["true"]))
     return (
         _call(AgentService.APPLY_WORKLOAD, stray, by="control"),
@@ -218,6 +221,7 @@ def _agent() -> tuple[Step, ...]:
         _call(WorkloadExec.EXEC, nowhere, ends="NOT_FOUND"),
         _call(AgentExec.EXEC, command, by="control"),
         _call(AgentExec.EXEC, command, ends="PERMISSION_DENIED"),
+        _call(Coordination.SESSION, tree),
         _call(AgentService.GET_WORKLOAD_SPEC, agent.GetWorkloadSpecRequest(id="stray"), by="control"),
         _call(AgentControl.ADOPT_WORKLOAD, adopt),
         _call(AgentControl.ADOPT_WORKLOAD, adopt, ends="FAILED_PRECONDITION"),

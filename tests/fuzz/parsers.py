@@ -33,6 +33,7 @@ from shoal.core.durations import parse_duration
 from shoal.core.errors import InternalError, NotFoundError, PreconditionError, UnauthenticatedError, UnsupportedError
 from shoal.core.errors import InvalidError as Invalid
 from shoal.core.shape import build, read_value
+from shoal.discovery.embedded import messages as tree_messages
 from shoal.model.documents import read_document
 from shoal.model.events import Event
 from shoal.model.identity import Identity, Role, parse_identity
@@ -63,6 +64,7 @@ from shoal.wire.convert import (
 from shoal.wire.methods import AgentControl
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import run_pb2 as run
@@ -274,6 +276,15 @@ PARSERS: dict[str, ParserCase] = {
             st.fixed_dictionaries({status.ERROR_TRAILER: blobs, status.INVALID_TRAILER: blobs}),
         ),
         (),
+    ),
+    "shoal.discovery.embedded.messages.error_from_proto": _message(
+        tree_messages.error_from_proto, coordination.TreeAnswer, errors=()
+    ),
+    "shoal.discovery.embedded.messages.stat_from_proto": _message(
+        tree_messages.stat_from_proto, coordination.TreeNode, errors=()
+    ),
+    "shoal.discovery.embedded.messages.value_from_proto": _message(
+        tree_messages.value_from_proto, coordination.TreeNode, errors=()
     ),
     "shoal.wire.calls.status_from_proto": _message(status_from_proto, control.CallStatus, errors=()),
     "shoal.wire.convert.agent_specs.agent_spec_from_control": ParserCase(

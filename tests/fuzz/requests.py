@@ -11,6 +11,7 @@ from shoal.testing.control import process_spec
 from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
@@ -100,6 +101,8 @@ EXEC = execution.ExecRequest(
     )
 )
 
+SESSION = coordination.CoordinationRequest(open=coordination.OpenSession(timeout_ms=5000))
+
 CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "RegisterNode": _register,
     "Heartbeat": _heartbeat,
@@ -130,6 +133,7 @@ CONTROL: dict[str, Callable[[ControlWorld], Message]] = {
     "WatchEvents": _same(control.WatchEventsRequest(after=1, subject_kind="node", subject_id="n1")),
     "ReadLogs": _same(control.ReadLogsRequest(workload_id="web", tail_lines=5)),
     "Exec": _same(EXEC),
+    "Session": _same(SESSION),
 }
 
 AGENT: dict[str, Callable[[AgentWorld], Message]] = {

@@ -13,6 +13,7 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Coordination,
     Credentials,
     Enrollment,
     Secrets,
@@ -40,6 +41,7 @@ SERVICES: dict[type, str] = {
     Credentials: "trust",
     Secrets: "trust",
     WorkloadExec: "control",
+    Coordination: "control",
     AgentExec: "agent",
     ServingAgent: "discovery",
 }

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf import (
+    any_pb2,
+    descriptor_pb2,
+    descriptor_pool,
+    message_factory,
+    text_format,
+    timestamp_pb2,
+    wrappers_pb2,
+)
 from google.protobuf.message import Message
 
 from shoal.control.store.migrate import find_migrations
@@ -81,9 +89,9 @@ class RecordedVersion:
         pool = _POOLS.get(self.folder)
         if pool is None:
             pool = _POOLS[self.folder] = descriptor_pool.DescriptorPool()
-            for name in (f"google/protobuf/{each}.proto" for each in ("any", "timestamp", "wrappers")):
+            for module in (any_pb2, timestamp_pb2, wrappers_pb2):
                 known = descriptor_pb2.FileDescriptorProto()
-                descriptor_pool.Default().FindFileByName(name).CopyToProto(known)
+                module.DESCRIPTOR.CopyToProto(known)
                 pool.Add(known)
             for file in self.contract().file:
                 pool.Add(file)

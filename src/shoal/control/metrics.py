@@ -203,5 +203,11 @@ def _written(batch: Batch) -> dict[str, int]:
         "secrets": len(batch.secrets) + len(batch.removed_secrets),
         "revocations": len(batch.revocations) + len(batch.removed_revocations),
         "observations": len(batch.observations) + len(batch.forgotten_observations),
+        "coordination": _tree_rows(batch),
         "events": len(batch.events),
     }
+
+
+def _tree_rows(batch: Batch) -> int:
+    changes = batch.coordination
+    return 0 if changes is None else sum(map(len, (changes.put, changes.removed, changes.opened, changes.ended)))

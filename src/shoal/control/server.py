@@ -36,12 +36,13 @@ from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError
 from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope, first_of, running
+from shoal.discovery.embedded.serving import CoordinationService
 from shoal.model.identity import Caller, Identity, Role
 from shoal.wire import convert
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentControl, Credentials, Enrollment, Secrets, WorkloadExec, methods_of
+from shoal.wire.methods import AgentControl, Coordination, Credentials, Enrollment, Secrets, WorkloadExec, methods_of
 from shoal.wire.transport import Server, Service, Transport
 
 log = logging.getLogger(__name__)
@@ -153,6 +154,7 @@ class ControlPlane:
             Service(methods_of(Credentials), self._routing.handlers(CredentialService, attrgetter("credentials"))),
             Service(methods_of(Secrets), self._routing.handlers(SecretService, attrgetter("secrets"))),
             Service(methods_of(WorkloadExec), self._routing.handlers(ExecService, attrgetter("exec"))),
+            Service(methods_of(Coordination), self._routing.handlers(CoordinationService, attrgetter("coordination"))),
         ]
         self._server = await self._transport.serve(
             self.settings.grpc_address, services, check_caller=self._check_caller
@@ -191,6 +193,7 @@ class ControlPlane:
     async def stop(self) -> None:
         """Stop serving and let go of everything. Workloads are not touched."""
         self.leadership.streams.close()
+        self.leadership.coordination.close()
         if self._server is not None:
             await self._server.stop()
         if self._join_server is not None:

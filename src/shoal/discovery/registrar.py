@@ -16,7 +16,7 @@ from functools import partial
 
 from shoal.core.errors import ShoalError
 from shoal.core.tasks import Signal, TaskScope
-from shoal.discovery.errors import NodeExistsError, NoNodeError
+from shoal.discovery.errors import BadVersionError, NodeExistsError, NoNodeError
 from shoal.discovery.store import CoordinationStore, NodeValue, SessionState, Watch, check_data, check_path
 
 log = logging.getLogger(__name__)
@@ -161,33 +161,37 @@ class Registrar:
             if seen.data != registration.data:
                 await self._write(path, registration)
             return True
-        if seen is not None:
-            if registration.was_ours and seen.stat.owner not in self._sessions:
-                if not registration.warned:
-                    log.warning("node %r was taken over by session %s; waiting for its end", path, seen.stat.owner)
-                    registration.warned = True
-                return False
-            with contextlib.suppress(NoNodeError):
-                await self._store.delete(path, version=seen.stat.version)
-        await self._write(path, registration)
-        registration.was_ours, registration.warned = True, False
+        if seen is not None and registration.was_ours and seen.stat.owner not in self._sessions:
+            if not registration.warned:
+                log.warning("node %r was taken over by session %s; waiting for its end", path, seen.stat.owner)
+                registration.warned = True
+            return False
+        if await self._write(path, registration):
+            registration.was_ours, registration.warned = True, False
         return True
 
-    async def _write(self, path: str, registration: _Registration) -> None:
-        """Create the node, or replace its data, and read what is there then."""
+    async def _write(self, path: str, registration: _Registration) -> bool:
+        """Create the node, take it over, or replace its data, and read what is there then.
+
+        False when what was seen is out of date: it is tried again with what is there now.
+        """
+        seen, written = registration.seen, True
         try:
-            seen = registration.seen
-            if seen is not None and seen.stat.owner == self._store.session_id:
+            if seen is None:
+                await self._store.create(path, registration.data, ephemeral=True, makepath=True)
+            elif seen.stat.owner == self._store.session_id:
                 await self._store.set(path, registration.data)
             else:
-                await self._store.create(path, registration.data, ephemeral=True, makepath=True)
-        except (NodeExistsError, NoNodeError):
-            self._changed()  # what was seen is out of date: look again with what is read now
+                await self._store.take_over(path, registration.data, version=seen.stat.version)
+        except (NodeExistsError, NoNodeError, BadVersionError):
+            written = False
         try:
             registration.seen = await self._store.get(path)
         except NoNodeError:
-            registration.seen = None
+            registration.seen, written = None, False
+        if not written:
             self._changed()
+        return written
 
     async def _remove(self, path: str) -> bool:
         """Remove a node that is ours."""

@@ -135,6 +135,16 @@ class CoordinationStore(Protocol):
         """
         ...
 
+    async def take_over(self, path: str, data: bytes, *, version: int) -> None:
+        """Replace a node by an ephemeral one of this session, in one change, if it still has this version.
+
+        Raises:
+            NoNodeError: the node does not exist.
+            BadVersionError: the node has another version.
+            NotEmptyError: the node has children.
+        """
+        ...
+
     async def delete(self, path: str, *, version: int = -1, recursive: bool = False) -> None:
         """Delete a node. `recursive` deletes everything below it first and takes no version.
 

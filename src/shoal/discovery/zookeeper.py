@@ -232,6 +232,21 @@ class ZookeeperStore:
         check_data(check_path(path), data)
         return _stat(await self._call(path, lambda client: client.set_async(path, data, version), version=version))
 
+    async def take_over(self, path: str, data: bytes, *, version: int) -> None:
+        """Replace a node by an ephemeral one of this session."""
+        check_data(check_path(path), data)
+
+        def start(client: Any) -> Any:
+            transaction = client.transaction()
+            transaction.delete(path, version)
+            transaction.create(path, data, ephemeral=True)
+            return transaction.commit_async()
+
+        for result in await self._call(path, start):
+            # The others of a transaction say only that one of them failed.
+            if isinstance(result, Exception) and not isinstance(result, zk.RolledBackError | zk.RuntimeInconsistency):
+                raise _error(result, path, version, self._session_id)
+
     async def delete(self, path: str, *, version: int = -1, recursive: bool = False) -> None:
         """Delete a node."""
         check_delete(path, version=version, recursive=recursive)

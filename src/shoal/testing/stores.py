@@ -23,6 +23,7 @@ from shoal.control.store.lane import PATIENCE
 from shoal.core.clock import Clock
 from shoal.core.errors import ConflictError, InternalError, ShoalError
 from shoal.core.tasks import TaskScope
+from shoal.discovery.embedded.tree import Changes
 from shoal.model.events import Event
 from shoal.model.trust import JoinToken, SecretRecord
 
@@ -62,7 +63,7 @@ _OF_WRITES = frozenset(
 )
 _HANGS = frozenset({Fault.HANGS, Fault.HANGS_THEN_FAILS})
 _WRITES = frozenset({"commit", "acquire_leadership", "resign"})
-_CALLS = _WRITES | {"open", "load", "events", "tokens", "secrets", "leader", "ping"}
+_CALLS = _WRITES | {"open", "load", "events", "tokens", "secrets", "coordination", "leader", "ping"}
 _SLOW = frozenset({"open", "load"})
 
 
@@ -182,6 +183,10 @@ class KeptStore:
     async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
         """Every secret, or those with these names."""
         return await self._do("secrets", lambda: self._inner.secrets(names))
+
+    async def coordination(self) -> Changes:
+        """The whole coordination tree."""
+        return await self._do("coordination", self._inner.coordination)
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Take or renew the leadership."""

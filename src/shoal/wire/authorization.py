@@ -21,6 +21,7 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Coordination,
     Credentials,
     Enrollment,
     Secrets,
@@ -132,6 +133,8 @@ _TABLE: dict[Method[Any, Any], Rule] = {
     ServingAgent.GET_REPLICAS: _ANYONE,
     ServingAgent.GET_RESOURCE: _ANYONE,
     ServingAgent.HEART_BEAT: _ANYONE,
+    # The tree itself decides what an agent or a workload may change in it.
+    Coordination.SESSION: _allow(Role.OPERATOR, Role.AGENT, Role.WORKLOAD),
     # Served by every server, to every role of its cluster.
     CHECK: _ANYONE,
     WATCH: _ANYONE,

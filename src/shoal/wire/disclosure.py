@@ -43,6 +43,7 @@ _CONTROL_AND_OPERATOR = _CONTROL | _OPERATOR
 _AGENTS = frozenset({Audience.AGENT, Audience.OWNER})
 _AGENTS_AND_OPERATOR = _AGENTS | _OPERATOR
 _MEMBERS_AND_OPERATOR = frozenset({Audience.WORKLOAD}) | _OPERATOR
+_CLIENTS = _AGENTS_AND_OPERATOR | _MEMBERS_AND_OPERATOR
 _OWNERS = frozenset({Audience.OWNER}) | _CONTROL_AND_OPERATOR
 _OWNERS_AND_MEMBERS = _OWNERS | _MEMBERS_AND_OPERATOR
 _EVERYONE = frozenset(Audience)
@@ -60,7 +61,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     "persys.control.v1.ApplyWorkloadResponse": {
         _AGENTS_AND_OPERATOR: "success failure_reason error_message revision_id generation outcome problems",
     },
-    "shoal.v1.FieldProblem": {_AGENTS_AND_OPERATOR: "field value rule"},
+    "shoal.v1.FieldProblem": {_CLIENTS: "field value rule"},
     "persys.control.v1.DeleteWorkloadResponse": {_AGENTS_AND_OPERATOR: "success error_message"},
     # Output of a command: the operator's, passed on by the control plane.
     "shoal.v1.ExecResponse": {_CONTROL_AND_OPERATOR: "started stdout stderr ended"},
@@ -191,8 +192,15 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
     },
     "persys.control.v1.CallReply": {_NOBODY: "response more status credit"},
     "persys.control.v1.CallStatus": {_AGENTS_AND_OPERATOR: "code message detail invalid"},
-    "shoal.v1.ErrorDetail": {_AGENTS_AND_OPERATOR: "type facts hint"},
-    "shoal.v1.InvalidRequest": {_AGENTS_AND_OPERATOR: "problems"},
+    "shoal.v1.ErrorDetail": {_CLIENTS: "type facts hint"},
+    "shoal.v1.InvalidRequest": {_CLIENTS: "problems"},
+    # The coordination tree: everybody who may connect reads it.
+    "shoal.v1.CoordinationResponse": {_CLIENTS: "opened pong answer followed ended"},
+    "shoal.v1.SessionOpened": {_CLIENTS: "session_id timeout_ms"},
+    "shoal.v1.TreeAnswer": {_CLIENTS: "id error error_type path node children"},
+    "shoal.v1.TreeError": {_CLIENTS: "code message detail invalid"},
+    "shoal.v1.TreeNode": {_CLIENTS: "data version owner created modified"},
+    "shoal.v1.NodeFollowed": {_CLIENTS: "path children exists node names"},
     "persys.control.v1.ApplyGroupResponse": {_MEMBERS_AND_OPERATOR: "generation outcome members"},
     "persys.control.v1.DeleteGroupResponse": {_OPERATOR: "generation"},
     "persys.control.v1.GetGroupResponse": {_OPERATOR: "group"},

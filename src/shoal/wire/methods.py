@@ -7,6 +7,7 @@ from typing import Any
 from shoal.wire.pb.monolith.serving import agent_service_pb2 as serving
 from shoal.wire.pb.persys.agent.v1 import agent_pb2 as agent
 from shoal.wire.pb.persys.control.v1 import control_pb2 as control
+from shoal.wire.pb.shoal.v1 import coordination_pb2 as coordination
 from shoal.wire.pb.shoal.v1 import enrollment_pb2 as enrollment
 from shoal.wire.pb.shoal.v1 import exec_pb2 as execution
 from shoal.wire.pb.shoal.v1 import secrets_pb2 as secrets
@@ -20,6 +21,7 @@ _SECRETS = "shoal.v1.Secrets"
 _EXEC = "shoal.v1.WorkloadExec"
 _AGENT_EXEC = "shoal.v1.AgentExec"
 _SERVING_AGENT = "monolith.serving.agent_service.AgentService"
+_COORDINATION = "shoal.v1.Coordination"
 
 
 class AgentControl:
@@ -145,6 +147,19 @@ class ServingAgent:
     GET_REPLICAS = Method(_SERVING_AGENT, "GetReplicas", serving.GetReplicasRequest, serving.GetReplicasResponse)
     GET_RESOURCE = Method(_SERVING_AGENT, "GetResource", serving.GetResourceRequest, serving.GetResourceResponse)
     HEART_BEAT = Method(_SERVING_AGENT, "HeartBeat", serving.HeartBeatRequest, serving.HeartBeatResponse)
+
+
+class Coordination:
+    """The coordination tree: one stream is the connection of one session."""
+
+    NAME = _COORDINATION
+    SESSION = Method(
+        _COORDINATION,
+        "Session",
+        coordination.CoordinationRequest,
+        coordination.CoordinationResponse,
+        Cardinality.BOTH_STREAM,
+    )
 
 
 def methods_of(service: type) -> tuple[Method[Any, Any], ...]:

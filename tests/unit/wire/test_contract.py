@@ -13,6 +13,7 @@ from shoal.wire.methods import (
     AgentControl,
     AgentExec,
     AgentService,
+    Coordination,
     Credentials,
     Enrollment,
     Secrets,
@@ -23,7 +24,7 @@ from shoal.wire.methods import (
 from shoal.wire.pb.monolith.serving import agent_service_pb2
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
-from shoal.wire.pb.shoal.v1 import enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
+from shoal.wire.pb.shoal.v1 import coordination_pb2, enrollment_pb2, exec_pb2, run_pb2, secrets_pb2
 from shoal.wire.transport import Cardinality
 
 CONTROL = {
@@ -365,6 +366,26 @@ SERVING_AGENT = {
     "HeartBeatResponse": "1 addresses <string,AddressList>",
 }
 
+COORDINATION = {
+    "CoordinationRequest": "1 open OpenSession, 2 ping bool, 3 call TreeCall, 4 follow FollowNode, 5 close bool",
+    "OpenSession": "1 session_id string, 2 timeout_ms int64",
+    "TreeCall": """
+        1 id int64, 2 create CreateNode, 3 ensure_path string, 4 get string, 5 exists string, 6 children string,
+        7 set SetNode, 8 delete DeleteNode, 9 take_over SetNode""",
+    "CreateNode": "1 path string, 2 data bytes, 3 ephemeral bool, 4 sequential bool, 5 makepath bool",
+    "SetNode": "1 path string, 2 data bytes, 3 version int64",
+    "DeleteNode": "1 path string, 2 version int64, 3 recursive bool",
+    "FollowNode": "1 path string, 2 children bool, 3 stop bool",
+    "CoordinationResponse": """
+        1 opened SessionOpened, 2 pong bool, 3 answer TreeAnswer, 4 followed NodeFollowed, 5 ended bool""",
+    "SessionOpened": "1 session_id string, 2 timeout_ms int64",
+    "TreeAnswer": """
+        1 id int64, 2 error TreeError, 3 path string, 4 node TreeNode, 5 children string*, 6 error_type string""",
+    "TreeError": "1 code int32, 2 message string, 3 detail ErrorDetail, 4 invalid InvalidRequest",
+    "TreeNode": "1 data bytes, 2 version int64, 3 owner string, 4 created int64, 5 modified int64",
+    "NodeFollowed": "1 path string, 2 children bool, 3 exists bool, 4 node TreeNode, 5 names string*",
+}
+
 ENUMS = {
     "monolith.serving.agent_service.ServerType": "0 PS, 1 ENTRY, 2 DENSE",
     "persys.control.v1.FailureReason": """
@@ -383,7 +404,16 @@ ENUMS = {
         4 ACTUAL_STATE_FAILED, 5 ACTUAL_STATE_UNKNOWN""",
 }
 
-FILES = (control_pb2, agent_pb2, run_pb2, enrollment_pb2, secrets_pb2, exec_pb2, agent_service_pb2)
+FILES = (
+    control_pb2,
+    agent_pb2,
+    run_pb2,
+    enrollment_pb2,
+    secrets_pb2,
+    exec_pb2,
+    agent_service_pb2,
+    coordination_pb2,
+)
 
 
 def _split(text):
@@ -429,8 +459,8 @@ def _actual(descriptor):
 
 @pytest.mark.parametrize(
     ("file", "table"),
-    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC, SERVING_AGENT), strict=True)),
-    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec", "serving agent"],
+    list(zip(FILES, (CONTROL, AGENT, SHOAL, ENROLLMENT, SECRETS, EXEC, SERVING_AGENT, COORDINATION), strict=True)),
+    ids=["control", "agent", "shoal", "enrollment", "secrets", "exec", "serving agent", "coordination"],
 )
 def test_every_message_is_as_it_was_published(file, table):
     messages = file.DESCRIPTOR.message_types_by_name
@@ -523,11 +553,22 @@ def test_the_bytes_on_the_wire_are_these(message, wire):
         (Enrollment, enrollment_pb2.DESCRIPTOR.services_by_name["Enrollment"]),
         (Credentials, enrollment_pb2.DESCRIPTOR.services_by_name["Credentials"]),
         (Secrets, secrets_pb2.DESCRIPTOR.services_by_name["Secrets"]),
+        (Coordination, coordination_pb2.DESCRIPTOR.services_by_name["Coordination"]),
         (WorkloadExec, exec_pb2.DESCRIPTOR.services_by_name["WorkloadExec"]),
         (AgentExec, exec_pb2.DESCRIPTOR.services_by_name["AgentExec"]),
         (ServingAgent, agent_service_pb2.DESCRIPTOR.services_by_name["AgentService"]),
     ],
-    ids=["control", "agent", "enrollment", "credentials", "secrets", "exec", "agent exec", "serving agent"],
+    ids=[
+        "control",
+        "agent",
+        "enrollment",
+        "credentials",
+        "secrets",
+        "coordination",
+        "exec",
+        "agent exec",
+        "serving agent",
+    ],
 )
 def test_every_rpc_is_in_the_table_of_methods(ours, theirs):
     def cardinality(method):

@@ -60,6 +60,9 @@ def _prune(message: Message, old: Descriptor) -> None:
         before = old.fields_by_number.get(field.number)
         if before is None:
             message.ClearField(field.name)
+        elif field.message_type is None and field.has_presence and not before.has_presence:
+            if value == field.default_value:
+                message.ClearField(field.name)  # the old class did not tell a default from nothing
         elif field.message_type is not None and not field.message_type.GetOptions().map_entry:
             for part in value if field.is_repeated else [value]:
                 _prune(part, before.message_type)

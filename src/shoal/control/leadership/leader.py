@@ -35,6 +35,7 @@ from shoal.control.state.fleet import Fleet
 from shoal.control.state.ledger import Ledger
 from shoal.control.state.lifecycle.phases import Waiting
 from shoal.control.store.base import EventQuery, Store
+from shoal.control.store.journal import StoreJournal
 from shoal.control.trust.enrollment import Enrollment, JoinListener
 from shoal.control.trust.join_tokens import JoinTokens
 from shoal.control.trust.revocations import Revocations
@@ -56,6 +57,8 @@ from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.tasks import TaskScope
+from shoal.discovery.embedded.owner import TreeOwner
+from shoal.discovery.embedded.serving import CoordinationService
 from shoal.wire import convert
 from shoal.wire.transport import Transport
 
@@ -236,6 +239,8 @@ class Leadership:
         )
         self.exec = ExecService(self.ledger, self.agents, clock=clock)
         self.secrets = SecretService(self.cluster_secrets)
+        self.tree = TreeOwner(clock, StoreJournal(store, term=term))
+        self.coordination = CoordinationService(self.tree)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False
@@ -252,6 +257,7 @@ class Leadership:
         """Read what is stored and begin to decide. Every node gets a full lease from now."""
         self._decides = True
         await self.ledger.load()
+        await self.tree.restore()
         await self.lease_watch.store_promise()
         self.contacts.start()
         self.streams.open()
@@ -282,6 +288,8 @@ class Leadership:
     async def end(self) -> None:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
+        self.coordination.close()
+        await self.tree.close()
         self.queue.close()
         self.pump.close()
         self.pending.close()

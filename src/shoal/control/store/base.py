@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from shoal.core.ids import GroupId, NodeId, TokenId, WorkloadId
+from shoal.discovery.embedded.tree import Changes
 from shoal.model.events import Event
 from shoal.model.nodes import NodeRecord
 from shoal.model.trust import JoinToken, Revocation, SecretRecord
@@ -52,6 +53,8 @@ class Batch:
     forgotten_observations: tuple[WorkloadId, ...] = ()
     #: When nodes were last heard of, in milliseconds since 1970: for views only, written now and then.
     heartbeats: Mapping[NodeId, int] = field(default_factory=dict)
+    #: A change of the coordination tree, under the number after the stored one.
+    coordination: Changes | None = None
     #: Raises the floor above which new workloads begin to count, if it is lower. See `Snapshot.generation_floor`.
     generation_floor: int = 0
     events: tuple[Event, ...] = ()
@@ -153,6 +156,10 @@ class Store(Protocol):
 
     async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
         """Every secret, sealed; with `names`, those of them that exist."""
+        ...
+
+    async def coordination(self) -> Changes:
+        """The whole coordination tree, as if it were put and opened in one change."""
         ...
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:

@@ -30,6 +30,7 @@ from shoal.control.store.rows import Changes, Records, Row, SpecDecoder, prepare
 from shoal.core import tracing
 from shoal.core.errors import InternalError, ShoalError
 from shoal.core.faults import reach
+from shoal.discovery.embedded.tree import Changes as CoordinationChanges
 from shoal.model.events import Event
 from shoal.model.trust import JoinToken, SecretRecord
 
@@ -285,6 +286,10 @@ class SqlStore:
     async def secrets(self, names: Collection[str] | None = None) -> tuple[SecretRecord, ...]:
         """Every secret, sealed, or those with these names."""
         return await self._read(lambda connection: sql.load_secrets(connection, self._statements, names))
+
+    async def coordination(self) -> CoordinationChanges:
+        """The whole coordination tree."""
+        return await self._read(self._statements.coordination.load, patience=SLOW_PATIENCE)
 
     async def acquire_leadership(self, holder: str, address: str, *, seconds: float) -> Leader:
         """Lead, or say who does."""

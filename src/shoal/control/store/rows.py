@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
+from shoal.control.store import coordination
 from shoal.control.store.base import Batch
 from shoal.control.store.codec import FORMAT, DocumentCodec
 from shoal.core.errors import InternalError
@@ -91,6 +92,10 @@ def prepare(batch: Batch) -> Changes:
     for node_id, moment in batch.heartbeats.items():
         changes.keys.add(("nodes", node_id))
         changes.add("nodes.beat", {"key": node_id, "last_beat": moment * 1000})
+    if batch.coordination is not None:
+        changes.keys.add(("coordination", "order"))
+        for step, row in coordination.rows_of(batch.coordination):
+            changes.add(step, row)
     if batch.generation_floor:
         changes.add("meta.floor", {"floor": batch.generation_floor})
     if batch.events:

@@ -35,6 +35,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import postgresql, sqlite
 
 from shoal.control.store.base import EventPage, EventQuery, Snapshot
+from shoal.control.store.coordination import CoordinationTables
 from shoal.control.store.rows import (
     Changes,
     Records,
@@ -135,6 +136,7 @@ class Statements:
             Column("address", Text),
             Column("expires_at", BigInteger),
         )
+        self.coordination = CoordinationTables(metadata, self.meta, self._insert)
         self.steps = tuple(self._steps())
         self.add_events = insert(self.events)
         self.trim_events = delete(self.events).where(self.events.c.cursor <= bindparam("upto"))
@@ -167,6 +169,8 @@ class Statements:
         heartbeat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
         yield Step("nodes.beat", heartbeat, exact=False)
         lower = (self.meta.c.name == "generation_floor", self.meta.c.value < bindparam("floor"))
+        for name, statement, exact in self.coordination.steps():
+            yield Step(name, statement, exact)
         yield Step("meta.floor", update(self.meta).where(*lower).values(value=bindparam("floor")), exact=False)
 
     def _observe(self) -> Executable:

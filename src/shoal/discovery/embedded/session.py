@@ -206,6 +206,14 @@ class EmbeddedStore:
 
         return await self._owner.change(decide)
 
+    async def take_over(self, path: str, data: bytes, *, version: int) -> None:
+        """Replace a node by an ephemeral one of this session."""
+        check_data(check_path(path), data)
+        session_id = self._connected()
+        await self._owner.change(
+            lambda: (None, self._owner.tree.take_over(path, data, version=version, session_id=session_id))
+        )
+
     async def delete(self, path: str, *, version: int = -1, recursive: bool = False) -> None:
         """Delete a node."""
         check_delete(path, version=version, recursive=recursive)

@@ -6,13 +6,17 @@ Called by `owner.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import ExhaustedError, PreconditionError
 from shoal.discovery.errors import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError, SessionLostError
 from shoal.discovery.store import ROOT, NodeStat, NodeValue, join, name_of, parent_of
+
+#: What a tree holds at most. It lives in memory, and in the database of the control plane.
+MAX_NODES = 200_000
+MAX_BYTES = 128_000_000
+MAX_SESSIONS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,16 @@ class Session:
 
     session_id: str
     timeout: timedelta
+    #: Who opened it, as its certificate says; only the same caller may go on with it.
+    holder: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What one call does to the tree: all or none. `order` is the number of the last change."""
+    """What one call does to the tree: all or none. `order` is the number of the last change.
+
+    A whole tree is written in the same form: everything in it was put and opened.
+    """
 
     order: int
     put: tuple[Node, ...] = ()
@@ -50,11 +59,20 @@ class Tree:
     order: int = 0
     nodes: dict[str, Node] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
+    #: Bytes of paths and data.
+    size: int = 0
     _children: dict[str, set[str]] = field(default_factory=dict)
     _owned: dict[str, set[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._put(Node(ROOT, NodeValue(b"", NodeStat(version=0, owner="", created=0, modified=0))))
+
+    @classmethod
+    def of(cls, stored: Changes) -> Tree:
+        """The tree that was stored."""
+        tree = cls()
+        tree.apply(stored)
+        return tree
 
     # ------------------------------------------------------------------------------------------------
     # Reading
@@ -77,11 +95,20 @@ class Tree:
         """The sorted names below a node, or None."""
         return self.children(path) if path in self.nodes else None
 
+    def subtree(self, path: str) -> tuple[str, ...]:
+        """A node and everything below it, the lowest first. Empty when there is no such node."""
+        found = [path] if path in self.nodes else []
+        for each in found:
+            found.extend(join(each, name) for name in self.children(each))
+        return tuple(reversed(found))
+
     # ------------------------------------------------------------------------------------------------
     # Deciding
 
     def open_session(self, session: Session) -> Changes:
         """A session begins."""
+        if len(self.sessions) >= MAX_SESSIONS:
+            raise ExhaustedError(f"the tree has {MAX_SESSIONS} sessions, which is the most")
         return Changes(self.order + 1, opened=(session,))
 
     def end_session(self, session_id: str) -> Changes:
@@ -109,13 +136,13 @@ class Tree:
             raise NodeExistsError(path)
         stat = NodeStat(version=0, owner=session_id if ephemeral else "", created=order, modified=order)
         put[path] = Node(path, NodeValue(data, stat))
-        return path, Changes(order, put=tuple(put.values()))
+        return path, self._bounded(Changes(order, put=tuple(put.values())))
 
     def ensure_path(self, path: str, *, session_id: str) -> Changes:
         """The missing persistent nodes of a path are created."""
         self.check_session(session_id)
         missing = self._missing(path, self.order + 1)
-        return Changes(self.order + 1, put=missing) if missing else Changes(self.order)
+        return self._bounded(Changes(self.order + 1, put=missing)) if missing else Changes(self.order)
 
     def set(self, path: str, data: bytes, *, version: int, session_id: str) -> Changes:
         """The data of a node is replaced."""
@@ -123,17 +150,39 @@ class Tree:
         node = self._at_version(path, version)
         order = self.order + 1
         stat = replace(node.value.stat, version=node.value.stat.version + 1, modified=order)
-        return Changes(order, put=(replace(node, value=NodeValue(data, stat)),))
+        return self._bounded(Changes(order, put=(replace(node, value=NodeValue(data, stat)),)))
+
+    def take_over(self, path: str, data: bytes, *, version: int, session_id: str) -> Changes:
+        """A node is replaced by an ephemeral one of a session."""
+        self.check_session(session_id)
+        self._at_version(path, version)
+        if self._children.get(path):
+            raise NotEmptyError(path)
+        order = self.order + 1
+        stat = NodeStat(version=0, owner=session_id, created=order, modified=order)
+        return self._bounded(Changes(order, put=(Node(path, NodeValue(data, stat)),)))
 
     def delete(self, path: str, *, version: int, recursive: bool, session_id: str) -> Changes:
         """A node is deleted."""
         self.check_session(session_id)
         self._at_version(path, version)
         if recursive:
-            return Changes(self.order + 1, removed=tuple(self._below(path)))
+            return Changes(self.order + 1, removed=self.subtree(path))
         if self._children.get(path):
             raise NotEmptyError(path)
         return Changes(self.order + 1, removed=(path,))
+
+    def _bounded(self, changes: Changes) -> Changes:
+        """Refuse what would make the tree too large."""
+        size = self.size + sum(_size(node) - _size(self.nodes.get(node.path)) for node in changes.put)
+        count = len(self.nodes.keys() | {node.path for node in changes.put}) if len(self.nodes) >= MAX_NODES else 0
+        if size > max(MAX_BYTES, self.size) or count > MAX_NODES:
+            raise ExhaustedError(
+                f"the tree is full: it has {len(self.nodes)} nodes of at most {MAX_NODES}, "
+                f"and {self.size} bytes of at most {MAX_BYTES}",
+                hint="delete nodes that nobody needs, or use ZooKeeper",
+            )
+        return changes
 
     def check_session(self, session_id: str) -> None:
         """Refuse a session that is over."""
@@ -159,12 +208,17 @@ class Tree:
     def _put(self, node: Node) -> None:
         if node.path not in self.nodes and node.path != ROOT:
             self._children.setdefault(parent_of(node.path), set()).add(name_of(node.path))
+        previous = self.nodes.get(node.path)
+        if previous is not None and previous.value.stat.owner:
+            self._owned.get(previous.value.stat.owner, set()).discard(node.path)
         if owner := node.value.stat.owner:
             self._owned.setdefault(owner, set()).add(node.path)
+        self.size += _size(node) - _size(previous)
         self.nodes[node.path] = node
 
     def _remove(self, path: str) -> None:
         node = self.nodes.pop(path)
+        self.size -= _size(node)
         self._children.pop(path, None)
         siblings = self._children.get(parent_of(path))
         if siblings is not None:
@@ -196,9 +250,6 @@ class Tree:
             raise PreconditionError(f"node {path!r} is ephemeral and cannot have children", path=path)
         return tuple(reversed(missing))
 
-    def _below(self, path: str) -> Iterable[str]:
-        """A node and everything below it, the lowest first."""
-        found = [path]
-        for each in found:
-            found.extend(join(each, name) for name in self.children(each))
-        return reversed(found)
+
+def _size(node: Node | None) -> int:
+    return len(node.path) + len(node.value.data) if node else 0

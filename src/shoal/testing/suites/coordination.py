@@ -135,6 +135,27 @@ class NodesSuite(CoordinationKit):
         with pytest.raises(NoNodeError):
             await store.delete(base)
 
+    async def test_a_node_is_taken_over_in_one_change(
+        self, store: CoordinationStore, made: Callable[[], CoordinationStore], base: str
+    ) -> None:
+        other = made()
+        await other.open()
+        await other.create(f"{base}/a", b"old", ephemeral=True)
+        before = await store.get(f"{base}/a")
+        with pytest.raises(BadVersionError):
+            await store.take_over(f"{base}/a", b"new", version=7)
+        with pytest.raises(NoNodeError):
+            await store.take_over(f"{base}/none", b"new", version=0)
+        await store.create(f"{base}/b/c", makepath=True)
+        with pytest.raises(NotEmptyError):
+            await store.take_over(f"{base}/b", b"new", version=0)
+        await store.take_over(f"{base}/a", b"new", version=before.stat.version)
+        value = await other.get(f"{base}/a")
+        assert (value.data, value.stat.owner, value.stat.version) == (b"new", store.session_id, 0)
+        assert value.stat.created > before.stat.created
+        await other.close()
+        assert await store.get(f"{base}/a") == value
+
     async def test_what_has_children_is_deleted_recursively(self, store: CoordinationStore, base: str) -> None:
         await store.ensure_path(f"{base}/a/b/c")
         await store.create(f"{base}/a/d", ephemeral=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from shoal.core import faults
 from shoal.core.clock import epoch_ms, from_epoch_ms
 from shoal.core.errors import ConflictError, InternalError, PreconditionError, ShoalError, UnavailableError
 from shoal.core.ids import GroupId, NodeId, WorkloadId
+from shoal.discovery.embedded import tree as trees
 from shoal.model.events import Event
 from shoal.testing.suites import store_records as values
 from shoal.testing.suites.store_records import event, group, node, observation, workload
@@ -427,6 +428,46 @@ class StoreSuite:
         await store.commit(Batch(nodes=(node("n", version=1),)))
 
     # -----------------------------------------------------------------------------------------------------
+    # The coordination tree
+
+    async def test_keeps_the_coordination_tree(self, store: Store, make_store: StoreMaker) -> None:
+        """Changes add up to the tree: nodes, sessions, and the number of the last change."""
+        assert await store.coordination() == trees.Changes(0)
+        tree = trees.Tree()
+        session = trees.Session("s1", timedelta(milliseconds=1500), "agent n1")
+        decisions: list[Callable[[], trees.Changes]] = [
+            lambda: tree.open_session(session),
+            lambda: tree.open_session(trees.Session("s2", timedelta(seconds=9))),
+            lambda: _created(tree, "/a/ü:1", b"\x00\xff", makepath=True),
+            lambda: _created(tree, "/a/mine", b"", ephemeral=True),
+            lambda: _created(tree, "/a/n-", b"1", sequential=True),
+            lambda: _created(tree, "/gone/x/y", b"", makepath=True),
+            lambda: tree.set("/a", b"two", version=0, session_id="s1"),
+            lambda: tree.delete("/gone", version=-1, recursive=True, session_id="s1"),
+            lambda: tree.end_session("s2"),
+        ]
+        for decide in decisions:
+            changes = decide()
+            await store.commit(Batch(coordination=changes))
+            tree.apply(changes)
+            assert trees.Tree.of(await store.coordination()) == tree
+        await store.commit(Batch(coordination=tree.end_session("s1")))
+        stored = trees.Tree.of(await store.coordination())
+        assert stored.children("/a") == ("n-0000000000", "ü:1")
+        assert stored.sessions == {}
+
+    async def test_the_tree_changes_from_its_last_change_on(self, store: Store) -> None:
+        """A control plane whose memory is not what is stored cannot write."""
+        tree = trees.Tree()
+        first = tree.open_session(trees.Session("s1", timedelta(seconds=1)))
+        await store.commit(Batch(coordination=first))
+        with pytest.raises(ConflictError):
+            await store.commit(Batch(coordination=first))
+        with pytest.raises(ConflictError):
+            await store.commit(Batch(coordination=dataclasses.replace(first, order=3)))
+        assert trees.Tree.of(await store.coordination()).sessions.keys() == {"s1"}
+
+    # -----------------------------------------------------------------------------------------------------
     # Events
 
     async def test_events_by_cursor(self, store: Store) -> None:
@@ -712,3 +753,16 @@ def _small_batches(draw: st.DrawFn, model: _Model) -> Batch:
         else:
             parts["heartbeats"] = {NodeId(key): draw(st.integers(0, 2**40))}
     return Batch(**parts, events=(event("a"),) * draw(st.integers(0, 1)))
+
+
+def _created(
+    tree: trees.Tree,
+    path: str,
+    data: bytes,
+    *,
+    ephemeral: bool = False,
+    sequential: bool = False,
+    makepath: bool = False,
+) -> trees.Changes:
+    _, changes = tree.create(path, data, session_id="s1", ephemeral=ephemeral, sequential=sequential, makepath=makepath)
+    return changes
