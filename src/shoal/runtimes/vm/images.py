@@ -2,6 +2,7 @@
 
 The cache is bounded: before an image is fetched, the images that were not used for the longest time go. A guest's
 disk refers to its base through a hard link of its own, so an image that leaves the cache stays for those that use it.
+Each fetch has a file of its own: a canceled one ends at its next chunk, and a retry shares nothing with it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -35,6 +38,16 @@ class ImageCache:
         self._directory = directory
         self._limit_bytes = limit_bytes
         self._fetching: dict[str, asyncio.Lock] = {}
+        self._numbers = itertools.count(1)
+        #: The files that threads are filling now.
+        self._parts: set[Path] = set()
+
+    def clear_parts(self) -> None:
+        """Remove what a killed agent left half fetched. Blocks."""
+        for path in self._directory.glob(f"*{_PART}"):
+            if path not in self._parts:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     async def find(self, location: str, sha256: str) -> Path:
         """The file of a base image, fetched if it has to be. Raises `RunError`."""
@@ -51,18 +64,29 @@ class ImageCache:
         cached = self._directory / sha256
         async with self._fetching.setdefault(sha256, asyncio.Lock()):
             if not await asyncio.to_thread(_touch, cached):
-                await asyncio.to_thread(self._fetch, location, sha256, cached)
+                stop = threading.Event()
+                try:
+                    await asyncio.to_thread(self._fetch, location, sha256, cached, stop)
+                finally:
+                    stop.set()  # a canceled call leaves its thread behind
         return cached
 
-    def _fetch(self, location: str, sha256: str, cached: Path) -> None:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        part = cached.with_name(f".{cached.name}{_PART}")
+    def _fetch(self, location: str, sha256: str, cached: Path, stop: threading.Event) -> None:
+        part = cached.with_name(f".{cached.name}.{next(self._numbers)}{_PART}")
+        self._parts.add(part)
         digest = hashlib.sha256()
         size = 0
         try:
-            self._make_room(0)
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._make_room()
             with part.open("wb") as target:
                 for chunk in _read(location):
+                    if stop.is_set():
+                        raise RunError(
+                            f"the fetch of image {location} was canceled",
+                            failure=FailureReason.IMAGE_PULL_FAILED,
+                            transient=True,
+                        )
                     digest.update(chunk)
                     size += len(chunk)
                     self._check_size(location, size)
@@ -74,7 +98,7 @@ class ImageCache:
                     f"image {location} has the SHA-256 {digest.hexdigest()}, not {sha256}",
                     failure=FailureReason.IMAGE_PULL_FAILED,
                 )
-            self._make_room(size)
+            self._make_room()
             part.replace(cached)
             sync_path(self._directory)
         except OSError as error:
@@ -82,7 +106,9 @@ class ImageCache:
                 f"image {location} cannot be stored: {error}", failure=FailureReason.STORAGE_ERROR, transient=True
             ) from error
         finally:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
+            self._parts.discard(part)
 
     def _check_size(self, location: str, size: int) -> None:
         if size > self._limit_bytes:
@@ -91,16 +117,20 @@ class ImageCache:
                 failure=FailureReason.STORAGE_ERROR,
             )
 
-    def _make_room(self, needed: int) -> None:
-        """Drop what was used least lately until `needed` bytes more fit, and what a killed agent left half fetched."""
+    def _make_room(self) -> None:
+        """Drop what was used least lately until the rest fits, and first what a killed agent left half fetched.
+
+        Images that are being fetched count and stay.
+        """
+        self.clear_parts()
         kept: list[tuple[float, int, Path]] = []
         for path in self._directory.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 found = path.stat()
                 kept.append((found.st_mtime, found.st_blocks * 512, path))
-        used = sum(size for _, size, path in kept if path.suffix != _PART)
+        used = sum(size for _, size, _ in kept)
         for _, size, path in sorted(kept):
-            if path.suffix != _PART and used + needed > self._limit_bytes:
+            if used > self._limit_bytes and path.suffix != _PART:
                 path.unlink(missing_ok=True)
                 used -= size
 

@@ -76,8 +76,8 @@ class VmRuntime(KeptRuns):
         super().__init__(data_dir, clock=clock, kind=protocol.VM)
         home = self._files.data_dir / "vm"
         self._binary = binary
-        cache = ImageCache(home / "images", limit_bytes=image_cache_bytes)
-        self._disks = DiskStore(self._files.data_dir, node_id=node_id, pools=pools or {}, cache=cache)
+        self._images = ImageCache(home / "images", limit_bytes=image_cache_bytes)
+        self._disks = DiskStore(self._files.data_dir, node_id=node_id, pools=pools or {}, cache=self._images)
         self._acceleration = Acceleration(home / "acceleration.json", binary=binary)
         self._starting: dict[WorkloadId, asyncio.Lock] = {}
         self._boots: dict[RunId, BootWatch] = {}
@@ -92,6 +92,7 @@ class VmRuntime(KeptRuns):
 
     async def open(self) -> None:
         """Find the keeper or start one. Raises `UnavailableError` or `DeadlineError`."""
+        await asyncio.to_thread(self._images.clear_parts)
         await self._open()
 
     async def health(self) -> str:
