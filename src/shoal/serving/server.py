@@ -54,6 +54,8 @@ class ServeOptions:
     agent_host: str = "127.0.0.1"
     on_exit: OnExit = OnExit.RESTART
     drain: timedelta = timedelta(seconds=1)
+    #: The control planes whose tree is used when the file names no ZooKeeper.
+    control: tuple[str, ...] = ()
     #: Where metrics and health are served; None: nowhere.
     http_address: str | None = None
 
@@ -90,6 +92,7 @@ async def run_serving(
     environ: Mapping[str, str],
     transport: Transport,
     stop: asyncio.Event,
+    control_transport: Transport | None = None,
     on_ready: Callable[[Deployment, ServingAgent], None] | None = None,
     show_output: Callable[[bytes], None] | None = None,
     clock: Clock | None = None,
@@ -97,6 +100,7 @@ async def run_serving(
 ) -> None:
     """Serve until `stop` is set. Raises `ShoalError` when the agent cannot start or go on.
 
+    `transport` is for model servers and the callers of `AgentService`, `control_transport` for the control plane.
     `show_output` is called with what the processes print, which is kept below the data directory in any case.
     """
     clock, entropy = clock or SystemClock(), entropy or SystemEntropy()
@@ -109,7 +113,7 @@ async def run_serving(
         stack.callback(lock.release)
         scope = TaskScope("serving")
         stack.push_async_callback(scope.close)
-        store = await stack.enter_async_context(_open_store(deployment, clock))
+        store = await stack.enter_async_context(_open_store(deployment, options.control, control_transport, clock))
         runtime = ProcessRuntime(options.data_dir, clock=clock, node_id=NODE_ID)
         await runtime.open()
         stack.push_async_callback(runtime.close)
@@ -195,9 +199,18 @@ def _receiver(deployment: Deployment, clock: Clock, metrics: ServingMetrics) -> 
 
 
 @contextlib.asynccontextmanager
-async def _open_store(deployment: Deployment, clock: Clock) -> AsyncIterator[CoordinationStore]:
-    """The tree: ZooKeeper's, or one in this process for a machine that serves everything itself."""
+async def _open_store(
+    deployment: Deployment, control: tuple[str, ...], transport: Transport | None, clock: Clock
+) -> AsyncIterator[CoordinationStore]:
+    """The tree: ZooKeeper's, the control plane's, or one in this process for a machine that serves everything."""
     hosts = deployment.settings.zk_servers
+    if hosts and control:
+        raise InvalidError([problem("zk_servers", hosts, "must not be given together with --control")])
+    if control and transport is not None:
+        from shoal.discovery.remote import RemoteStore
+
+        yield RemoteStore(transport, control)
+        return
     if hosts:
         from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 
@@ -205,7 +218,8 @@ async def _open_store(deployment: Deployment, clock: Clock) -> AsyncIterator[Coo
         return
     if deployment.deploy_type != "mixed":
         rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"
-        raise InvalidError([problem("zk_servers", None, rule)])
+        hint = "or give --control, to use the tree of a control plane"
+        raise InvalidError([problem("zk_servers", None, rule)], hint=hint)
     from shoal.discovery.embedded import EmbeddedTree
 
     log.warning("there are no zk_servers: the tree lives in this process, and no other agent sees it")

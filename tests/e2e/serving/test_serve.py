@@ -20,6 +20,7 @@ from shoal.core.errors import ShoalError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
+from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
 from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 from shoal.serving.config.deployment import free_ports
@@ -185,6 +186,38 @@ async def test_an_agent_by_layouts_from_start_to_end(serve, store, zookeeper, tm
     assert await store.children(f"/{bzid}/container_service") == ()
     assert await store.children(f"/{bzid}/binding/m") == ()
     assert served.model_servers() == []
+
+
+async def test_a_control_plane_has_the_tree_of_a_fleet_without_zookeeper(serve, tmp_path):
+    control_ready = tmp_path / "control.json"
+    command = [sys.executable, "-m", "shoal", "control", "--insecure", "--data-dir", str(tmp_path / "control")]
+    with (tmp_path / "control.log").open("wb") as log:
+        control = subprocess.Popen(
+            [*command, "--grpc-port", "0", "--http-port", "0", "--ready-file", str(control_ready)],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        async with asyncio.timeout(60):
+            while not control_ready.exists():
+                assert control.poll() is None, (tmp_path / "control.log").read_text()
+                await asyncio.sleep(0.05)
+        address = json.loads(control_ready.read_text())["grpc"]
+        store = RemoteStore(GrpcTransport(), (address,))
+        await store.open()
+        catalog = Catalog(store, ModelPaths("gip"))
+        (tmp_path / "entry" / "3").mkdir(parents=True)
+        await catalog.declare("m", {"entry": str(tmp_path / "entry")})
+        served = serve("pod-8", "deploy_type unified\nagent_version 3\nbzid gip\nlayout_pattern prod\n")
+        ready = await served.start("--control", address, "--insecure")
+        await catalog.publish("m:entry", "prod")
+        await served.answers({"m:entry": [f"127.0.0.1:{ready['servers']['unified']}"]})
+        assert await served.stop() == 0, served.log()
+        assert await store.children("/gip/binding/m") == ()
+        await store.close()
+    finally:
+        control.terminate()
+        await asyncio.to_thread(control.wait, 60)
 
 
 async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_path):

@@ -11,11 +11,13 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.connection.options import SERVERS, LogFormat, LogLevel, ReadyFile, ShownDuration, duration
+from shoal.cli.connection.session import read_addresses
 from shoal.cli.servers import daemon
 
 if TYPE_CHECKING:
     from shoal.serving.config.deployment import Deployment
     from shoal.serving.server import ServeOptions, ServingAgent
+    from shoal.wire.access import Access
 
 DEFAULT_DATA_DIR = "/var/lib/shoal/serving"
 _DRAIN = ShownDuration(seconds=1)
@@ -32,6 +34,18 @@ def serve(
     data_dir: Annotated[
         str, typer.Option("--data-dir", metavar="PATH", help="Where configurations and logs of the model servers are")
     ] = DEFAULT_DATA_DIR,
+    control: Annotated[
+        str,
+        typer.Option("--control", metavar="HOST:PORT[,…]", help="Use the tree of this control plane, not ZooKeeper's"),
+    ] = "",
+    ca: Annotated[
+        str, typer.Option("--ca", metavar="PATH", help="For --control: the authorities that are trusted")
+    ] = "",
+    cert: Annotated[str, typer.Option("--cert", metavar="PATH", help="For --control: the certificate to show")] = "",
+    key: Annotated[str, typer.Option("--key", metavar="PATH", help="For --control: the key of that")] = "",
+    insecure: Annotated[
+        bool, typer.Option("--insecure", metavar="", help="For --control: no TLS, where no one listens")
+    ] = False,
     agent_host: Annotated[
         str, typer.Option("--agent-host", metavar="HOST", help="Address for AgentService, which is not encrypted")
     ] = "127.0.0.1",
@@ -80,10 +94,17 @@ def serve(
     from shoal.core.telemetry import setup_logging
     from shoal.serving.processes.graph import OnExit
     from shoal.serving.server import ServeOptions
+    from shoal.wire.access import Access
     from shoal.wire.addresses import Address
 
+    problems = []
     if on_exit not in set(OnExit):
-        raise InvalidError([problem("--on-exit", on_exit, f"must be {' or '.join(OnExit)}")])
+        problems.append(problem("--on-exit", on_exit, f"must be {' or '.join(OnExit)}"))
+    access = Access(ca, cert, key, insecure)
+    if control:
+        problems.extend(access.problems("--", otherwise="with files of `shoal certs issue` or of a workload"))
+    if problems:
+        raise InvalidError(problems)
     setup_logging(level=log_level, style=log_format)
     options = ServeOptions(
         conf,
@@ -91,13 +112,16 @@ def serve(
         agent_host=agent_host,
         on_exit=OnExit(on_exit),
         drain=drain,
+        control=read_addresses(control) if control else (),
         http_address=None if http_port is None else str(Address(http_host, http_port)),
     )
     if check:
         _check(options)
         return
     prints = print_output or bool(os.environ.get("MLP_POD_NAME"))
-    daemon.run_until_told(lambda stop: _serve(options, stop, ready_file, prints=prints), service="shoal-serving")
+    daemon.run_until_told(
+        lambda stop: _serve(options, access, stop, ready_file, prints=prints), service="shoal-serving"
+    )
 
 
 def _check(options: ServeOptions) -> None:
@@ -117,7 +141,9 @@ def _check(options: ServeOptions) -> None:
     output.facts(pairs)
 
 
-async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | None, *, prints: bool) -> None:
+async def _serve(
+    options: ServeOptions, access: Access, stop: asyncio.Event, ready_file: str | None, *, prints: bool
+) -> None:
     from shoal.serving.server import run_serving
     from shoal.wire.channel import GrpcTransport
 
@@ -129,5 +155,11 @@ async def _serve(options: ServeOptions, stop: asyncio.Event, ready_file: str | N
 
     show = output.raw if prints else None
     await run_serving(
-        options, environ=os.environ, transport=GrpcTransport(), stop=stop, on_ready=ready, show_output=show
+        options,
+        environ=os.environ,
+        transport=GrpcTransport(),
+        stop=stop,
+        control_transport=GrpcTransport(security=access.security()) if options.control else None,
+        on_ready=ready,
+        show_output=show,
     )
