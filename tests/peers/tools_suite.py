@@ -17,7 +17,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ReplicaAddresses
-from shoal.wire.channel import GrpcTransport
+from shoal.wire.access import Access
 from tests.peers.monolith import ForeignAgent
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "discovery"
@@ -84,14 +84,24 @@ class ToolsSuite:
         runner.run(store.close())
 
     @pytest.fixture
-    def shoal(self, runner, make_tree, bzid, capsys, monkeypatch):
-        monkeypatch.setenv("SHOAL_ZK_SERVERS", self.servers)
-        monkeypatch.setenv("SHOAL_BZID", bzid)
+    def around(self, runner, make_tree):
+        """What commands run on."""
+        return Surroundings(run=runner.run, make_tree=make_tree)
+
+    @pytest.fixture
+    def environment(self):
+        """Tells commands where the tree is."""
+        return {"SHOAL_ZK_SERVERS": self.servers}
+
+    @pytest.fixture
+    def shoal(self, around, environment, bzid, capsys, monkeypatch):
+        for name, value in {**environment, "SHOAL_BZID": bzid}.items():
+            monkeypatch.setenv(name, value)
         monkeypatch.delenv("COLUMNS", raising=False)
 
         def run(*arguments: str) -> Ended:
             capsys.readouterr()
-            code = main.run(arguments, around=Surroundings(run=runner.run, make_tree=make_tree))
+            code = main.run(arguments, around=around)
             found = capsys.readouterr()
             return Ended(code, found.out.replace(bzid, "gip"), found.err.replace(bzid, "gip"))
 
@@ -233,15 +243,16 @@ class ToolsSuite:
         assert json.loads(shoal("model", "status", "m", "--json").out)["portal"] is False
         assert "BRANCH: must be one of portal" in shoal("model", "clean", "layouts").err
 
-    def test_an_agent_is_asked(self, runner, peer, shoal, bzid):
+    def test_an_agent_is_asked(self, runner, peer, shoal, around):
         self.filled(runner, peer)
 
         async def serve():
-            watcher = ReplicaWatcher(peer.store, bzid, "m")
+            watcher = ReplicaWatcher(peer.store, peer.bzid, "m")
             watcher.start()
             await watcher.wait_loaded()
             handlers = ServingAgentHandlers(ReplicaAddresses(watcher))
-            return await GrpcTransport().serve("127.0.0.1:0", [handlers.service()])
+            transport = around.make_transport(Access(insecure=True))
+            return await transport.serve("127.0.0.1:0", [handlers.service()])
 
         server = runner.run(serve())
         at = ("--agent", server.address)

@@ -1,13 +1,16 @@
-"""The tools on the embedded tree, and how they find the name of a model."""
+"""The tools on embedded trees, in the process and of a control plane, and how they find the name of a model."""
 
 from __future__ import annotations
 
 import pytest
 
+from shoal.cli.connection.session import Surroundings
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError
 from shoal.discovery.embedded import EmbeddedTree
 from shoal.discovery.models.exports import load_export, name_of_document, name_of_graph
+from shoal.discovery.remote import RemoteStore
+from shoal.testing.control import CONTROL_ADDRESS, ControlKit
 from tests.peers.tools_suite import ToolsSuite, saved_model
 
 
@@ -22,6 +25,29 @@ class TestEmbeddedTools(ToolsSuite):
         tree = runner.run(make())
         yield lambda _servers: tree.session()
         runner.run(tree.close())
+
+
+class TestControlPlaneTools(ToolsSuite):
+    __test__ = True
+
+    @pytest.fixture
+    def kit(self, runner, tmp_path):
+        kit = ControlKit(tmp_path / "control")
+        runner.run(kit.__aenter__())
+        yield kit
+        runner.run(kit.__aexit__(None, None, None))
+
+    @pytest.fixture
+    def make_tree(self, kit):
+        return lambda _servers: RemoteStore(kit.network.transport("peer"), [CONTROL_ADDRESS])
+
+    @pytest.fixture
+    def around(self, runner, kit):
+        return Surroundings(run=runner.run, make_transport=lambda _access: kit.network.transport("cli"))
+
+    @pytest.fixture
+    def environment(self):
+        return {"SHOAL_ZK_SERVERS": "", "SHOAL_CONTROL": CONTROL_ADDRESS, "SHOAL_INSECURE": "1"}
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from shoal.cli import output
-from shoal.cli.connection import session, trees
-from shoal.cli.connection.options import MODELS, Bzid, Json, ZkServers
+from shoal.cli.connection import session
+from shoal.cli.connection.options import MODELS, Bzid, Json, lazy_tree_command
 from shoal.cli.output import Cell
 from shoal.cli.output.tables import Column
 from shoal.core.errors import InvalidError, NotFoundError, problem
 
 if TYPE_CHECKING:
+    from shoal.cli.connection.trees import Tree
     from shoal.discovery.client import ServingAgentClient
     from shoal.discovery.store import CoordinationStore
 
@@ -38,10 +39,11 @@ _VALUES = (Column("NODE"), Column("VALUE", least=16))
 
 def register(tree: typer.Typer) -> None:
     """Add the command."""
-    tree.command("replicas", rich_help_panel=MODELS)(replicas)
+    lazy_tree_command(tree, "replicas", panel=MODELS)(replicas)
 
 
 def replicas(
+    tree: Tree,
     *,
     view: Annotated[str, typer.Argument(metavar="VIEW", help="What to show, from the list above")],
     agent: Annotated[
@@ -55,7 +57,6 @@ def replicas(
         str, typer.Option("--model-name", metavar="NAME", help="The model, for get at an agent that has several")
     ] = "",
     bzid: Bzid = "",
-    zk_servers: ZkServers = "",
     as_json: Json = False,
 ) -> None:
     """Show which address serves what (Monolith's agent_client).
@@ -72,7 +73,7 @@ def replicas(
     elif view.startswith(MODEL) or view in NODES:
         if not bzid:
             raise InvalidError([problem("--bzid", None, "is required")])
-        document = trees.call(zk_servers, lambda store: _from_tree(store, bzid, view))
+        document = tree.call(lambda store: _from_tree(store, bzid, view))
     else:
         raise InvalidError([problem("VIEW", view, RULE)])
     if as_json:

@@ -20,7 +20,9 @@ from shoal.cli.connection import completion, session, trees
 from shoal.core import durations
 from shoal.core.errors import InvalidError, problem
 
+C = TypeVar("C", bound=Callable[..., Any])
 F = TypeVar("F", bound=Callable[..., Awaitable[int | None]])
+S = TypeVar("S", bound=Callable[..., int | None])
 
 CONNECTION = "Connection"
 START = "Start here"
@@ -175,12 +177,12 @@ ZkServers = Annotated[
         "--zk-servers",
         envvar="SHOAL_ZK_SERVERS",
         metavar="HOST:PORT[,…]",
-        help="The servers of ZooKeeper; credentials are read from ZK_AUTH",
+        help="The servers of ZooKeeper, with credentials from ZK_AUTH [none: the tree of the control plane]",
         rich_help_panel=CONNECTION,
     ),
 ]
 
-_TREE_OPTIONS: dict[str, tuple[Any, Any]] = {"zk_servers": (ZkServers, "")}
+_TREE_OPTIONS: dict[str, tuple[Any, Any]] = {"zk_servers": (ZkServers, ""), **_CONNECTION_OPTIONS}
 
 
 class _Command(TyperCommand):
@@ -242,11 +244,20 @@ def client_command(app: typer.Typer, name: str, *, panel: str | None = None) -> 
 
 def tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
     """The same for `async def command(store, …)`, which works on a coordination tree."""
-    return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: trees.call(given["zk_servers"], work))
+    return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: _tree(given).call(work))
+
+
+def lazy_tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[S], S]:
+    """The same for `def command(tree, …)`, which needs a tree for some of its work only."""
+    return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: work(_tree(given)))
 
 
 def _connection(given: dict[str, Any]) -> session.Connection:
     return session.Connection(**given)
+
+
+def _tree(given: dict[str, Any]) -> trees.Tree:
+    return trees.Tree(given.pop("zk_servers"), _connection(given))
 
 
 def _registering(
@@ -254,13 +265,13 @@ def _registering(
     name: str,
     panel: str | None,
     options: Mapping[str, tuple[Any, Any]],
-    run: Callable[[dict[str, Any], Callable[[Any], Awaitable[int | None]]], int | None],
-) -> Callable[[F], F]:
+    run: Callable[[dict[str, Any], Callable[[Any], Any]], int | None],
+) -> Callable[[C], C]:
     """Register a command whose first argument `run` makes from the values of the shared options."""
 
-    def register(function: F) -> F:
+    def register(function: C) -> C:
         # The type of the first argument is imported for the type checker only: importing it here would load gRPC.
-        types = {"ControlPlane": object, "CoordinationStore": object}
+        types = {"ControlPlane": object, "CoordinationStore": object, "Tree": object}
         hints = typing.get_type_hints(function, localns=types, include_extras=True)
         own = [
             parameter.replace(
