@@ -1,4 +1,4 @@
-"""Discovery on the embedded tree."""
+"""Discovery on the embedded tree, in the process and served."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from shoal.core.clock import SystemClock
 from shoal.discovery.embedded import EmbeddedTree
 from tests.peers.discovery_suite import DiscoverySuite
 from tests.unit.discovery.test_embedded import EmbeddedFaults
+from tests.unit.discovery.test_served import Served
 
 
 class TestEmbeddedDiscovery(DiscoverySuite):
@@ -26,3 +27,18 @@ class TestEmbeddedDiscovery(DiscoverySuite):
     @pytest.fixture
     def faults(self):
         return EmbeddedFaults()
+
+
+class TestServedDiscovery(DiscoverySuite):
+    __test__ = True
+
+    @pytest.fixture
+    async def faults(self):
+        served = Served()
+        await served.start()
+        yield served
+        await served.stop()
+
+    @pytest.fixture
+    def make_store(self, faults):
+        return faults.store
