@@ -304,6 +304,24 @@ async def test_a_start_that_was_cut_off_is_done_once(
     assert len(await second.list_runs()) == 1
 
 
+async def test_a_project_without_a_record_is_known_at_once_and_ends_before_the_next(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path
+) -> None:
+    """What an agent leaves that is killed between the start of a project and its record."""
+    first = await open_runtime()
+    started = await first.start(request({"db": SLEEP, "web": says("up")}))
+    await first.close()
+    (tmp_path / "compose" / "web-1.json").unlink()
+    second = await open_runtime()
+    assert [(run.run_id, run.phase) for run in await second.list_runs()] == [("web-1", RunPhase.RUNNING)]
+    info = await second.start(request({"db": SLEEP, "web": says("up")}, run_id="web-2"))
+    assert (info.phase, info.pid != started.pid) == (RunPhase.RUNNING, True)
+    before = await second.inspect(RunId("web-1"))
+    assert before is not None
+    assert (before.phase, before.ended_by) == (RunPhase.ENDED, "stop")
+    assert len(engine.containers()) == 2
+
+
 async def test_a_restart_of_the_engine_loses_nothing(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], service: PodmanService
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -316,6 +317,30 @@ async def test_an_agent_that_is_killed_while_it_starts_a_run_leaves_one_containe
     assert await wait_output(runtime, b"up\n") == b"up\n"
     assert own_containers() == ["web"]
     assert [run.run_id for run in await runtime.list_runs()] == ["web-1"]
+
+
+@pytest.mark.parametrize("deadline", [None, 600.0])
+async def test_a_run_that_a_killed_agent_left_without_a_record_is_known_at_once_and_ends_before_the_next(
+    start_agent: StartAgent, open_containers: OpenContainers, own_containers: OwnContainers, deadline: float | None
+) -> None:
+    agent = start_agent(
+        {"run_id": "web-1", "script": "exec sleep 1000", "deadline": deadline}, fault="container.start.after=kill"
+    )
+    assert agent.wait(timeout=60) == -signal.SIGKILL
+    runtime = await open_containers()
+    (left,) = await runtime.list_runs()
+    assert (left.run_id, left.phase) == ("web-1", RunPhase.RUNNING)
+    # An agent that could not see it yet, because the engine was away, starts another run.
+    info = await runtime.start(dataclasses.replace(request(deadline=deadline), run_id=RunId("web-2")))
+    assert info.phase is RunPhase.RUNNING
+    before = await runtime.inspect(RunId("web-1"))
+    assert before is not None
+    assert (before.phase, before.ended_by) == (RunPhase.ENDED, "stop")
+    assert not is_alive(left.pid)
+    assert own_containers() == ["web"]
+    await runtime.stop(RunId("web-2"))
+    await runtime.forget_workload(WorkloadId("web"), delete_data=True)
+    assert own_containers() == []
 
 
 @pytest.mark.parametrize("point", ["container.end.before", "container.remove.before"])

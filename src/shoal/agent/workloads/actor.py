@@ -494,7 +494,7 @@ class WorkloadActor:
         state = self.state
         deleted = state.intent.deleting and not state.intent.keeps_data
         delete_data = deleted and state.spec is not None and state.spec.body.deletes_data
-        await self._persist(lambda: self._runtime.forget_workload(self.workload_id, delete_data=delete_data), None)
+        await self._persist(lambda: self._forget_once(delete_data=delete_data), None)
         if deleted and self._around.volumes is not None:
             newest = state.spec.body.managed_volumes if state.spec is not None else ()
             await self._persist(partial(self._around.volumes.delete, self.workload_id, newest), None)
@@ -502,6 +502,13 @@ class WorkloadActor:
             await self._around.certificates.forget(self.workload_id)
         self._around.ports.release(self.workload_id)
         self.post(Forgotten())
+
+    async def _forget_once(self, *, delete_data: bool) -> None:
+        # A killed agent may have left a run that the runtime found only now, after its engine was away.
+        for run in await self._runtime.list_runs():
+            if run.workload_id == self.workload_id and run.phase is RunPhase.RUNNING:
+                await self._end_stray(run)
+        await self._runtime.forget_workload(self.workload_id, delete_data=delete_data)
 
     def replace_files(self) -> None:
         """The value of a secret may have changed: files that hold it are written again, if the run goes on."""

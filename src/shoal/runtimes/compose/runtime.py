@@ -109,7 +109,7 @@ class ComposeRuntime:
     # --- life of the runtime ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
+        """Read what is stored and compare it with the engine. An engine that is down is looked for again and again."""
         await asyncio.to_thread(self._records.load)
         await asyncio.to_thread(make_private_directory, self._projects)
         self._command = self._command or await find_command()
@@ -145,8 +145,10 @@ class ComposeRuntime:
                 return known.info
             api = self._connection.engine()
             left = await self._find_run(api, request.workload_id)
-            if left is not None and left.run_id == request.run_id:
-                return (await self._adopt(api, left)).info
+            if left is not None and left.run_id not in self._records.runs:
+                await self._adopt(api, left)
+                if left.run_id == request.run_id:
+                    return left.info
             project, folder = await self._sources.load(request, spec)
             name = self._name(request.workload_id)
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
@@ -343,7 +345,10 @@ class ComposeRuntime:
             await self._compose(("build",), content, request.workload_id, folder)
 
     async def _make_room(self, api: EngineApi, request: RunRequest, name: str) -> None:
-        """Remove what an earlier start left. Raises `RunError` when the project's name belongs to somebody else."""
+        """Stop and remove what an earlier start left: there are never two runs of a workload.
+
+        Raises `RunError` when the project's name belongs to somebody else.
+        """
         for each in await api.containers({PROJECT_LABEL: name}):
             labels = each.get("Labels") or {}
             if any(labels.get(key) != value for key, value in self._owner.labels.items()):
@@ -355,7 +360,8 @@ class ComposeRuntime:
                 )
         for run in [each for each in self._records.runs.values() if each.workload_id == request.workload_id]:
             if run.end is None and not await self._end_if_over(api, run, await self._containers(api, run.workload_id)):
-                raise PreconditionError(f"run {run.run_id!r} of workload {request.workload_id!r} has not ended")
+                log.warning("run %s ends first: run %s of the same workload starts", run.run_id, request.run_id)
+                await self._stop_and_end(api, dataclasses.replace(run, ended_by=run.ended_by or "stop"))
         await self._remove_containers(api, request.workload_id)
 
     async def _bring_up(

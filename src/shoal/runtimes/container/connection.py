@@ -23,6 +23,8 @@ _COMPARE_SECONDS = 30.0
 _RECONNECT_SECONDS = 1.0
 #: An engine that refuses to list its containers, because one goes meanwhile, is asked again this soon.
 _AGAIN_SECONDS = 0.2
+#: How many times an engine that refuses is asked while a runtime opens.
+_FIRST_TRIES = 10
 _HEALTH_SECONDS = 5.0
 
 Connect = Callable[[], Awaitable[EngineApi]]
@@ -54,11 +56,18 @@ class EngineConnection:
         return self._api
 
     async def open(self, scope: TaskScope) -> None:
-        """Look for the engine, and keep looking. One that is down is no error."""
+        """Look for the engine, compare with it, and keep looking. One that is down is no error.
+
+        A killed agent may have left a run without a record: the runtime knows it before the agent asks for its runs.
+        """
         try:
-            await self._reach()
+            api = await self._reach()
+            for _ in range(_FIRST_TRIES):
+                if await self._compare_once(api) != _AGAIN_SECONDS:
+                    break
+                await self._clock.sleep(_AGAIN_SECONDS)
         except ShoalError as error:
-            log.warning("the container engine cannot be used now: %s", error)
+            await self._lose(error.message)
         scope.start(self._follow(), name="follow")
 
     async def close(self) -> None:

@@ -99,7 +99,7 @@ class ContainerRuntime:
     # --- life of the runtime ------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Read what is stored and look for the engine. An engine that is down is looked for again and again."""
+        """Read what is stored and compare it with the engine. An engine that is down is looked for again and again."""
         await asyncio.to_thread(self._records.load)
         await self._guard.open()
         await self._connection.open(self._scope)
@@ -270,7 +270,8 @@ class ContainerRuntime:
     async def _make_room(self, api: EngineApi, request: RunRequest) -> ContainerRun | None:
         """Free the name of a workload's container; the run itself when it was started already.
 
-        An agent that was killed may have left a container that never started, one that has ended, or the run itself.
+        An agent that was killed may have left a container that never started, the run itself, or an earlier run.
+        An earlier run is stopped first: there are never two.
         """
         name = self._owner.name_of(request.workload_id)
         found = await api.container(name)
@@ -291,9 +292,8 @@ class ContainerRuntime:
         if run is None or run.run_id == request.run_id:
             return run
         if run.end is None:
-            raise RunError(
-                f"run {run.run_id!r} of the workload has not ended", failure=FailureReason.RUNTIME_ERROR, transient=True
-            )
+            log.warning("run %s ends first: run %s of the same workload starts", run.run_id, request.run_id)
+            await self.stop(run.run_id)
         await self._remove(api, run.container_id)
         return None
 

@@ -13,7 +13,7 @@ from shoal.core.errors import (
     StaleGenerationError,
     UnavailableError,
 )
-from shoal.core.ids import WorkloadId
+from shoal.core.ids import RunId, WorkloadId
 from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
@@ -23,6 +23,7 @@ from shoal.model.workloads import (
     FailureReason,
     Liveness,
     NamedPort,
+    ProcessSpec,
     RestartPolicy,
     RunState,
 )
@@ -467,3 +468,15 @@ async def test_strays_of_a_known_workload_are_ended(tmp_path):
         await kit.settle(1)
         (alive,) = kit.machine.alive("w")
         assert alive.run_id != "w.stray"
+
+
+async def test_a_deleted_workload_ends_a_run_that_its_runtime_found_late(tmp_path):
+    """A killed agent left it, and the engine was away when the next one started."""
+    async with opened(tmp_path) as kit:
+        await kit.apply(desired=DesiredState.STOPPED)
+        await kit.settle()
+        kit.machine.begin(RunRequest(RunId("w-left"), WorkloadId("w"), spec=ProcessSpec(("left",))), FakeScript())
+        await kit.delete()
+        await kit.settle(5)
+        assert kit.machine.alive("w") == []
+        assert not kit.knows()
