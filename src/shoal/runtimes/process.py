@@ -219,5 +219,7 @@ def _make_workload_directories(files: KeeperFiles, workload_id: str, *, for_user
     if for_user:  # it has to reach its own directory by its name, too
         let_others_pass(files.data_dir)
     files.workload(workload_id).mkdir(mode=0o711, parents=True, exist_ok=True)
+    if for_user:
+        let_others_pass(files.workload(workload_id))
     files.work(workload_id).mkdir(mode=0o755, exist_ok=True)
     files.logs(workload_id).mkdir(mode=0o750, exist_ok=True)

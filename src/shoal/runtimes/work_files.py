@@ -1,7 +1,8 @@
 """Puts the files of a spec into a directory that the workload itself may write to.
 
 No symbolic link is followed below the directory: a workload that runs as another user than the agent cannot make the
-agent write anywhere else. Each file is replaced whole. Called by `shoal.runtimes.process`.
+agent write anywhere else. Each file is replaced whole. Other users may pass the directory, so a secret in it is never
+open to all of them. Called by `shoal.runtimes.process`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ def put_files(folder: Path, files: Iterable[tuple[FileSpec, bytes]], *, owner: t
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(parent, 0o755, dir_fd=directory)
                     directory = _opened(stack, parent, directory)
-                _replace(directory, name, content, mode=file.mode, owner=owner)
+                _replace(directory, name, content, mode=_mode_of(file), owner=owner)
         except OSError as error:
             raise RunError(
                 f"the file {file.path!r} cannot be written: {error.strerror}",
                 failure=FailureReason.STORAGE_ERROR,
                 transient=True,
             ) from error
+
+
+def _mode_of(file: FileSpec) -> int:
+    """The mode of a file. The value of a secret that would be open to all users is its owner's alone."""
+    return file.mode & 0o700 if file.secret and file.mode & 0o007 else file.mode
 
 
 def _opened(stack: contextlib.ExitStack, path: str | Path, directory: int | None) -> int:

@@ -34,3 +34,9 @@ def test_no_link_leads_out_of_the_directory(tmp_path):
     put_files(work, [(FileSpec("a"), b"own")])
     assert (outside / "kept").read_text() == "kept"
     assert (work / "a").read_bytes() == b"own"
+
+
+@pytest.mark.parametrize(("given", "found"), [(0o444, 0o400), (0o404, 0o400), (0o440, 0o440), (0o500, 0o500)])
+def test_a_secret_is_not_open_to_all_users_of_the_node(tmp_path, given, found):
+    put_files(tmp_path, [(FileSpec("key", secret="web-key", mode=given), b"value")])
+    assert (tmp_path / "key").stat().st_mode & 0o777 == found

@@ -21,7 +21,8 @@ def write_files(folder: Path, files: Sequence[tuple[FileSpec, bytes]]) -> None:
     """Write each file whole into the directory that is mounted. Blocks. Raises `RunError`."""
     try:
         folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        folder.chmod(0o755)  # the user in the container may be anyone; no other directory above lets others pass
+        folder.parent.chmod(0o700)  # other users of the node do not pass
+        folder.chmod(0o755)  # it is mounted, and the user in the container may be anyone
         for index, (spec, content) in enumerate(files):
             replace_file(folder / str(index), content, mode=spec.mode)
     except OSError as error:
