@@ -46,6 +46,7 @@ async def test_it_registers_sends_a_heartbeat_at_once_and_then_each_interval(tmp
         assert dict(request.labels)["region"] == "eu"
         assert set(request.features) == {
             *("generations", "sessions", "push", "logs", "ports", "stream", "stop_alone", "secrets", "log_queries"),
+            "batches",
             "exec",
         }
         assert it.control.times == [0, 10, 20, 30]
