@@ -279,7 +279,10 @@ class SupportsProbes(Protocol):
     """Runtimes inside whose surroundings a command can be run to probe readiness."""
 
     async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
-        """Whether the command exits with 0 in time, run with the workload's user, directory and environment."""
+        """Whether the command exits with 0 in time, run with the workload's user, directory and environment.
+
+        Raises `UnavailableError` when it cannot be run: that says nothing about the workload.
+        """
         ...
 
 

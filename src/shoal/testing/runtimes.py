@@ -404,6 +404,7 @@ class FakeRuntime:
     async def run_probe(self, run_id: RunId, command: tuple[str, ...], *, timeout: float) -> bool:
         """Whether the script says that the run is ready by now."""
         del command, timeout
+        self._machine.check()
         run = self._machine.runs.get(run_id)
         if run is None or run.info.phase is RunPhase.ENDED or run.script.never_ready:
             return False

@@ -577,7 +577,7 @@ class WorkloadActor:
     def _readiness(self) -> Readiness | None:
         return self._body.readiness or self.state.own_readiness
 
-    async def _try(self, probe: Readiness | Liveness, run_id: RunId) -> bool:
+    async def _try(self, probe: Readiness | Liveness, run_id: RunId) -> bool | None:
         ports = readiness.probed_ports(self._body, self.state.progress.ports)
         return await readiness.try_once(probe, runtime=self._runtime, run_id=run_id, ports=ports)
 
@@ -585,7 +585,9 @@ class WorkloadActor:
         clock = self._around.clock
         probe, boot = self._readiness, self._body.boot
         ends_at = math.inf if within is None else clock.monotonic() + within
+        ready: bool | None
         while True:
+            asked_at = clock.monotonic()
             if probe is not None:
                 ready = await self._try(probe, run_id)
             else:
@@ -593,11 +595,16 @@ class WorkloadActor:
             if ready:
                 self.post(BecameReady(run_id))
                 return
+            interval = probe.interval.total_seconds() if probe is not None else BOOT_INTERVAL
+            if ready is None:
+                # Time without an answer does not count.
+                await clock.sleep(interval)
+                ends_at += clock.monotonic() - asked_at
+                continue
             left = ends_at - clock.monotonic()
             if left <= 0:
                 self.post(ReadinessTimedOut(run_id))
                 return
-            interval = probe.interval.total_seconds() if probe is not None else BOOT_INTERVAL
             await clock.sleep(min(interval, left))
 
     async def _watch_readiness(self, run_id: RunId) -> None:
@@ -613,11 +620,16 @@ class WorkloadActor:
             self.post(LivenessFailed(run_id))
 
     async def _until_it_fails(self, probe: Readiness | Liveness, run_id: RunId, *, every: timedelta) -> None:
-        """Return when a probe has failed as many times in a row as its threshold says."""
+        """Return when a probe has failed as many times in a row as its threshold says.
+
+        A try that cannot be run counts neither as a failure nor as a success.
+        """
         failures = 0
         while failures < probe.failure_threshold:
             await self._around.clock.sleep(every.total_seconds())
-            failures = 0 if await self._try(probe, run_id) else failures + 1
+            passed = await self._try(probe, run_id)
+            if passed is not None:
+                failures = 0 if passed else failures + 1
 
     async def _wait(self, seconds: float, serial: int) -> None:
         await self._around.clock.sleep(seconds)

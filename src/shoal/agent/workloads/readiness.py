@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from urllib.parse import quote
 
-from shoal.core.errors import ShoalError
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.core.ids import RunId
 from shoal.model.workloads import Body, HttpProbe, Liveness, Readiness
 from shoal.runtimes.base import Runtime, SupportsBoot, SupportsProbes
@@ -20,8 +20,10 @@ _LOOPBACK = ("127.0.0.1", "::1")
 _LONGEST_STATUS_LINE = 1024
 
 
-async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: RunId, ports: Mapping[str, int]) -> bool:
-    """Whether the probe succeeds now."""
+async def try_once(
+    probe: Readiness | Liveness, *, runtime: Runtime, run_id: RunId, ports: Mapping[str, int]
+) -> bool | None:
+    """Whether the probe succeeds now; None when it cannot be run, because the runtime is away."""
     timeout = probe.timeout.total_seconds()
     try:
         async with asyncio.timeout(timeout):
@@ -31,6 +33,8 @@ async def try_once(probe: Readiness | Liveness, *, runtime: Runtime, run_id: Run
                 return await _answers(probe.http, _number(probe.http.port, ports))
             if probe.command is not None and isinstance(runtime, SupportsProbes):
                 return await runtime.run_probe(run_id, probe.command.command, timeout=timeout)
+    except (UnavailableError, DeadlineError):
+        return None
     except (OSError, TimeoutError, ValueError, ShoalError):  # ValueError: an answer longer than any status line
         return False
     return False

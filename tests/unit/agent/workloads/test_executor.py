@@ -470,6 +470,39 @@ async def test_strays_of_a_known_workload_are_ended(tmp_path):
         assert alive.run_id != "w.stray"
 
 
+async def test_a_probe_that_cannot_be_run_says_nothing_about_a_run(tmp_path):
+    async with opened(tmp_path) as kit:
+        alive = Liveness(command=CommandProbe(("check",)), interval=timedelta(seconds=2), failure_threshold=2)
+        await kit.apply(spec=probed(liveness=alive))
+        await kit.settle(5)
+        assert kit.status().state is RunState.RUNNING
+        kit.machine.outage = UnavailableError("the engine is away")
+        await kit.settle(60)
+        assert (kit.status().state, kit.status().ready) == (RunState.RUNNING, True)
+        kit.machine.outage = None
+        await kit.settle(60)
+        assert (kit.status().state, kit.status().restarts) == (RunState.RUNNING, 0)
+        assert kit.machine.count("started", "w") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "state"),
+    [(FakeScript(ready_after=62), RunState.RUNNING), (FakeScript(never_ready=True), RunState.FAILED)],
+    ids=["ready in what is left", "never ready"],
+)
+async def test_an_outage_does_not_use_up_the_time_to_become_ready(tmp_path, script, state):
+    async with opened(tmp_path) as kit:
+        kit.machine.script = script
+        await kit.apply(spec=probed(restart=ONCE))
+        await kit.settle(1)
+        kit.machine.outage = UnavailableError("the engine is away")
+        await kit.settle(60)
+        assert kit.status().state is RunState.PENDING
+        kit.machine.outage = None
+        await kit.settle(10)
+        assert kit.status().state is state
+
+
 async def test_a_deleted_workload_ends_a_run_that_its_runtime_found_late(tmp_path):
     """A killed agent left it, and the engine was away when the next one started."""
     async with opened(tmp_path) as kit:
