@@ -33,6 +33,7 @@ from shoal.core.durations import parse_duration
 from shoal.core.errors import InternalError, NotFoundError, PreconditionError, UnauthenticatedError, UnsupportedError
 from shoal.core.errors import InvalidError as Invalid
 from shoal.core.shape import build, read_value
+from shoal.discovery import services
 from shoal.discovery.embedded import messages as tree_messages
 from shoal.model.documents import read_document
 from shoal.model.events import Event
@@ -285,6 +286,11 @@ PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.discovery.embedded.messages.value_from_proto": _message(
         tree_messages.value_from_proto, coordination.TreeNode, errors=()
+    ),
+    "shoal.discovery.services.read_endpoint": ParserCase(
+        lambda data: services.read_endpoint("w", data),
+        blobs | JSON_VALUES.map(lambda ports: json.dumps({"node": "n", "ports": ports}).encode()),
+        (),
     ),
     "shoal.wire.calls.status_from_proto": _message(status_from_proto, control.CallStatus, errors=()),
     "shoal.wire.convert.agent_specs.agent_spec_from_control": ParserCase(

@@ -336,6 +336,8 @@ class HollowFleet:
             status.run.revision_id = run.request.revision_id
             status.run.completed = run.completed
             status.run.ready = run.state == "Running"
+            if status.run.ready:
+                status.run.ports.update({each.name: each.port for each in run.request.spec.process.ports if each.port})
             status.run.restarts = run.restarts
             if run.completed:
                 status.run.exit.code = run.exit_code

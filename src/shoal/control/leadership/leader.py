@@ -42,6 +42,7 @@ from shoal.control.trust.revocations import Revocations
 from shoal.control.trust.secrets import KEY_FILE, ClusterSecrets
 from shoal.control.trust.signing import Signer
 from shoal.control.workloads.adoption import Adoption
+from shoal.control.workloads.announcements import Announcements
 from shoal.control.workloads.commands import CommandLog
 from shoal.control.workloads.copies import Copies
 from shoal.control.workloads.dispatch import Dispatch
@@ -241,6 +242,7 @@ class Leadership:
         self.secrets = SecretService(self.cluster_secrets)
         self.tree = TreeOwner(clock, StoreJournal(store, term=term))
         self.coordination = CoordinationService(self.tree)
+        self.announcements = Announcements(self.ledger, self.tree, clock=clock)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
         self._decides = False
@@ -266,6 +268,7 @@ class Leadership:
         self.scope.start(self.reports.run(), name="reports")
         self.scope.start(self.lease_watch.run(), name="leases")
         self.scope.start(self.drains.run(), name="drains")
+        self.scope.start(self.announcements.run(), name="announcements")
         self.dispatch.look_at_all()
 
     async def refresh(self) -> None:

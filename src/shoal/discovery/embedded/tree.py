@@ -6,6 +6,7 @@ Called by `owner.py`.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -161,6 +162,31 @@ class Tree:
         order = self.order + 1
         stat = NodeStat(version=0, owner=session_id, created=order, modified=order)
         return self._bounded(Changes(order, put=(Node(path, NodeValue(data, stat)),)))
+
+    def publish(self, put: Mapping[str, bytes], gone: Collection[str]) -> Changes:
+        """Persistent nodes are written and removed by the owner of the tree, parents included. No session is needed."""
+        order = self.order + 1
+        written: dict[str, Node] = {}
+        for path, data in sorted(put.items()):
+            written |= {node.path: node for node in self._missing(parent_of(path), order)}
+            stat = NodeStat(version=0, owner="", created=order, modified=order)
+            known = self.nodes.get(path)
+            if known is not None:
+                stat = replace(known.value.stat, version=known.value.stat.version + 1, owner="", modified=order)
+            written[path] = Node(path, NodeValue(data, stat))
+        removed = {path for path in gone if path in self.nodes and not self._children.get(path)} - written.keys()
+        left: dict[str, set[str]] = {}
+        for path in removed:
+            left.setdefault(parent_of(path), set()).add(name_of(path))
+        parents = {parent_of(path) for path in written}
+        empty = {
+            parent
+            for parent, names in left.items()
+            if parent not in parents and not self._children.get(parent, set()) - names
+        }
+        if not written and not removed:
+            return Changes(self.order)
+        return self._bounded(Changes(order, put=tuple(written.values()), removed=(*sorted(removed), *sorted(empty))))
 
     def delete(self, path: str, *, version: int, recursive: bool, session_id: str) -> Changes:
         """A node is deleted."""
