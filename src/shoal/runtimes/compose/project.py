@@ -18,7 +18,7 @@ from shoal.model.resources import Resources
 from shoal.runtimes.compose.interpolation import escape, interpolate
 from shoal.runtimes.compose.members import stop_waves
 from shoal.runtimes.compose.reading import read_yaml
-from shoal.runtimes.compose.rules import BOOLEANS, project_problems
+from shoal.runtimes.compose.rules import BOOLEANS, Place, project_problems
 
 _MIB = 1 << 20
 #: The engine's log of one container; the agent copies it into its own files.
@@ -82,11 +82,13 @@ class Additions:
     ulimits: Mapping[str, tuple[int, int]] | None = None
 
 
-def parse_project(text: str, *, at: str, variables: Mapping[str, str], allow_privileged: bool) -> Project:
+def parse_project(
+    text: str, *, at: str, variables: Mapping[str, str], allow_privileged: bool, place: Place | None = None
+) -> Project:
     """Read a compose file and replace its variables. Raises `InvalidError` with every rule that it breaks."""
     loaded = read_yaml(text, at=at)
     content = _replaced(loaded, variables, at)
-    problems = list(project_problems(content, at, allow_privileged=allow_privileged))
+    problems = list(project_problems(content, at, place or Place(), allow_privileged=allow_privileged))
     if problems or not isinstance(content, dict):
         raise InvalidError(problems)
     plain = {key: value for key, value in content.items() if not key.startswith("x-")}

@@ -1,4 +1,4 @@
-"""The rules of a compose project. Pure; called by `shoal.runtimes.compose.project`.
+"""The rules of a compose project. Called by `shoal.runtimes.compose.project`. Only links are looked up on disk.
 
 Two kinds: a project has to be one (known keys, shapes, bounds), and without `--allow-privileged` it may not reach the
 host beyond what a container of its own can (namespaces of the host, capabilities, devices, files of the machine).
@@ -7,12 +7,14 @@ host beyond what a container of its own can (namespaces of the host, capabilitie
 from __future__ import annotations
 
 import difflib
-import posixpath
+import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.errors import Problem, problem
+from shoal.runtimes.host_paths import is_protected
 
 MAX_SERVICES = 100
 MAX_REPLICAS = 100
@@ -54,18 +56,30 @@ _HOST_KEYS = (
 )
 #: Reach it with some values.
 _NAMESPACE_KEYS = ("cgroup", "ipc", "network_mode", "pid", "userns_mode", "uts")
-_HOST_PATHS = ("/boot", "/dev", "/proc", "/run", "/sys", "/var/lib/containers", "/var/lib/docker", "/var/run")
+_MOUNT_KEYS = frozenset({"type", "source", "target", "read_only", "consistency", "bind", "volume", "tmpfs"})
+_MOUNT_TYPES = ("bind", "tmpfs", "volume")
+#: File systems that a volume of the driver `local` may have; the first three can be a directory of the machine.
+_VOLUME_TYPES = ("", "none", "bind", "tmpfs", "nfs", "nfs4", "cifs")
+_BIND_TYPES = _VOLUME_TYPES[:3]
 _ALLOW = "this agent does not allow it (--allow-privileged)"
 
 
-def project_problems(content: object, at: str, *, allow_privileged: bool) -> Iterator[Problem]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a project lies: its directory, and the paths that its agent protects besides those of every machine."""
+
+    folder: str = ""
+    protected: tuple[str, ...] = ()
+
+
+def project_problems(content: object, at: str, place: Place, *, allow_privileged: bool) -> Iterator[Problem]:
     """Every rule that a project breaks."""
     if not isinstance(content, dict):
         yield problem(at, None, "must be a mapping with the key services")
         return
     yield from _key_problems(content, _TOP_KEYS, at)
     for kind in ("networks", "volumes", "configs", "secrets"):
-        yield from _part_problems(content.get(kind), f"{at}.{kind}", allow_privileged=allow_privileged)
+        yield from _part_problems(content.get(kind), f"{at}.{kind}", place, allow_privileged=allow_privileged)
     services = content.get("services")
     if not isinstance(services, dict) or not services:
         yield problem(f"{at}.services", None, "must have at least one service")
@@ -82,7 +96,7 @@ def project_problems(content: object, at: str, *, allow_privileged: bool) -> Ite
             continue
         yield from _service_problems(service, where, services)
         if not allow_privileged:
-            yield from _host_problems(service, where)
+            yield from _host_problems(service, where, place)
 
 
 def _key_problems(value: dict[Any, Any], known: frozenset[str], at: str) -> Iterator[Problem]:
@@ -97,7 +111,7 @@ def _key_problems(value: dict[Any, Any], known: frozenset[str], at: str) -> Iter
             yield problem(f"{at}.{key}", None, f"is not a key of compose files{hint}")
 
 
-def _part_problems(parts: object, at: str, *, allow_privileged: bool) -> Iterator[Problem]:
+def _part_problems(parts: object, at: str, place: Place, *, allow_privileged: bool) -> Iterator[Problem]:
     """Rules of the networks, volumes, configs and secrets of a project."""
     if parts is None:
         return
@@ -111,11 +125,30 @@ def _part_problems(parts: object, at: str, *, allow_privileged: bool) -> Iterato
         if part is not None and not isinstance(part, dict):
             yield problem(where, None, "must be a mapping")
         elif part and not allow_privileged:
-            options = part.get("driver_opts")
-            if isinstance(options, dict) and options.get("device"):
-                yield from _path_problems(options["device"], f"{where}.driver_opts.device", is_bind=True)
+            if at.endswith(".volumes"):
+                yield from _volume_problems(part, where, place)
             if part.get("file"):
-                yield from _path_problems(part["file"], f"{where}.file", is_bind=False)
+                yield from _path_problems(part["file"], f"{where}.file", place, is_bind=False)
+
+
+def _volume_problems(volume: dict[str, Any], at: str, place: Place) -> Iterator[Problem]:
+    """Rules of a volume of the project: it is the engine's own, or a directory that a bind may show."""
+    external = volume.get("external")
+    for name in (volume.get("name"), external.get("name") if isinstance(external, dict) else None):
+        if name and _NAME.fullmatch(str(name)) is None:
+            yield problem(f"{at}.name", name, f"must be the name of a volume; {_ALLOW}")
+    if volume.get("driver") not in (None, "", "local"):
+        yield problem(f"{at}.driver", volume["driver"], f"must be local; {_ALLOW}")
+    options = volume.get("driver_opts") or {}
+    if not isinstance(options, dict) or not options.keys() <= {"type", "device", "o"}:
+        yield problem(f"{at}.driver_opts", None, f"must have the keys type, device and o alone; {_ALLOW}")
+        return
+    kind, device = str(options.get("type") or ""), str(options.get("device") or "")
+    if kind not in _VOLUME_TYPES:
+        yield problem(f"{at}.driver_opts.type", kind, f"must be one of {', '.join(_VOLUME_TYPES[1:])}; {_ALLOW}")
+    is_bind = kind in _BIND_TYPES or any("bind" in word for word in str(options.get("o") or "").split(","))
+    if (device.startswith("/") or (device and is_bind)) and is_protected(device, place.protected):
+        yield problem(f"{at}.driver_opts.device", device, _ALLOW)
 
 
 def _service_problems(service: dict[str, Any], at: str, services: dict[str, Any]) -> Iterator[Problem]:
@@ -147,60 +180,89 @@ def _service_problems(service: dict[str, Any], at: str, services: dict[str, Any]
         yield problem(f"{at}.scale", replicas, f"must be a number up to {MAX_REPLICAS}")
 
 
-def _host_problems(service: dict[str, Any], at: str) -> Iterator[Problem]:
+def _host_problems(service: dict[str, Any], at: str, place: Place) -> Iterator[Problem]:
     for key in _HOST_KEYS:
         value = service.get(key)
         if value and str(value).strip().lower() != "false":
             yield problem(f"{at}.{key}", None, _ALLOW)
+    if str(service.get("image") or "").startswith("-"):  # a command would take it for an option
+        yield problem(f"{at}.image", service["image"], f"must be the name of an image; {_ALLOW}")
     for key in _NAMESPACE_KEYS:
         value = str(service.get(key) or "")
         if value == "host" or value.startswith(("container:", "ns:")):
             yield problem(f"{at}.{key}", value, _ALLOW)
     for index, mount in enumerate(_list(service, "volumes")):
-        source = _bind_source(mount)
-        if source:
-            yield from _path_problems(source, f"{at}.volumes[{index}]", is_bind=True)
+        yield from _mount_problems(mount, f"{at}.volumes[{index}]", place)
     for index, each in enumerate(_list(service, "volumes_from")):
         if str(each).startswith("container:"):
             yield problem(f"{at}.volumes_from[{index}]", each, _ALLOW)
-    yield from _file_problems(service, at)
+    yield from _file_problems(service, at, place)
 
 
-def _file_problems(service: dict[str, Any], at: str) -> Iterator[Problem]:
+def _mount_problems(mount: object, at: str, place: Place) -> Iterator[Problem]:
+    """Rules of a mount of a service, in its long or its short form."""
+    if isinstance(mount, dict):
+        kind, source = str(mount.get("type") or "volume"), str(mount.get("source") or "")
+        if kind not in _MOUNT_TYPES:
+            yield problem(f"{at}.type", kind, f"must be one of {', '.join(_MOUNT_TYPES)}; {_ALLOW}")
+            return
+        # Commands join the fields with commas and colons: one in a field would begin the next.
+        if not mount.keys() <= _MOUNT_KEYS or any(each in text for text in _texts(mount) for each in ",:"):
+            known = ", ".join(sorted(_MOUNT_KEYS))
+            yield problem(at, None, f"must have no other keys than {known}, and no comma or colon; {_ALLOW}")
+            return
+    else:
+        source, found, rest = str(mount).partition(":")
+        if "," in source or "," in rest.partition(":")[0]:
+            yield problem(at, mount, f"must have no comma in a path; {_ALLOW}")
+            return
+        source = source if found else ""
+        kind = "bind" if source.startswith((".", "/", "~")) else "volume"
+    if kind == "bind":
+        yield from _path_problems(source, at, place, is_bind=True)
+    elif source and _NAME.fullmatch(source) is None:
+        yield problem(at, source, f"must be the name of a volume; {_ALLOW}")
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _texts(each)
+
+
+def _file_problems(service: dict[str, Any], at: str, place: Place) -> Iterator[Problem]:
     """Rules of the files that a compose command reads."""
     files = service.get("env_file") or []
     for each in files if isinstance(files, list) else [files]:
-        yield from _path_problems(each.get("path") if isinstance(each, dict) else each, f"{at}.env_file", is_bind=False)
+        path = each.get("path") if isinstance(each, dict) else each
+        yield from _path_problems(path, f"{at}.env_file", place, is_bind=False)
     build = service.get("build")
     if isinstance(build, str):
         build = {"context": build}
     if isinstance(build, dict):
         for key in ("context", "dockerfile"):
             if build.get(key):
-                yield from _path_problems(build[key], f"{at}.build.{key}", is_bind=False)
+                yield from _path_problems(build[key], f"{at}.build.{key}", place, is_bind=False)
         if build.get("privileged") or build.get("entitlements") or build.get("additional_contexts") or build.get("ssh"):
             yield problem(f"{at}.build", None, _ALLOW)
 
 
-def _path_problems(path: object, at: str, *, is_bind: bool) -> Iterator[Problem]:
+def _path_problems(path: object, at: str, place: Place, *, is_bind: bool) -> Iterator[Problem]:
     """Rules of a path of the machine: files are below the project, a bind may not show the machine itself."""
     text = str(path)
-    if ".." in text.split("/") or text.startswith("~"):
+    if ".." in text.split("/") or text.startswith("~") or "\0" in text:
         yield problem(at, text, f"must be below the project's directory, or an absolute path; {_ALLOW}")
-    elif text.startswith("/"):
-        normal = posixpath.normpath(text)
-        if not is_bind:
+    elif not text.startswith("/"):
+        folder = os.path.realpath(place.folder)
+        # A service that can write there could have made a link.
+        if place.folder and os.path.commonpath((folder, os.path.realpath(f"{folder}/{text}"))) != folder:
             yield problem(at, text, f"must be below the project's directory; {_ALLOW}")
-        elif normal.strip("/") == "" or any(normal == each or normal.startswith(f"{each}/") for each in _HOST_PATHS):
-            yield problem(at, text, _ALLOW)
-
-
-def _bind_source(mount: object) -> str:
-    """The path of the machine that a mount shows; empty for a volume."""
-    if isinstance(mount, dict):
-        return str(mount.get("source") or "") if mount.get("type", "volume") == "bind" else ""
-    source, found, _ = str(mount).partition(":")
-    return source if found and source.startswith((".", "/", "~")) else ""
+    elif not is_bind:
+        yield problem(at, text, f"must be below the project's directory; {_ALLOW}")
+    elif is_protected(text, place.protected):
+        yield problem(at, text, _ALLOW)
 
 
 def _list(service: dict[str, Any], key: str) -> list[Any]:

@@ -33,7 +33,7 @@ from shoal.runtimes.compose.members import PROJECT_LABEL, Member, MemberState, j
 from shoal.runtimes.compose.output import ProjectOutput
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, run_from_json
-from shoal.runtimes.compose.source import Sources
+from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
     additions_for,
@@ -84,8 +84,8 @@ class ComposeRuntime:
         self._owner = owner
         self._command = command
         self._workloads = data_dir / "workloads"
-        self._projects = data_dir / "projects"
-        self._sources = Sources(self._projects, allow_privileged=allow_privileged)
+        self._projects = data_dir / PROJECTS
+        self._sources = Sources(data_dir, allow_privileged=allow_privileged)
         self._records: RunRecords[ComposeRun] = RunRecords(data_dir / "compose", run_from_json)
         self._guard = Guard(data_dir / "compose-guard", clock=clock)
         self._memory = MemoryKills()
@@ -133,8 +133,9 @@ class ComposeRuntime:
 
     async def prepare(self, request: RunRequest) -> None:
         """Check a project, fetch its files and pull its images. Raises `RunError`; nothing that runs is touched."""
-        project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec))
-        await self._have_images(self._connection.engine(), request, project, folder)
+        api = self._connection.engine()
+        project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec), engine=api.address)
+        await self._have_images(api, request, project, folder)
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
@@ -149,7 +150,7 @@ class ComposeRuntime:
                 await self._adopt(api, left)
                 if left.run_id == request.run_id:
                     return left.info
-            project, folder = await self._sources.load(request, spec)
+            project, folder = await self._sources.load(request, spec, engine=api.address)
             name = self._name(request.workload_id)
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
                 await self._make_room(api, request, name)
@@ -193,8 +194,8 @@ class ComposeRuntime:
             run = self._records.runs.get(run_id)
             if run is None or run.end is not None:
                 raise PreconditionError(f"run {run_id!r} does not run")
-            project, folder = await self._sources.load(request, spec)
             api = self._connection.engine()
+            project, folder = await self._sources.load(request, spec, engine=api.address)
             await self._have_images(api, request, project, folder)
             marks = marks_for(request, spec, project, self._owner, run.marks)
             content = render(project, additions_for(request, self._owner, marks))

@@ -20,9 +20,13 @@ from shoal.model.workloads import ComposeSpec, FailureReason
 from shoal.runtimes.base import RunError, RunRequest
 from shoal.runtimes.compose.project import Project, parse_project
 from shoal.runtimes.compose.reading import MAX_BYTES
+from shoal.runtimes.compose.rules import Place
+from shoal.runtimes.host_paths import own_paths
 
 #: Looked for in a repository, in this order.
 FILE_NAMES = ("compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml")
+#: The directory of the projects in an agent's data directory.
+PROJECTS = "projects"
 _GIT_SECONDS = 120.0
 
 
@@ -40,13 +44,16 @@ def inline_text(spec: ComposeSpec) -> str:
 class Sources:
     """The project directories of an agent: `<workload>/inline`, or `<workload>/<commit>`."""
 
-    def __init__(self, directory: Path, *, allow_privileged: bool) -> None:
-        self._directory = directory
+    def __init__(self, data_dir: Path, *, allow_privileged: bool) -> None:
+        self._data_dir = data_dir
         self._allow_privileged = allow_privileged
 
-    async def load(self, request: RunRequest, spec: ComposeSpec) -> tuple[Project, Path]:
-        """The checked project of a request, and the directory with its files. Raises `RunError`."""
-        base = self._directory / request.workload_id
+    async def load(self, request: RunRequest, spec: ComposeSpec, *, engine: str) -> tuple[Project, Path]:
+        """The checked project of a request, and the directory with its files. Raises `RunError`.
+
+        `engine` is the address of the engine.
+        """
+        base = self._data_dir / PROJECTS / request.workload_id
         try:
             if spec.source_type == "git":
                 path = await fetch(spec, base)
@@ -54,11 +61,13 @@ class Sources:
             else:
                 folder, text = base / "inline", inline_text(spec)
                 await asyncio.to_thread(make_private_directory, folder)
-            project = parse_project(
+            project = await asyncio.to_thread(
+                parse_project,
                 text,
                 at="compose",
                 variables={**spec.env, **request.secrets},
                 allow_privileged=self._allow_privileged,
+                place=Place(str(folder), own_paths(self._data_dir, engine)),
             )
         except InvalidError as error:
             raise RunError(f"the project is not valid: {error.message}", failure=FailureReason.INVALID_SPEC) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,20 @@ from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.creating import TRIAL_LABEL, Owner, create_body
 from shoal.runtimes.container.files import links_archive, write_files
 from shoal.runtimes.guard.client import Guard
+from shoal.runtimes.host_paths import is_protected, own_paths
 
 _ROOT = "/"
+
+
+def check_mounts(spec: ContainerSpec, own: Sequence[str]) -> None:
+    """Check that no volume shows the machine itself, or one of the agent's `own` paths. Raises `RunError`. Blocks."""
+    for mount in spec.volumes:
+        if is_protected(mount.host_path, own):
+            raise RunError(
+                f"this agent does not mount {mount.host_path} into containers",
+                failure=FailureReason.INVALID_SPEC,
+                hint="use a directory that shows nothing of the machine, or start the agent with --allow-privileged",
+            )
 
 
 class Starter:
@@ -52,6 +65,8 @@ class Starter:
                 failure=FailureReason.INVALID_SPEC,
                 hint="start the agent with --allow-privileged",
             )
+        if not self._allow_privileged:
+            await asyncio.to_thread(check_mounts, spec, own_paths(self._workloads.parent, api.address))
         await images.ensure(api, spec, clock=self._clock)
 
     async def start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> dict[str, Any]:

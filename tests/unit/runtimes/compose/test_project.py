@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from shoal.core.errors import InvalidError
 from shoal.model.resources import Resources
 from shoal.runtimes.compose.project import Additions, parse_project, project_name, render
+from shoal.runtimes.compose.rules import Place
 
 SERVICE = {"image": "a:1"}
 
@@ -88,6 +90,20 @@ def test_a_project_that_is_none_is_refused(content: object, field: str, rule: st
         {"volumes": ["/tmp/../proc:/host"]},
         {"volumes": ["/run/podman/podman.sock:/sock"]},
         {"volumes": [{"type": "bind", "source": "/proc", "target": "/p"}]},
+        {"volumes": ["//dev:/x"]},
+        {"volumes": ["//var/run/docker.sock:/s"]},
+        {"volumes": ["/var:/x"]},
+        {"volumes": ["/etc/:/x"]},
+        {"volumes": ["/var/lib/../lib:/x"]},
+        {"volumes": ["/srv/a,source=/dev:/x"]},
+        {"volumes": [" /dev:/x"]},
+        {"volumes": [{"type": "bind", "source": "///dev", "target": "/x"}]},
+        {"volumes": [{"type": "bind", "source": "/srv", "target": "/x,source=/dev"}]},
+        {"volumes": [{"type": "volume", "source": "/dev", "target": "/x"}]},
+        {"volumes": [{"source": "/dev", "target": "/x"}]},
+        {"volumes": [{"type": "glob", "source": "/dev", "target": "/x"}]},
+        {"volumes": [{"type": "volume", "source": "a", "target": "/x", "_vol": {"name": "/dev"}}]},
+        {"image": "--volume=/:/host"},
         {"volumes": ["${HOST}:/host"]},
         {"volumes": ["../other:/x"]},
         {"volumes": ["~/x:/x"]},
@@ -111,13 +127,55 @@ def test_reaching_the_host_needs_the_agents_permission(keys: dict[str, object]) 
     "content",
     [
         {"services": {"web": SERVICE}, "volumes": {"d": {"driver_opts": {"type": "none", "device": "/"}}}},
+        {"services": {"web": SERVICE}, "volumes": {"d": {"driver_opts": {"type": "none", "device": "//dev"}}}},
+        {"services": {"web": SERVICE}, "volumes": {"d": {"driver_opts": {"type": "overlay", "o": "lowerdir=/"}}}},
+        {
+            "services": {"web": SERVICE},
+            "volumes": {"d": {"driver_opts": {"device": "etc", "type": "nfs", "o": "bind"}}},
+        },
+        {"services": {"web": SERVICE}, "volumes": {"d": {"driver": "other", "driver_opts": {}}}},
+        {"services": {"web": SERVICE}, "volumes": {"d": {"external": True, "name": "/dev"}}},
         {"services": {"web": SERVICE}, "secrets": {"s": {"file": "/etc/shadow"}}},
     ],
-    ids=["volume", "secret"],
+    ids=["volume", "slashes", "overlay", "bind", "driver", "name", "secret"],
 )
 def test_volumes_and_secrets_reach_no_file_of_the_host(content: dict[str, object]) -> None:
     with pytest.raises(InvalidError, match="allow-privileged"):
         parse(content)
+
+
+@pytest.mark.parametrize(
+    "volumes",
+    [
+        ["/srv/www:/www:ro"],
+        ["./files:/files"],
+        ["data:/data"],
+        ["/data"],
+        [{"type": "bind", "source": "/srv/www", "target": "/www", "read_only": True}],
+        [{"type": "bind", "source": "./files", "target": "/files"}],
+        [{"type": "volume", "source": "data", "target": "/data"}],
+        [{"type": "tmpfs", "target": "/tmp", "tmpfs": {"size": 1000}}],
+    ],
+    ids=str,
+)
+def test_directories_and_volumes_can_be_mounted(volumes: list[object], tmp_path: Path) -> None:
+    place = Place(str(tmp_path), (str(tmp_path / "agent"),))
+    kinds = {"data": None, "share": {"driver_opts": {"type": "nfs", "o": "addr=10.0.0.1", "device": ":/export"}}}
+    text = json.dumps({**with_service(volumes=volumes), "volumes": kinds})
+    parse_project(text, at="compose", variables={}, allow_privileged=False, place=place)
+
+
+@pytest.mark.parametrize("keys", [{"volumes": ["./out:/x"]}, {"env_file": "out/environment"}], ids=str)
+def test_no_link_leads_out_of_the_project(keys: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "out").symlink_to("/etc")
+    with pytest.raises(InvalidError, match="below the project's directory"):
+        parse_project(
+            json.dumps(with_service(**keys)),
+            at="compose",
+            variables={},
+            allow_privileged=False,
+            place=Place(str(tmp_path)),
+        )
 
 
 def test_a_project_that_stands_for_too_much_is_refused() -> None:
