@@ -160,6 +160,7 @@ class ToolsSuite:
             (["model", "list"], "no model is declared"),
             (["replicas", "publish"], "no publish"),
             (["replicas", "election"], "no election"),
+            (["replicas", "service/nobody"], "no workload of this service is ready"),
         ],
     )
     def test_an_empty_namespace_is_told(self, shoal, arguments, words):
@@ -201,7 +202,8 @@ class ToolsSuite:
             (["model", "list", "--bzid", "a/b"], 2, "bzid"),
             (["replicas", "model/nobody"], 1, "replicas of model 'nobody' not found"),
             (["replicas", "model/.."], 2, "base_name"),
-            (["replicas", "nonsense"], 2, "VIEW: must be heartbeat"),
+            (["replicas", "nonsense"], 2, "VIEW: must be service/NAME, heartbeat"),
+            (["replicas", "service/.."], 2, "VIEW"),
             (["replicas", "heartbeat"], 2, "--agent: is required"),
             (["replicas", "get", "--agent", "127.0.0.1:1", "--server-type", "gpu"], 2, "--server-type"),
             (["replicas", "portal", "--zk-servers", "nonsense"], 2, "--zk-servers: must be HOST:PORT"),
@@ -242,6 +244,19 @@ class ToolsSuite:
         assert shoal("model", "status", "m").err == "no agent serves it\n"
         assert json.loads(shoal("model", "status", "m", "--json").out)["portal"] is False
         assert "BRANCH: must be one of portal" in shoal("model", "clean", "layouts").err
+
+    def test_the_named_ports_of_a_service_are_shown(self, runner, peer, shoal):
+        async def announce() -> None:
+            for name, port in (("web-1", 8081), ("web-0", 8080)):
+                data = f'{{"node": "n1", "ports": {{"http": "10.0.0.5:{port}"}}}}'
+                await peer.store.create(f"/service/{peer.bzid}/{name}", data.encode(), makepath=True)
+
+        runner.run(announce())
+        assert shoal("replicas", f"service/{peer.bzid}").out == (
+            "WORKLOAD  NODE  PORT  ADDRESS\nweb-0     n1    http  10.0.0.5:8080\nweb-1     n1    http  10.0.0.5:8081\n"
+        )
+        (first, _) = json.loads(shoal("replicas", f"service/{peer.bzid}", "--json").out)["endpoints"]
+        assert first == {"workload_id": "web-0", "node_id": "n1", "ports": {"http": "10.0.0.5:8080"}}
 
     def test_an_agent_is_asked(self, runner, peer, shoal, around):
         self.filled(runner, peer)

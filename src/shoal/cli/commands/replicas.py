@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 #: Views that are the children of one node, by the name of the node.
 NODES = {"portal": "portal", "publish": "publish", "resources": "resource", "locks": "locks", "election": "election"}
-MODEL = "model/"
-RULE = f"must be heartbeat, get, resource, {MODEL}NAME, {', '.join(NODES)}"
+MODEL, SERVICE = "model/", "service/"
+RULE = f"must be {SERVICE}NAME, heartbeat, get, resource, {MODEL}NAME, {', '.join(NODES)}"
 
 _TASKS = (Column("TASK"), Column("REPLICAS", right=True), Column("ADDRESSES", least=16))
 _REPLICAS = (
@@ -34,6 +34,7 @@ _REPLICAS = (
     Column("ADDRESS"),
     Column("ARCHON", rank=1),
 )
+_ENDPOINTS = (Column("WORKLOAD"), Column("NODE"), Column("PORT"), Column("ADDRESS"))
 _VALUES = (Column("NODE"), Column("VALUE", least=16))
 
 
@@ -59,7 +60,10 @@ def replicas(
     bzid: Bzid = "",
     as_json: Json = False,
 ) -> None:
-    """Show which address serves what (Monolith's agent_client).
+    """Show which address serves what (also what Monolith's agent_client showed).
+
+    `service/NAME` shows the named ports of the ready workloads of a service: those with the label `service`, or of a
+    group of that name.
 
     From a serving agent: `heartbeat` (was `hb`) shows all tasks of a type, `get` (was `gr`) one task, and `resource`
     what the agent has free.
@@ -70,6 +74,8 @@ def replicas(
     if view in _AGENT_VIEWS:
         show = _AGENT_VIEWS[view]
         document = _ask(agent, lambda client: show(client, _server_type(server_type), task, model_name))
+    elif view.startswith(SERVICE):
+        document = tree.call(lambda store: _endpoints_of(store, view.removeprefix(SERVICE)))
     elif view.startswith(MODEL) or view in NODES:
         if not bzid:
             raise InvalidError([problem("--bzid", None, "is required")])
@@ -135,6 +141,13 @@ async def _from_tree(store: CoordinationStore, bzid: str, view: str) -> dict[str
     return {view: await _values(store, bzid, NODES[view])}
 
 
+async def _endpoints_of(store: CoordinationStore, service: str) -> dict[str, Any]:
+    from shoal.discovery.names import check_node_name
+    from shoal.discovery.services import resolve
+
+    return {"endpoints": output.to_plain(await resolve(store, check_node_name(service, field="VIEW")))}
+
+
 async def _replicas_of(store: CoordinationStore, bzid: str, model: str) -> list[dict[str, Any]]:
     from shoal.discovery.replicas.watcher import ReplicaWatcher
 
@@ -189,6 +202,13 @@ def _print(document: dict[str, Any]) -> None:
             output.words("no replica of this task is available")
     elif kind == "resource":
         output.facts([(name, str(value)) for name, value in found.items()])
+    elif kind == "endpoints":
+        rows = [
+            [each["workload_id"], each["node_id"], name, address]
+            for each in found
+            for name, address in each["ports"].items()
+        ]
+        output.table(_ENDPOINTS, rows, empty="no workload of this service is ready")
     elif kind == "replicas":
         rows = [
             [row["task"], row["replica"], output.state(row["state"]), row["address"], row["archon_address"]]
