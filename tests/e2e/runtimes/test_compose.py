@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +23,12 @@ from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.execs import ExecEnd
 from shoal.model.resources import Resources
 from shoal.model.workloads import ComposeSpec, FailureReason, StopPolicy
-from shoal.runtimes.base import RunError, RunPhase, RunRequest, Runtime
+from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
+from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.connection import Connect
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
@@ -133,9 +136,9 @@ async def open_runtime(
 ) -> AsyncIterator[Callable[[], Awaitable[ComposeRuntime]]]:
     opened: list[ComposeRuntime] = []
 
-    async def open_one() -> ComposeRuntime:
+    async def open_one(connect: Connect = service.open) -> ComposeRuntime:
         runtime = ComposeRuntime(
-            tmp_path, clock=SystemClock(), owner=Owner("test", NodeId("n1")), connect=service.open, command=command
+            tmp_path, clock=SystemClock(), owner=Owner("test", NodeId("n1")), connect=connect, command=command
         )
         await runtime.open()
         opened.append(runtime)
@@ -201,6 +204,51 @@ async def test_an_update_replaces_what_changed_and_keeps_volumes(
 
 
 @pytest.mark.parametrize(("delete_data", "expected"), [(None, "kept"), (False, "kept"), (True, "none")])
+class SlowApi(EngineApi):
+    """An engine whose next list of containers is on its way while something else happens."""
+
+    meanwhile: Callable[[], Awaitable[None]] | None = None
+
+    async def containers(self, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        found = await super().containers(labels)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
+
+
+async def test_an_update_while_containers_are_listed_ends_nothing(
+    open_runtime: Callable[..., Awaitable[ComposeRuntime]], service: PodmanService
+) -> None:
+    found = await service.open()
+    await found.close()
+    api = SlowApi(found.address)
+
+    async def connect() -> EngineApi:
+        return api
+
+    runtime = await open_runtime(connect)
+    await runtime.start(request({"web": says("one")}))
+    updates: list[asyncio.Task[RunInfo]] = []
+
+    async def update() -> None:
+        is_locked = runtime._lock(WorkloadId("web")).locked()
+        new = request({"web": says("two")}, generation=2)
+        updates.append(asyncio.create_task(runtime.update(RunId("web-1"), new)))
+        if not is_locked:
+            await updates[0]
+
+    api.meanwhile = update
+    async with asyncio.timeout(60):
+        while not updates:
+            await runtime.inspect(RunId("web-1"))
+            await asyncio.sleep(0.01)
+        await updates[0]
+    info = await runtime.inspect(RunId("web-1"))
+    assert info is not None
+    assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"web": "running"})
+
+
 async def test_volumes_go_only_with_a_delete_that_says_so(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], delete_data: bool | None, expected: str
 ) -> None:

@@ -251,7 +251,7 @@ class ComposeRuntime:
         api = self._connection.current
         if run is not None and run.end is None and api is not None and not self._lock(run.workload_id).locked():
             with contextlib.suppress(UnavailableError, DeadlineError):
-                await self._look_at(api, run, await self._containers(api, run.workload_id))
+                await self._look_at(api, run)
         run = self._records.runs.get(run_id)
         return None if run is None else run.info
 
@@ -360,7 +360,7 @@ class ComposeRuntime:
                     hint=f"remove them: one has the id {str(each.get('Id'))[:12]}",
                 )
         for run in [each for each in self._records.runs.values() if each.workload_id == request.workload_id]:
-            if run.end is None and not await self._end_if_over(api, run, await self._containers(api, run.workload_id)):
+            if run.end is None and not await self._end_if_over(api, run):
                 log.warning("run %s ends first: run %s of the same workload starts", run.run_id, request.run_id)
                 await self._stop_and_end(api, dataclasses.replace(run, ended_by=run.ended_by or "stop"))
         await self._remove_containers(api, request.workload_id)
@@ -419,11 +419,11 @@ class ComposeRuntime:
 
     async def _compare(self, api: EngineApi) -> None:
         """Compare what is stored with the engine: take in what was missed, and end what has ended."""
-        containers = await api.containers(self._owner.labels)
         for run in list(self._records.runs.values()):
             if run.end is None and not self._lock(run.workload_id).locked():
                 await self._output.begin(api, run)
-                await self._look_at(api, run, containers)
+                await self._look_at(api, run)
+        containers = await api.containers(self._owner.labels)
         known = {run.run_id for run in self._records.runs.values()}
         labels = [each.get("Labels") or {} for each in containers]
         missing = {each[WORKLOAD_LABEL] for each in labels if each.get(RUN_LABEL) and each[RUN_LABEL] not in known}
@@ -440,16 +440,20 @@ class ComposeRuntime:
         labels = [each.get("Labels") or {} for each in await self._containers(api, workload_id)]
         return read_run(labels, await self._members(api, workload_id)) if labels else None
 
-    async def _look_at(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> None:
+    async def _look_at(self, api: EngineApi, run: ComposeRun) -> None:
         """Store what changed in the services of a run, and end it when it has ended or failed."""
         async with self._lock(run.workload_id):
             current = self._records.runs.get(run.run_id)
             if current is None or current.end is not None:
                 return
-            await self._end_if_over(api, current, containers)
+            await self._end_if_over(api, current)
 
-    async def _end_if_over(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> bool:
-        """End a run whose services have all ended; whether it has. What is left of a failed one is stopped later."""
+    async def _end_if_over(self, api: EngineApi, run: ComposeRun) -> bool:
+        """End a run whose services have all ended; whether it has. What is left of a failed one is stopped later.
+
+        The caller holds the lock of the workload: no update comes between the list of containers and the verdict.
+        """
+        containers = await self._containers(api, run.workload_id)
         verdict = judge(await self._states(api, run, containers), run.service_names)
         if verdict.end is not None:
             await self._stop_and_end(api, run)
