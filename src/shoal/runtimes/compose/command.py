@@ -1,6 +1,7 @@
 """Which compose command there is on this machine, and how it is called.
 
-`docker compose`, `docker-compose` and `podman-compose` are tried in this order. The project goes to its standard input,
+`docker compose`, `docker-compose` and `podman-compose` are tried in this order; a `podman-compose` that was installed
+with this program comes before others, and one that is too old is left out. The project goes to its standard input,
 so values of secrets are in no file, and it talks to the engine that the agent found. A lock file is open in the command
 and in everything that it starts: an agent that was killed while a command ran waits for its end before the next one.
 Called by `shoal.runtimes.compose.runtime`.
@@ -11,10 +12,12 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import json
+import logging
 import os
+import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +26,12 @@ from typing import Any
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError, UnavailableError
 
+log = logging.getLogger(__name__)
+
 _PROBE_SECONDS = 20.0
+#: Older ones print the commands that they run, with the values of variables.
+_OLDEST_PODMAN_COMPOSE = (1, 3)
+_VERSION = re.compile(r"podman-compose version:? *(\d{1,9})\.(\d{1,9})")
 _PLUGIN = ("docker", "compose")
 _LOCK_SECONDS = 60.0
 _MAX_SHOWN = 2000
@@ -68,6 +76,8 @@ class ComposeCommand:
         given = json.dumps(content).encode()
         output, status = await _call(call, folder, environment, seconds, given=given, lock=lock)
         if status != 0:
+            for name, value in _variables(content):
+                output = output.replace(f"{name}={value}", f"{name}=***")
             raise ComposeError(output[-_MAX_SHOWN:].strip() or f"{self.arguments[0]} ended with status {status}")
 
 
@@ -78,23 +88,45 @@ def candidates() -> list[tuple[str, ...]]:
         found.append(_PLUGIN)
     if shutil.which("docker-compose"):
         found.append(("docker-compose",))
-    if podman := shutil.which("podman-compose") or _beside_python("podman-compose"):
+    if podman := _beside_python("podman-compose") or shutil.which("podman-compose"):
         found.append((podman, "--in-pod", "false"))
     return found
 
 
 async def find_command() -> ComposeCommand | None:
-    """The first compose command of this machine, or None. Only `docker` is asked: it may come without its plug-in."""
+    """The first compose command of this machine, or None. `docker` may come without its plug-in, so it is asked."""
     for candidate in candidates():
+        if candidate == ("docker-compose",):
+            return ComposeCommand(candidate)
+        words = (*_PLUGIN, "version") if candidate == _PLUGIN else (candidate[0], "version")
+        try:
+            output, status = await _call(words, Path("/"), dict(os.environ), _PROBE_SECONDS)
+        except UnavailableError as error:
+            log.warning("%s is left out: %s", candidate[0], error.message)
+            continue
         if candidate == _PLUGIN:
-            try:
-                _, status = await _call([*candidate, "version"], Path("/"), dict(os.environ), _PROBE_SECONDS)
-            except UnavailableError:
-                continue
-            if status != 0:
-                continue
-        return ComposeCommand(candidate)
+            if status == 0:
+                return ComposeCommand(candidate)
+        elif is_new_enough(output):
+            return ComposeCommand(candidate)
+        else:
+            oldest = ".".join(map(str, _OLDEST_PODMAN_COMPOSE))
+            log.warning("%s is left out: it must be podman-compose %s or newer", candidate[0], oldest)
     return None
+
+
+def is_new_enough(output: str) -> bool:
+    """Whether `podman-compose version` names a version that is supported. Pure."""
+    found = _VERSION.search(output)
+    return found is not None and (int(found[1]), int(found[2])) >= _OLDEST_PODMAN_COMPOSE
+
+
+def _variables(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The variables of all services that have a value."""
+    for service in (content.get("services") or {}).values():
+        environment = service.get("environment")
+        if isinstance(environment, dict):
+            yield from ((name, str(value)) for name, value in environment.items() if value not in (None, ""))
 
 
 @asynccontextmanager
@@ -117,7 +149,7 @@ async def locked(path: Path, clock: Clock) -> AsyncIterator[int]:
 
 
 def _beside_python(name: str) -> str | None:
-    """A command that was installed with this program, where its environment is not on the PATH."""
+    """A command that was installed with this program, whether its environment is on the PATH or not."""
     path = Path(sys.executable).parent / name
     return str(path) if path.exists() else None
 

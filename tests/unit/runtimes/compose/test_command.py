@@ -11,7 +11,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import UnavailableError
-from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_command, locked
+from shoal.runtimes.compose.command import ComposeCommand, ComposeError, candidates, find_command, is_new_enough, locked
 
 PROJECT = {"services": {"web": {"image": "a", "environment": {"PASSWORD": "hunter2"}}}}
 
@@ -101,3 +101,33 @@ async def test_which_command_is_found(
     made = await find_command()
     assert made is not None
     assert made.arguments == found
+
+
+async def test_values_of_variables_are_in_no_error(tmp_path: Path) -> None:
+    with pytest.raises(ComposeError) as raised:
+        await run(command(tmp_path, "echo podman run -e PASSWORD=hunter2 a; exit 1"), tmp_path)
+    assert raised.value.message == "podman run -e PASSWORD=*** a"
+
+
+@pytest.mark.parametrize(
+    ("output", "fits"),
+    [
+        ("podman-compose version 1.6.0\npodman version 4.3.1", True),
+        ("podman-compose version 1.3.0", True),
+        ("podman-compose version: 1.0.6\n['podman', '--version', '']", False),
+        ("podman version 4.3.1", False),
+        ("", False),
+    ],
+)
+def test_an_old_podman_compose_is_left_out(output: str, fits: bool) -> None:
+    assert is_new_enough(output) is fits
+
+
+def test_the_podman_compose_of_this_program_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("path", "own"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "podman-compose").write_text("#!/bin/sh\n")
+        (tmp_path / folder / "podman-compose").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "own" / "python"))
+    assert [each[0] for each in candidates()] == [str(tmp_path / "own" / "podman-compose")]
