@@ -203,7 +203,6 @@ async def test_an_update_replaces_what_changed_and_keeps_volumes(
     assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"db": "running", "web": "running"})
 
 
-@pytest.mark.parametrize(("delete_data", "expected"), [(None, "kept"), (False, "kept"), (True, "none")])
 class SlowApi(EngineApi):
     """An engine whose next list of containers is on its way while something else happens."""
 
@@ -249,6 +248,7 @@ async def test_an_update_while_containers_are_listed_ends_nothing(
     assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"web": "running"})
 
 
+@pytest.mark.parametrize(("delete_data", "expected"), [(None, "kept"), (False, "kept"), (True, "none")])
 async def test_volumes_go_only_with_a_delete_that_says_so(
     open_runtime: Callable[[], Awaitable[ComposeRuntime]], delete_data: bool | None, expected: str
 ) -> None:
