@@ -13,6 +13,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.documents import write_record
+from shoal.discovery.mirror.assignments import remove_unrequested, write_assignments
 from shoal.discovery.mirror.mirror import Mirror, MirrorEvent
 from shoal.discovery.mirror.records import AgentResource, PortalModel, PublishedModel, SchedulerPaths
 from shoal.discovery.models.catalog import Catalog
@@ -343,8 +344,8 @@ class DiscoverySuite(CoordinationKit):
         assert events[0].portal_model == PortalModel("m", "/d", None, 5, action="CREATED")
         sub_models = {"entry": "/d/entry/1", "ps_0": "/d/ps_0/1", "ps_5": "/d/ps_5/1"}
         published = [PublishedModel(shard, replica, "m", 10, 6, sub_models) for shard in (2, 3) for replica in range(3)]
-        await mirror.publish(published)
-        await mirror.publish(published)
+        await write_assignments(store, paths, published)
+        await write_assignments(store, paths, published)
         await self.until(lambda: [event.kind for event in events] == ["portal", "publish"])
         assert mirror.expected_loading(shard_id=2, replica_id=2) == {"m": published[2]}
         assert mirror.expected_loading(shard_id=9, replica_id=0)["m"].sub_models == {"entry": "/d/entry/1"}
@@ -371,7 +372,7 @@ class DiscoverySuite(CoordinationKit):
         await peer.remove("portal/m")
         await self.until(lambda: events[-1].kind == "portal")
         assert events[-1].portal_model.action == "DELETED"
-        assert len(await mirror.remove_unrequested()) == 6
+        assert len(await remove_unrequested(store, paths, mirror)) == 6
         await self.until(lambda: mirror.published() == {} and events[-1].kind == "publish")
         mirror.close()
 

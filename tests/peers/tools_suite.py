@@ -204,7 +204,7 @@ class ToolsSuite:
             (["replicas", "model/.."], 2, "base_name"),
             (["replicas", "nonsense"], 2, "VIEW: must be service/NAME, heartbeat"),
             (["replicas", "service/.."], 2, "VIEW"),
-            (["replicas", "heartbeat"], 2, "--agent: is required"),
+            (["replicas", "resource"], 2, "--agent: is required"),
             (["replicas", "get", "--agent", "127.0.0.1:1", "--server-type", "gpu"], 2, "--server-type"),
             (["replicas", "portal", "--zk-servers", "nonsense"], 2, "--zk-servers: must be HOST:PORT"),
         ],

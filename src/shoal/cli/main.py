@@ -48,6 +48,7 @@ _MODULES: dict[str, tuple[str, str]] = {
     "serving-client": ("commands.serving_client", FLEET),
     "certs": ("servers.certs", SERVERS),
     "token": ("commands.tokens", SERVERS),
+    "grant": ("commands.grants", SERVERS),
     "secret": ("commands.secrets", FLEET),
     "migrate": ("programs.migrate", ""),
     "schema": ("commands.schema", ""),

@@ -36,13 +36,23 @@ from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import NotLeaderError, ShoalError
 from shoal.core.shape import check
 from shoal.core.tasks import Signal, TaskScope, first_of, running
+from shoal.discovery.directory import AddressDirectory
 from shoal.discovery.embedded.serving import CoordinationService
 from shoal.model.identity import Caller, Identity, Role
 from shoal.wire import convert
 from shoal.wire.access import check_own_identity
 from shoal.wire.addresses import Address, parse_address
 from shoal.wire.http import HttpServer, serve_http
-from shoal.wire.methods import AgentControl, Coordination, Credentials, Enrollment, Secrets, WorkloadExec, methods_of
+from shoal.wire.methods import (
+    AgentControl,
+    Coordination,
+    Credentials,
+    Enrollment,
+    Secrets,
+    ServingAgent,
+    WorkloadExec,
+    methods_of,
+)
 from shoal.wire.transport import Server, Service, Transport
 
 log = logging.getLogger(__name__)
@@ -155,6 +165,7 @@ class ControlPlane:
             Service(methods_of(Secrets), self._routing.handlers(SecretService, attrgetter("secrets"))),
             Service(methods_of(WorkloadExec), self._routing.handlers(ExecService, attrgetter("exec"))),
             Service(methods_of(Coordination), self._routing.handlers(CoordinationService, attrgetter("coordination"))),
+            Service(methods_of(ServingAgent), self._routing.handlers(AddressDirectory, attrgetter("addresses"))),
         ]
         self._server = await self._transport.serve(
             self.settings.grpc_address, services, check_caller=self._check_caller

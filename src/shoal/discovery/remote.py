@@ -29,6 +29,7 @@ from shoal.discovery.store import (
     check_path,
 )
 from shoal.discovery.watching import Followers
+from shoal.model.identity import CONTROL_PLANE
 from shoal.wire.methods import Coordination
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as pb
 from shoal.wire.serving import close_stream
@@ -74,6 +75,8 @@ class RemoteStore:
         self._closing = False
         self._ended = asyncio.Event()
         self._opening: asyncio.Future[None] | None = None
+        #: Why the last attempt to connect failed.
+        self._failure: ShoalError | None = None
         #: Requests to send: what to follow or not, and then calls in their order.
         self._follows: dict[tuple[str, bool], bool] = {}
         self._requests: deque[pb.CoordinationRequest] = deque()
@@ -111,7 +114,10 @@ class RemoteStore:
                 await self._opening
         except TimeoutError:
             await self.close()
-            raise UnavailableError(f"no control plane that leads answers at {', '.join(self._addresses)}") from None
+            why = f": {self._failure.message}" if self._failure is not None else ""
+            hint = self._failure.hint if self._failure is not None else ""
+            where = ", ".join(self._addresses)
+            raise UnavailableError(f"no control plane that leads answers at {where}{why}", hint=hint) from None
         except ShoalError:
             await self.close()
             raise
@@ -146,6 +152,7 @@ class RemoteStore:
                 address = error.facts.get("leader") or next(addresses)
             except ShoalError as error:
                 log.debug("no connection to %s: %s", address, error)
+                self._failure = error
                 address = next(addresses)
                 if not error.retryable and self._opening is not None and not self._opening.done():
                     self._opening.set_exception(error)
@@ -164,7 +171,7 @@ class RemoteStore:
         opening = pb.OpenSession(session_id=self._session_id, timeout_ms=timeout_ms)
         self._requests.clear()
         self._follows = dict.fromkeys(self._followed, True)
-        channel = self._transport.connect(address)
+        channel = self._transport.connect(address, peer=CONTROL_PLANE)
         try:
             answers = channel.converse(Coordination.SESSION, self._sent(opening))
             try:

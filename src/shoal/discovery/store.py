@@ -68,7 +68,23 @@ class Watch(Protocol):
         ...
 
 
-class CoordinationStore(Protocol):
+class Watchable(Protocol):
+    """A coordination tree that can be followed."""
+
+    def watch_data(self, path: str, changed: Callable[[NodeValue | None], None]) -> Watch:
+        """Call `changed` with the value now and after every change; None means that the node does not exist.
+
+        Changes in quick succession are coalesced: the last value is always delivered, those in between may not be.
+        A value is not delivered twice. A watch outlives reconnects and sessions.
+        """
+        ...
+
+    def watch_children(self, path: str, changed: Callable[[tuple[str, ...] | None], None]) -> Watch:
+        """As `watch_data`, for the sorted names of the children; None means that the node does not exist."""
+        ...
+
+
+class CoordinationStore(Watchable, Protocol):
     """One client of a coordination tree."""
 
     @property
@@ -153,18 +169,6 @@ class CoordinationStore(Protocol):
             BadVersionError: the node has another version.
             NotEmptyError: the node has children.
         """
-        ...
-
-    def watch_data(self, path: str, changed: Callable[[NodeValue | None], None]) -> Watch:
-        """Call `changed` with the value now and after every change; None means that the node does not exist.
-
-        Changes in quick succession are coalesced: the last value is always delivered, those in between may not be.
-        A value is not delivered twice. A watch outlives reconnects and sessions.
-        """
-        ...
-
-    def watch_children(self, path: str, changed: Callable[[tuple[str, ...] | None], None]) -> Watch:
-        """As `watch_data`, for the sorted names of the children; None means that the node does not exist."""
         ...
 
     def on_state(self, changed: Callable[[SessionState], None]) -> Watch:

@@ -11,7 +11,7 @@ import enum
 from collections.abc import Callable
 from functools import partial
 
-from shoal.discovery.store import CoordinationStore, NodeValue, Watch
+from shoal.discovery.store import NodeValue, Watch, Watchable
 
 Parts = tuple[str, ...]
 """The names below the root that lead to a node."""
@@ -38,7 +38,7 @@ class Subtree:
 
     def __init__(
         self,
-        store: CoordinationStore,
+        store: Watchable,
         root: str,
         *,
         kind_of: Callable[[Parts], Kind],

@@ -176,3 +176,9 @@ TERM_HEADER = "x-shoal-term"
 
 #: Sent by a client that wants the leader's answer to a read: one that does not lead refuses it, as it does a write.
 LIVE_HEADER = "x-shoal-live"
+
+#: Sent by a client that asks a control plane, and not a serving agent, for the addresses of model servers: which
+#: namespace, in the way of which agent version, and of which model.
+SERVING_BZID_HEADER = "x-shoal-bzid"
+SERVING_VERSION_HEADER = "x-shoal-agent-version"
+SERVING_BASE_NAME_HEADER = "x-shoal-base-name"

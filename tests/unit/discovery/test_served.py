@@ -202,7 +202,7 @@ async def test_agents_and_workloads_change_what_was_granted(trusted: Served) -> 
     for store in (agent, member):
         with pytest.raises(DeniedError, match="an operator grants paths"):
             await store.create("/service/x", makepath=True)
-    await operator.create("/shoal/grants/agent", b"/service\n/agents/\n")
+    await operator.create("/shoal/grants/agent", b"/service\n/agents\n")
     await operator.create("/shoal/grants/agent:n2", b"/two")
     await operator.create("/shoal/grants/workload:web", b"/")
     await agent.create("/service/a", ephemeral=True, makepath=True)

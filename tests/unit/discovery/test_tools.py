@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from shoal.cli.connection.session import Surroundings
@@ -26,6 +28,10 @@ class TestEmbeddedTools(ToolsSuite):
         yield lambda _servers: tree.session()
         runner.run(tree.close())
 
+    def test_a_view_of_an_agent_needs_one_beside_zookeeper(self, shoal):
+        ended = shoal("replicas", "heartbeat")
+        assert (ended.code, "--agent: is required" in ended.err) == (2, True)
+
 
 class TestControlPlaneTools(ToolsSuite):
     __test__ = True
@@ -48,6 +54,20 @@ class TestControlPlaneTools(ToolsSuite):
     @pytest.fixture
     def environment(self):
         return {"SHOAL_ZK_SERVERS": "", "SHOAL_CONTROL": CONTROL_ADDRESS, "SHOAL_INSECURE": "1"}
+
+    def test_the_control_plane_answers_where_there_is_no_agent(self, runner, peer, shoal):
+        assert "namespace" in shoal("replicas", "heartbeat").err
+        self.filled(runner, peer)
+        shown = "TASK  REPLICAS  ADDRESSES\nps:0         1  10.0.0.1:44059\n"
+        at = ("--model-name", "m")
+        bound = json.loads(shoal("replicas", "heartbeat", "--json").out)
+        assert bound["tasks"].keys() == {"m:entry", "m:ps_0", "m:ps_1"}
+        runner.run(peer.store.delete(f"/{peer.bzid}/saved_models", recursive=True))
+        runner.run(peer.store.delete(f"/{peer.bzid}/portal", recursive=True))
+        assert shoal("replicas", "heartbeat").out == shown
+        assert shoal("replicas", "get", *at, "--server-type", "entry").out == "10.0.0.1:44059\n"
+        ended = shoal("replicas", "get", "--model-name", "nobody")
+        assert (ended.code, "model 'nobody' not found" in ended.err) == (1, True)
 
 
 @pytest.mark.parametrize(

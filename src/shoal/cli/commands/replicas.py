@@ -48,14 +48,19 @@ def replicas(
     *,
     view: Annotated[str, typer.Argument(metavar="VIEW", help="What to show, from the list above")],
     agent: Annotated[
-        str, typer.Option("--agent", metavar="HOST:PORT", help="The serving agent, for heartbeat, get and resource")
+        str,
+        typer.Option(
+            "--agent",
+            metavar="HOST:PORT",
+            help="The serving agent, for heartbeat, get and resource [the control plane answers from its tree]",
+        ),
     ] = "",
     server_type: Annotated[
         str, typer.Option("--server-type", metavar="TYPE", help="ps, entry or dense, for heartbeat and get")
     ] = "ps",
     task: Annotated[int, typer.Option("--task", min=0, metavar="N", help="The number of the task, for get")] = 0,
     model_name: Annotated[
-        str, typer.Option("--model-name", metavar="NAME", help="The model, for get at an agent that has several")
+        str, typer.Option("--model-name", metavar="NAME", help="The model, where there are several")
     ] = "",
     bzid: Bzid = "",
     as_json: Json = False,
@@ -66,14 +71,19 @@ def replicas(
     group of that name.
 
     From a serving agent: `heartbeat` (was `hb`) shows all tasks of a type, `get` (was `gr`) one task, and `resource`
-    what the agent has free.
+    what the agent has free. Without --agent the control plane answers the first two from its tree, for --bzid.
 
     From the tree of a namespace: `model/NAME` (was `addr`) shows every replica of a model with its state; `portal`,
     `publish`, `resources`, `locks` and `election` (were `get` with `portal`, `pub`, `res`, `lock`, `elect`) show nodes.
     """
     if view in _AGENT_VIEWS:
-        show = _AGENT_VIEWS[view]
-        document = _ask(agent, lambda client: show(client, _server_type(server_type), task, model_name))
+        show, wanted = _AGENT_VIEWS[view], _server_type(server_type)
+        if agent:
+            document = _ask(agent, lambda client: show(client, wanted, task, model_name))
+        elif view == "resource" or tree.servers:
+            raise InvalidError([problem("--agent", None, "is required")])
+        else:
+            document = _ask_control_plane(tree, bzid, model_name, lambda client: show(client, wanted, task, model_name))
     elif view.startswith(SERVICE):
         document = tree.call(lambda store: _endpoints_of(store, view.removeprefix(SERVICE)))
     elif view.startswith(MODEL) or view in NODES:
@@ -90,24 +100,44 @@ def replicas(
 
 def _ask(agent: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
     """Call a serving agent, in clear: it listens on loopback."""
+    from shoal.discovery.client import ServingAgentClient
     from shoal.wire.access import Access
     from shoal.wire.addresses import parse_address
 
-    if not agent:
-        raise InvalidError([problem("--agent", None, "is required")])
     address = str(parse_address(agent, field="--agent"))
     around = session.surroundings.get(session.Surroundings())
+    return _run(lambda: ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address)), work)
 
+
+def _ask_control_plane(tree: Tree, bzid: str, base_name: str, work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
+    """Call the control plane that leads, which answers as an agent would."""
+    from shoal.cli.output import hints
+    from shoal.discovery.client import LeaderChannel, ServingAgentClient
+    from shoal.wire.methods import SERVING_BASE_NAME_HEADER, SERVING_BZID_HEADER
+
+    addresses, access = tree.connection.resolved()
+    around = session.surroundings.get(session.Surroundings())
+
+    def make() -> ServingAgentClient:
+        channel = LeaderChannel(around.make_transport(access), addresses)
+        return ServingAgentClient(channel, bzid=bzid, base_name=base_name)
+
+    try:
+        return _run(make, work)
+    except InvalidError as error:
+        names = {SERVING_BZID_HEADER: "--bzid", SERVING_BASE_NAME_HEADER: "--model-name"}
+        raise hints.renamed(error, names) from None
+
+
+def _run(make: Callable[[], ServingAgentClient], work: Callable[[ServingAgentClient], Awaitable[T]]) -> T:
     async def run() -> T:
-        from shoal.discovery.client import ServingAgentClient
-
-        client = ServingAgentClient(around.make_transport(Access(insecure=True)).connect(address))
+        client = make()
         try:
             return await work(client)
         finally:
             await client.close()
 
-    result: T = around.run(run())
+    result: T = session.surroundings.get(session.Surroundings()).run(run())
     return result
 
 

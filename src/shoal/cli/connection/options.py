@@ -247,6 +247,13 @@ def tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Ca
     return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: _tree(given).call(work))
 
 
+def control_tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[F], F]:
+    """The same for what only the tree of a control plane has."""
+    return _registering(
+        app, name, panel, _CONNECTION_OPTIONS, lambda given, work: trees.Tree("", _connection(given)).call(work)
+    )
+
+
 def lazy_tree_command(app: typer.Typer, name: str, *, panel: str | None = None) -> Callable[[S], S]:
     """The same for `def command(tree, …)`, which needs a tree for some of its work only."""
     return _registering(app, name, panel, _TREE_OPTIONS, lambda given, work: work(_tree(given)))

@@ -58,6 +58,7 @@ from shoal.control.workloads.workload_facts import WorkloadFacts
 from shoal.core.clock import Clock
 from shoal.core.entropy import Entropy
 from shoal.core.tasks import TaskScope
+from shoal.discovery.directory import AddressDirectory
 from shoal.discovery.embedded.owner import TreeOwner
 from shoal.discovery.embedded.serving import CoordinationService
 from shoal.wire import convert
@@ -242,6 +243,7 @@ class Leadership:
         self.secrets = SecretService(self.cluster_secrets)
         self.tree = TreeOwner(clock, StoreJournal(store, term=term))
         self.coordination = CoordinationService(self.tree)
+        self.addresses = AddressDirectory(self.tree)
         self.announcements = Announcements(self.ledger, self.tree, clock=clock)
         self.enrollment = EnrollmentService(enrollment, join)
         self.credentials = CredentialService(enrollment, tokens, join)
@@ -292,6 +294,7 @@ class Leadership:
         """Stop deciding. Workloads are not touched."""
         self.streams.close()
         self.coordination.close()
+        self.addresses.close()
         await self.tree.close()
         self.queue.close()
         self.pump.close()

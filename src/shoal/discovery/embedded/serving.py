@@ -18,6 +18,7 @@ from shoal.discovery.embedded import messages
 from shoal.discovery.embedded.owner import CHILDREN, DATA, SESSION, TreeOwner
 from shoal.discovery.embedded.rules import holder_of, reason_against_change
 from shoal.discovery.embedded.tree import Changes
+from shoal.discovery.grants import check_grant_node
 from shoal.discovery.store import check_data, check_delete, check_path
 from shoal.discovery.watching import Follower
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as pb
@@ -200,7 +201,7 @@ class _Connection:
             case "create":
                 return await self._create(call.create)
             case "ensure_path":
-                return await self._ensure_path(check_path(call.ensure_path))
+                return await self._ensure_path(call.ensure_path)
             case "get":
                 return pb.TreeAnswer(node=messages.node_to_proto(tree.get(check_path(call.get))))
             case "exists":
@@ -217,7 +218,7 @@ class _Connection:
         raise InvalidError([problem("call", None, "must be one that this control plane knows")])
 
     async def _create(self, wanted: pb.CreateNode) -> pb.TreeAnswer:
-        check_data(check_path(wanted.path), wanted.data)
+        check_grant_node(check_path(wanted.path), check_data(wanted.path, wanted.data))
 
         def decide() -> tuple[str, Changes]:
             self._may_change(wanted.path)
@@ -233,6 +234,8 @@ class _Connection:
         return pb.TreeAnswer(path=await self._owner.change(decide))
 
     async def _ensure_path(self, path: str) -> pb.TreeAnswer:
+        check_grant_node(check_path(path), b"")
+
         def decide() -> tuple[None, Changes]:
             self._may_change(path)
             return None, self._owner.tree.ensure_path(path, session_id=self.session_id)
@@ -241,7 +244,7 @@ class _Connection:
         return pb.TreeAnswer()
 
     async def _set(self, wanted: pb.SetNode) -> pb.TreeAnswer:
-        check_data(check_path(wanted.path), wanted.data)
+        check_grant_node(check_path(wanted.path), check_data(wanted.path, wanted.data))
 
         def decide() -> tuple[pb.TreeNode, Changes]:
             self._may_change(wanted.path)
@@ -251,7 +254,7 @@ class _Connection:
         return pb.TreeAnswer(node=await self._owner.change(decide))
 
     async def _take_over(self, wanted: pb.SetNode) -> pb.TreeAnswer:
-        check_data(check_path(wanted.path), wanted.data)
+        check_grant_node(check_path(wanted.path), check_data(wanted.path, wanted.data))
 
         def decide() -> tuple[None, Changes]:
             self._may_change(wanted.path)

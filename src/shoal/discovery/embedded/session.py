@@ -5,14 +5,14 @@ It is also the double for tests: connections break and sessions expire on comman
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from datetime import timedelta
 
 from shoal.core.errors import UnavailableError
 from shoal.core.tasks import TaskScope
-from shoal.discovery.embedded.owner import CHILDREN, DATA, SESSION, TreeOwner
+from shoal.discovery.embedded.owner import SESSION, TreeOwner
 from shoal.discovery.embedded.tree import Changes
+from shoal.discovery.embedded.watches import TreeWatches
 from shoal.discovery.errors import SessionLostError
 from shoal.discovery.store import (
     NodeStat,
@@ -47,12 +47,8 @@ class EmbeddedStore:
         self._closed = True
         self._scope = TaskScope("coordination session")
         self._states: Followers[SessionState] = Followers()
-        self._data: Followers[NodeValue | None] = Followers(lambda path: self._unfollow(DATA, path))
-        self._children: Followers[tuple[str, ...] | None] = Followers(lambda path: self._unfollow(CHILDREN, path))
-        self._wakers: dict[tuple[str, str], Follower[int]] = {}
-        self._dirty: dict[tuple[str, str], None] = {}
+        self._watches = TreeWatches(owner, paused=True)
         self._session_watch: Follower[int] | None = None
-        self._delivery: asyncio.Handle | None = None
 
     # ------------------------------------------------------------------------------------------------
     # The session
@@ -85,8 +81,7 @@ class EmbeddedStore:
         if connected:
             await self._owner.end_session(session_id)
         self._become(SessionState.LOST)
-        self._data.close()
-        self._children.close()
+        self._watches.close()
         self._states.close()
 
     def suspend(self) -> None:
@@ -137,9 +132,10 @@ class EmbeddedStore:
         self._state = state
         for follower in self._states.of("state"):
             follower.deliver(state)
-        if self._state is SessionState.CONNECTED:
-            self._dirty.update(dict.fromkeys(self._wakers))
-            self._deliver_soon()
+        if state is SessionState.CONNECTED:
+            self._watches.resume()
+        else:
+            self._watches.pause()
 
     def _connected(self) -> str:
         """The id of the session, if calls work."""
@@ -230,50 +226,12 @@ class EmbeddedStore:
 
     def watch_data(self, path: str, changed: Callable[[NodeValue | None], None]) -> Watch:
         """Follow the value of a node."""
-        follower = self._data.add(check_path(path), changed)
-        self._follow(DATA, path)
-        return follower
+        return self._watches.watch_data(path, changed)
 
     def watch_children(self, path: str, changed: Callable[[tuple[str, ...] | None], None]) -> Watch:
         """Follow the names below a node."""
-        follower = self._children.add(check_path(path), changed)
-        self._follow(CHILDREN, path)
-        return follower
+        return self._watches.watch_children(path, changed)
 
     def on_state(self, changed: Callable[[SessionState], None]) -> Watch:
         """Follow the state of the session."""
         return self._states.add("state", changed)
-
-    def _follow(self, kind: str, path: str) -> None:
-        """Follow a path in the tree, and deliver what it has now."""
-        key = (kind, path)
-
-        def touched(_order: int = 0) -> None:
-            self._dirty[key] = None
-            self._deliver_soon()
-
-        if key not in self._wakers:
-            self._wakers[key] = self._owner.followers.add(key, touched)
-        touched()
-
-    def _unfollow(self, kind: str, path: str) -> None:
-        self._wakers.pop((kind, path)).close()
-        self._dirty.pop((kind, path), None)
-
-    def _deliver_soon(self) -> None:
-        if self._delivery is None and self._state is SessionState.CONNECTED:
-            self._delivery = asyncio.get_running_loop().call_soon(self._deliver)
-
-    def _deliver(self) -> None:
-        """Deliver what changed since the last time, as it is now."""
-        self._delivery = None
-        if self._state is not SessionState.CONNECTED:
-            return
-        dirty, self._dirty = self._dirty, {}
-        for kind, path in dirty:
-            if kind == DATA:
-                for data in self._data.of(path):
-                    data.deliver(self._owner.tree.find(path))
-            else:
-                for children in self._children.of(path):
-                    children.deliver(self._owner.tree.find_children(path))

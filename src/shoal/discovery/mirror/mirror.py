@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from shoal.core.errors import InvalidError
-from shoal.discovery.documents import read_record, write_record
-from shoal.discovery.errors import NodeExistsError, NoNodeError
+from shoal.discovery.documents import read_record
 from shoal.discovery.mirror.records import AgentResource, PortalModel, PublishedModel, SchedulerPaths
 from shoal.discovery.mirror.selection import expected_loading, is_complete
 from shoal.discovery.names import is_part
 from shoal.discovery.replicas.paths import parse_replica_name, parse_task_name
 from shoal.discovery.replicas.records import Replica, ServerType
-from shoal.discovery.store import CoordinationStore
+from shoal.discovery.store import Watchable
 from shoal.discovery.subtree import Kind, Parts, Subtree
 
 log = logging.getLogger(__name__)
@@ -60,12 +59,11 @@ class Mirror:
 
     def __init__(
         self,
-        store: CoordinationStore,
+        store: Watchable,
         paths: SchedulerPaths,
         *,
         on_event: Callable[[MirrorEvent], None] | None = None,
     ) -> None:
-        self._store = store
         self._paths = paths
         self._on_event = on_event
         self._now = _Contents()
@@ -149,29 +147,6 @@ class Mirror:
                 # The path names the task, whatever the value says.
                 task = replace(replica, task=named[1], replica=parse_replica_name(parts[2]) or 0)
                 yield parts[0], parts[1], task
-
-    # -----------------------------------------------------------------------------------------------------
-    # Changes
-
-    async def publish(self, models: list[PublishedModel]) -> None:
-        """Write assignments; those that are in the tree already are left alone."""
-        for model in models:
-            path, data = self._paths.published(model), write_record(model)
-            try:
-                await self._store.create(path, data, makepath=True)
-            except NodeExistsError:
-                if (await self._store.get(path)).data != data:
-                    await self._store.set(path, data)
-
-    async def remove_unrequested(self) -> list[str]:
-        """Delete the assignments of models that are not in the portal, and return their names."""
-        gone = [name for name, each in self.published().items() if each.model_name not in self._now.portal]
-        for name in gone:
-            try:
-                await self._store.delete(f"{self._paths.publish}/{name}")
-            except NoNodeError:
-                continue
-        return gone
 
     # -----------------------------------------------------------------------------------------------------
     # What the tree tells

@@ -15,7 +15,7 @@ from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.models.records import Container, ContainerService, SavedModel, parse_binding, parse_container
 from shoal.discovery.names import is_part
 from shoal.discovery.replicas.records import usable_address
-from shoal.discovery.store import CoordinationStore
+from shoal.discovery.store import Watchable
 from shoal.discovery.subtree import Kind, Parts, Subtree
 
 log = logging.getLogger(__name__)
@@ -33,9 +33,7 @@ class ServiceMap:
         changed: called after every change.
     """
 
-    def __init__(
-        self, store: CoordinationStore, paths: ModelPaths, *, changed: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, store: Watchable, paths: ModelPaths, *, changed: Callable[[], None] | None = None) -> None:
         self._changed = changed
         #: Grows with every change, so that answers can be kept.
         self.version = 0

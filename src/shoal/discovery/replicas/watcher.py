@@ -21,7 +21,7 @@ from shoal.discovery.replicas.paths import (
 )
 from shoal.discovery.replicas.records import ModelState, Replica
 from shoal.discovery.replicas.table import ReplicaTable
-from shoal.discovery.store import CoordinationStore
+from shoal.discovery.store import Watchable
 from shoal.discovery.subtree import Kind, Parts, Subtree
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class ReplicaWatcher:
     """
 
     def __init__(
-        self, store: CoordinationStore, bzid: str, base_name: str, *, changed: Callable[[], None] | None = None
+        self, store: Watchable, bzid: str, base_name: str, *, changed: Callable[[], None] | None = None
     ) -> None:
         self.root = service_root(bzid, base_name)
         self.table = ReplicaTable()
