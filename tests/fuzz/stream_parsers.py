@@ -5,16 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
 from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
+from shoal.dataflow.checkpoint.handles import FileHandle, Link, TaskPart
 from shoal.dataflow.checkpoint.messages import TaskId
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout, decode_state, encode_state
+from shoal.dataflow.checkpoint.statefile import START, FileReader, StepIndex, TableIndex, decode_header, encode
+from shoal.dataflow.checkpoint.statestore import file_name
+from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
 from shoal.dataflow.connectors.ahead import decode_segments, encode_segments, from_stream, to_stream
 from shoal.dataflow.language.datatypes import parse_type
 from shoal.dataflow.language.failures import CheckpointError
@@ -24,6 +29,7 @@ from shoal.dataflow.plan.documents import read_plan, write_plan
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
 from shoal.dataflow.state.keycodec import decode_key, encode_key
+from shoal.dataflow.state.tables import TableState
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.topics.local import entries, snapshots
 from shoal.topics.local.framing import frame
@@ -53,7 +59,10 @@ def _changed_json(good: Any) -> st.SearchStrategy[bytes]:
 BATCH = pa.RecordBatch.from_pydict({"n": [1, None], "text": ["a", "bc"], "many": [[1], []]})
 STREAM = to_stream([BATCH, BATCH])
 SEGMENTS = encode_segments([(3, b"abc"), (4, b"")])
-TASK = encode_state({"sum": OperatorState({0: b"zero", 7: b"seven"}, b"shared"), "out": OperatorState()})
+ROWS = pa.table({"key": ["a", None], "n": [1, 2]})
+TWO = np.array([0, 7])
+STEP = OperatorState(shared=b"shared", tables={"cells": TableState(ROWS, TWO, ("key",), ROWS, TWO, ("n", 1))})
+HEADER = encode({"sum": STEP, "own": OperatorState({0: b"zero", 7: b"seven"}), "out": OperatorState()})[0][0][START:]
 BLOB = pack({"cells": pa.table({"text": ["a", "b"]}), "none": pa.table({"n": pa.array([], pa.int64())})}, watermark=5)
 GROUP = pack_entries(3, [Entry("a", b"key", b"value"), Entry("b", b"", b"", 9)])
 KEY = encode_key((None, True, 12, 1.5, "text", b"bytes"))
@@ -104,6 +113,18 @@ def _unpack(content: bytes) -> object:
     return [table.to_pylist() for table in unpack(content).tables.values()]
 
 
+PIECE = bytes(ROWS.to_batches()[0].serialize())
+
+
+def _read_pieces(content: bytes) -> object:
+    """The rows of a table, whose one piece is any bytes."""
+    place = (0, len(content), zlib.crc32(content))
+    table = TableIndex(ROWS.schema, None, ("key",), None, None, {0: place}, {})
+    reader = FileReader("file", 0, lambda offset, size: content[offset : offset + size])
+    found = reader.tables(StepIndex((0, 0, 0), {}, {"cells": table}), 0, 8)
+    return found["cells"].rows.to_pylist()
+
+
 def _unpack_entries(content: bytes) -> object:
     group, found = unpack_entries(content)
     return group, list(found)
@@ -118,15 +139,18 @@ def _checkpoint(content_of: str) -> Callable[[Path, bytes], None]:
     def fill(folder: Path, content: bytes) -> None:
         storage = CheckpointStorage(str(folder), "job")
         storage.begin(LAYOUT)
-        task = storage.write_task(1, TaskId(1, 0), {"sum": OperatorState({0: b"x"})})
-        storage.complete(1, LAYOUT, [task])
+        name = file_name(1, 1, TaskId(1, 0))
+        handle = storage.open_store().write(name, {"sum": OperatorState({0: b"x"})})
+        storage.complete(1, LAYOUT, [TaskPart(0, name, (handle,), {"sum": (Link(name, 0, 8),)})])
         file_named(f"job/{content_of}")(folder, content)
 
     return fill
 
 
-MANIFEST = {"format": 1, "job": "job", "checkpoint": 1, "key_groups": 8, "operators": {"sum": "aggregate"},
-            "tasks": [{"file": "1.0.state", "size": 1, "crc32": 1, "subtask": 0}]}  # fmt: skip
+_FILE = "000000000001-000001-1.0.state"
+MANIFEST = {"format": 2, "job": "job", "checkpoint": 1, "key_groups": 8, "operators": {"sum": "aggregate"},
+            "files": {_FILE: [1, 1]},
+            "tasks": [{"file": _FILE, "subtask": 0, "chains": {"sum": [[_FILE, 0, 8]]}}]}  # fmt: skip
 JOB = {"format": 1, "job": "job", "key_groups": 8, "widths": {"sum": 1}}
 
 
@@ -204,8 +228,14 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         (DamagedError, InternalError),
         (KEY, b""),
     ),
-    "shoal.dataflow.checkpoint.storage.decode_state": ParserCase(
-        decode_state, _changed(TASK), (CheckpointError,), (TASK, encode_state({}))
+    "shoal.dataflow.checkpoint.statefile.decode_header": ParserCase(
+        lambda content: decode_header(content, FileHandle("file", 10**6, zlib.crc32(content))),
+        _changed(HEADER) | _changed_json(json.loads(HEADER)),
+        (CheckpointError,),
+        (HEADER,),
+    ),
+    "shoal.dataflow.checkpoint.statefile.FileReader.tables": ParserCase(
+        _read_pieces, _changed(PIECE), (CheckpointError,), (PIECE,)
     ),
     "shoal.dataflow.checkpoint.storage.CheckpointStorage.latest of a manifest": ParserCase(
         with_folder(

@@ -1,8 +1,8 @@
 """Runs the checkpoints of one run: carries out what `shoal.dataflow.checkpoint.protocol` decides.
 
-One thread. Tasks report to it from theirs; it writes what they hand it, so that no task waits for a disk, and sends
-them orders. Everything that is said is a plain value of `messages`. While checkpoints cannot be written the job goes
-on, and a warning says how old the last complete one is; sources pause when too much output waits for a checkpoint.
+One thread. Tasks write their own state and report where it lies; it writes the manifests, and sends them orders.
+Everything that is said is a plain value of `messages`. While checkpoints cannot be written the job goes on, and a
+warning says how old the last complete one is; sources pause when too much output waits for a checkpoint.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
 from shoal.dataflow.checkpoint import protocol
+from shoal.dataflow.checkpoint.handles import TaskPart
 from shoal.dataflow.checkpoint.messages import (
     Acknowledged,
     Asked,
     Commit,
     Committed,
+    Declined,
     Drained,
     Finish,
     Order,
@@ -41,7 +43,7 @@ from shoal.dataflow.checkpoint.protocol import (
     SendTrigger,
     WriteManifest,
 )
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout, TaskFile
+from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
 from shoal.dataflow.language.failures import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,6 @@ log = logging.getLogger(__name__)
 _WARN_EVERY = 60.0
 #: Bytes of output that wait for a checkpoint, beyond which sources pause while checkpoints fail.
 _MOST_WAITING = 64 * 1024 * 1024
-_SINK = "sink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Coordinator:
         self._send = send
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._state = protocol.begin_run(highest, clock.monotonic())
-        self._written: dict[TaskId, TaskFile] = {}
+        self._parts: dict[TaskId, TaskPart] = {}
         #: Bytes of output of each task that wait for the checkpoint.
         self._waiting: dict[TaskId, int] = {}
         self._started = 0.0
@@ -134,10 +135,14 @@ class Coordinator:
     def _hear(self, message: Report) -> None:
         now = self._clock.monotonic()
         match message:
-            case Acknowledged(task, checkpoint, _state):
-                self._note_waiting(message)
-                if self._take_in(message):
-                    self._follow(protocol.acknowledge(self._state, task, checkpoint))
+            case Acknowledged(task, checkpoint, part):
+                self._note_waiting(task, part.waiting)
+                if checkpoint == self._state.number:
+                    self._parts[task] = part
+                self._follow(protocol.acknowledge(self._state, task, checkpoint))
+            case Declined(task, checkpoint, reason, waiting):
+                self._note_waiting(task, waiting)
+                self._fail_to_write(checkpoint, reason)
             case Committed(task, checkpoint):
                 self._follow(protocol.commit(self._state, task, checkpoint, now))
             case Drained(task):
@@ -145,18 +150,8 @@ class Coordinator:
             case Asked():
                 self._follow(protocol.ask(self._state))
 
-    def _take_in(self, message: Acknowledged) -> bool:
-        """Write a task's part. A disk that is full fails the checkpoint, not the run."""
-        if message.checkpoint != self._state.number or message.task not in self._state.missing:
-            return False
-        try:
-            self._written[message.task] = self._storage.write_task(message.checkpoint, message.task, message.state)
-        except ShoalError as error:
-            self._fail_to_write(message.checkpoint, str(error))
-            return False
-        return True
-
     def _fail_to_write(self, checkpoint: int, reason: str) -> None:
+        """A disk that is full fails the checkpoint, not the run."""
         now = self._clock.monotonic()
         self._follow(protocol.fail(self._state, self._rules, checkpoint, reason, now, is_unwritten=True))
 
@@ -184,14 +179,14 @@ class Coordinator:
 
     def _trigger(self, checkpoint: int, tasks: frozenset[TaskId]) -> None:
         if self._state.missing == self._members.everyone:  # it has just begun
-            self._written.clear()
+            self._parts.clear()
             self._started = self._clock.monotonic()
         for task in sorted(tasks):
             self._send(task, Trigger(checkpoint))
 
     def _complete(self, checkpoint: int) -> None:
         try:
-            self._storage.complete(checkpoint, self._layout, [self._written[task] for task in sorted(self._written)])
+            self._storage.complete(checkpoint, self._layout, [self._parts[task] for task in sorted(self._parts)])
         except ShoalError as error:
             self._fail_to_write(checkpoint, str(error))
             return
@@ -208,7 +203,7 @@ class Coordinator:
             self._counts,
             completed=self._counts.completed + 1,
             last_number=checkpoint,
-            last_bytes=sum(each.size for each in self._written.values()),
+            last_bytes=sum(each.written for each in self._parts.values()),
             last_seconds=now - self._started,
             failed_in_a_row=0,
             reason="",
@@ -253,12 +248,9 @@ class Coordinator:
     def _way_out(self) -> str:
         return f"started again, the job goes on from its newest complete checkpoint: {self._last_complete()}"
 
-    def _note_waiting(self, message: Acknowledged) -> None:
+    def _note_waiting(self, task: TaskId, waiting: int) -> None:
         """How much output a task has written ahead. Also of a checkpoint that failed before the task had its turn."""
-        kinds = self._layout.kinds
-        self._waiting[message.task] = sum(
-            len(state.shared) for uid, state in message.state.items() if kinds.get(uid) == _SINK
-        )
+        self._waiting[task] = waiting
         if self._counts.failed_in_a_row:
             self._pause(sum(self._waiting.values()) > _MOST_WAITING)
 

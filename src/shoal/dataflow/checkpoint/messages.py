@@ -5,11 +5,10 @@ Orders go to a task, reports come from one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shoal.dataflow.operators.base import OperatorState
+from shoal.dataflow.checkpoint.handles import TaskPart
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,11 +63,22 @@ Order: TypeAlias = Trigger | Commit | StopReading | Finish | Pause | Resume
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A task's share of a checkpoint: the state of each of its steps, by uid."""
+    """A task has written its share of a checkpoint: here is where it lies."""
 
     task: TaskId
     checkpoint: int
-    state: Mapping[str, OperatorState]
+    part: TaskPart
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """A task could not write its share of a checkpoint. What it has stays with it, and goes with the next one."""
+
+    task: TaskId
+    checkpoint: int
+    reason: str
+    #: Bytes of output that wait for the checkpoint.
+    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +103,4 @@ class Asked:
     task: TaskId
 
 
-Report: TypeAlias = Acknowledged | Committed | Drained | Asked
+Report: TypeAlias = Acknowledged | Declined | Committed | Drained | Asked

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from shoal.core.errors import PreconditionError
+from shoal.dataflow.checkpoint.handles import StepState, cut_chain
 from shoal.dataflow.checkpoint.storage import Checkpoint, Layout
-from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.operators.base import KeyGroups
 
 #: Kinds of steps whose state can be given up: rules may move what they do into other steps.
 _SPARE = frozenset({"assign-time"})
@@ -52,13 +53,11 @@ def check_match(
         )
 
 
-def _holds(states: Sequence[tuple[int, OperatorState]]) -> bool:
-    return any(state.keyed or state.shared for _subtask, state in states)
+def _holds(states: Sequence[tuple[int, StepState]]) -> bool:
+    return any(state.chain or state.shared for _subtask, state in states)
 
 
-def share_states(
-    checkpoint: Checkpoint, key_groups: KeyGroups
-) -> Mapping[str, Sequence[tuple[int, int, OperatorState]]]:
+def share_states(checkpoint: Checkpoint, key_groups: KeyGroups) -> Mapping[str, Sequence[tuple[int, int, StepState]]]:
     """What each step of one task gets: (checkpoint, subtask, state), of keyed state only its own key groups."""
     return {
         uid: [(checkpoint.number, subtask, _cut(state, key_groups)) for subtask, state in states]
@@ -66,7 +65,5 @@ def share_states(
     }
 
 
-def _cut(state: OperatorState, key_groups: KeyGroups) -> OperatorState:
-    if not state.keyed:
-        return state
-    return OperatorState({group: blob for group, blob in state.keyed.items() if group in key_groups}, state.shared)
+def _cut(state: StepState, key_groups: KeyGroups) -> StepState:
+    return StepState(state.shared, cut_chain(state.chain, key_groups.first, key_groups.end))

@@ -1,39 +1,36 @@
-"""Checkpoints on disk, through `shoal.core.files`: one file for each task, and a manifest that comes last.
+"""Checkpoints on disk, through `shoal.core.files`: a manifest for each, over state files that they share.
 
     <directory>/<job>/job.json                        what the job ever was: key groups, most tasks of each step
-    <directory>/<job>/000000000012/1.0.state          the state of one task
-    <directory>/<job>/000000000012/manifest.json      every file with its size and checksum; without it there is nothing
+    <directory>/<job>/state/                          state files, which tasks write; see `statestore`
+    <directory>/<job>/000000000012/manifest.json      every file that the checkpoint needs; without it there is nothing
 
 A checkpoint is complete when its manifest is there. One that cannot be read is skipped with a warning, and the one
-before it is used. Called by the coordinator, and by the engine when a run starts.
+before it is used. A state file is removed when no checkpoint that is kept needs it and none to come can. Called by the
+coordinator, and by the engine when a run starts.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
-import struct
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.core import files
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
-from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
+from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
 from shoal.dataflow.language.failures import CheckpointError
-from shoal.dataflow.operators.base import OperatorState
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
-_MAGIC = b"SHOALCP1"
-_LENGTH = struct.Struct("<I")
+#: Of manifests; and of the notes of a job.
+FORMAT = 2
+_JOB_FORMAT = 1
 _MANIFEST = "manifest.json"
 _JOB = "job.json"
-_STATE_FILE = re.compile(r"[0-9]{1,10}\.[0-9]{1,10}\.state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +44,15 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskFile:
-    """A file of a checkpoint, as its manifest lists it."""
-
-    name: str
-    size: int
-    checksum: int
-    subtask: int
-
-
-@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A checkpoint that was read. For each uid: the subtask and its state, for every task that the step had."""
 
     number: int
     key_groups: int
     kinds: Mapping[str, str]
-    states: Mapping[str, Sequence[tuple[int, OperatorState]]]
+    states: Mapping[str, Sequence[tuple[int, StepState]]]
+    #: The files that it needs, by name.
+    handles: Mapping[str, FileHandle] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +63,8 @@ class History:
     highest: int
     #: The most tasks that each step ever had.
     widths: Mapping[str, int]
+    #: Greater with every start. State files have it in their names.
+    epoch: int = 0
 
 
 class CheckpointStorage:
@@ -83,46 +74,56 @@ class CheckpointStorage:
         self._base = files.join(directory, job)
         self._job = job
         self._keep = keep
+        self._store = StateStore(self._base)
+        #: The files that each complete checkpoint needs, as far as it was read or written here.
+        self._needed: dict[int, frozenset[str]] = {}
 
     @property
     def job(self) -> str:
         """The name of the job."""
         return self._job
 
+    def open_store(self) -> StateStore:
+        """The state files of the job, for one task."""
+        return StateStore(self._base)
+
     # -- writing ----------------------------------------------------------------------------------------------
 
-    def write_task(self, checkpoint: int, task: TaskId, state: Mapping[str, OperatorState]) -> TaskFile:
-        """Write the state of one task. Nobody looks at it before the manifest names it."""
-        content = encode_state(state)
-        name = f"{task}.state"
-        files.write_atomic(files.join(self._directory(checkpoint), name), content)
-        return TaskFile(name, len(content), zlib.crc32(content), task.subtask)
-
-    def complete(self, checkpoint: int, layout: Layout, tasks: Sequence[TaskFile]) -> None:
+    def complete(self, checkpoint: int, layout: Layout, tasks: Sequence[TaskPart]) -> None:
         """Write the manifest: from here on the checkpoint is there."""
+        needed = {file.name: [file.size, file.checksum] for each in tasks for file in each.files}
         manifest = {
             "format": FORMAT,
             "job": self._job,
             "checkpoint": checkpoint,
             "key_groups": layout.key_groups,
             "operators": dict(layout.kinds),
+            "files": needed,
             "tasks": [
-                {"file": each.name, "size": each.size, "crc32": each.checksum, "subtask": each.subtask}
+                {
+                    "subtask": each.subtask,
+                    "file": each.file,
+                    "chains": {
+                        uid: [[link.file, link.first, link.end] for link in chain] for uid, chain in each.chains.items()
+                    },
+                }
                 for each in tasks
             ],
         }
         reach("dataflow.manifest.before")
         files.write_atomic(files.join(self._directory(checkpoint), _MANIFEST), json.dumps(manifest).encode())
+        self._needed[checkpoint] = frozenset(needed)
         reach("dataflow.manifest.after")
 
     def discard(self, checkpoint: int) -> None:
-        """Remove what was written of one that failed, as far as that goes."""
+        """Remove what was written of one that failed, as far as that goes. Its state files may be used by the next."""
         self._remove(self._directory(checkpoint))
 
     def prune(self, newest: int) -> None:
-        """Remove all but the last ones up to `newest`, and what is left of those that were never complete.
+        """Remove all but the last ones up to `newest`, and the state files that none of those needs.
 
-        What cannot be listed or removed now is removed after a later checkpoint.
+        Files of later checkpoints stay: tasks may have written them already. What cannot be listed or removed now is
+        removed after a later checkpoint.
         """
         try:
             numbers = [number for number in self._numbers() if number <= newest]
@@ -133,7 +134,23 @@ class CheckpointStorage:
         kept = set(complete[-self._keep :])
         for number in numbers:
             if number not in kept:
+                self._needed.pop(number, None)
                 self._remove(self._directory(number))
+        self._prune_files(newest, kept)
+
+    def _prune_files(self, newest: int, kept: set[int]) -> None:
+        try:
+            needed = {name for number in kept for name in self._files_of(number)}
+            names = self._store.list_names()
+            self._store.remove(name for name in names if number_of(name) <= newest and name not in needed)
+        except ShoalError as error:
+            log.warning("old checkpoints of job %s: their files stay for now: %s", self._job, error)
+
+    def _files_of(self, number: int) -> frozenset[str]:
+        """The files that a complete checkpoint needs. Raises when its manifest cannot be read: then all files stay."""
+        if number not in self._needed:
+            self._needed[number] = frozenset(self._read_manifest(self._directory(number), number)["files"])
+        return self._needed[number]
 
     def _remove(self, directory: str) -> None:
         try:
@@ -157,6 +174,8 @@ class CheckpointStorage:
                 return self._read(number)
             except NotFoundError:
                 continue  # it was never complete
+            except _WrongFormatError:
+                raise
             except CheckpointError as error:
                 log.warning("checkpoint %d of job %s cannot be used: %s", number, self._job, error)
                 unreadable.append(str(error))
@@ -168,7 +187,7 @@ class CheckpointStorage:
         return None
 
     def begin(self, layout: Layout) -> History:
-        """What is known from before. Notes down the new widths before anything of them runs."""
+        """What is known from before. Notes down the new widths and the epoch before anything of them runs."""
         known = self._read_job()
         if known is not None and known["key_groups"] != layout.key_groups:
             raise PreconditionError(
@@ -177,10 +196,17 @@ class CheckpointStorage:
             )
         before: dict[str, int] = {} if known is None else known["widths"]
         widths = {uid: max(before.get(uid, 0), layout.widths.get(uid, 0)) for uid in before | dict(layout.widths)}
-        if widths != before:
-            content = {"format": FORMAT, "job": self._job, "key_groups": layout.key_groups, "widths": widths}
-            files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
-        return History(max(self._numbers(), default=0), before)
+        epoch = 1 + (0 if known is None else known.get("epoch", 0))
+        content = {
+            "format": _JOB_FORMAT,
+            "job": self._job,
+            "key_groups": layout.key_groups,
+            "widths": widths,
+            "epoch": epoch,
+        }
+        files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
+        used = [*self._numbers(), *map(number_of, self._store.list_names())]
+        return History(max(used, default=0), before, epoch)
 
     def _read_job(self) -> dict[str, Any] | None:
         try:
@@ -190,30 +216,45 @@ class CheckpointStorage:
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"the notes of job {self._job!r} in {self._base} cannot be read: {error}") from error
         path = files.join(self._base, _JOB)
-        if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("job") != self._job:
-            raise CheckpointError(f"{path} is not of job {self._job!r} in format {FORMAT}")
-        if not _is_count(content.get("key_groups")) or not _maps(content.get("widths"), _is_count):
+        if not isinstance(content, dict) or content.get("format") != _JOB_FORMAT or content.get("job") != self._job:
+            raise CheckpointError(f"{path} is not of job {self._job!r} in format {_JOB_FORMAT}")
+        if (
+            not _is_count(content.get("epoch", 0))
+            or not _is_count(content.get("key_groups"))
+            or not _maps(content.get("widths"), _is_count)
+        ):
             raise CheckpointError(f"{path} does not say the key groups and widths of job {self._job!r}")
         return content
 
     def _read(self, number: int) -> Checkpoint:
         directory = self._directory(number)
         manifest = self._read_manifest(directory, number)
-        states: dict[str, list[tuple[int, OperatorState]]] = {}
-        for entry in manifest["tasks"]:
-            content = self._read_file(directory, entry)
-            for uid, state in decode_state(content).items():
-                states.setdefault(uid, []).append((entry["subtask"], state))
-        return Checkpoint(number, manifest["key_groups"], manifest["operators"], states)
+        handles = {name: FileHandle(name, *entry) for name, entry in manifest["files"].items()}
+        is_local = "://" not in self._base
+        states: dict[str, list[tuple[int, StepState]]] = {}
+        for handle in handles.values():
+            # Elsewhere that would be a download of everything: tasks look at what they read themselves.
+            self._store.verify(handle) if is_local else self._store.index(handle)
+        for task in manifest["tasks"]:
+            chains = {uid: tuple(Link(*link) for link in chain) for uid, chain in task["chains"].items()}
+            shared = self._store.read_shared(handles[task["file"]])
+            for uid in shared | chains:
+                state = StepState(shared.get(uid, b""), chains.get(uid, ()))
+                states.setdefault(uid, []).append((task["subtask"], state))
+        return Checkpoint(number, manifest["key_groups"], manifest["operators"], states, handles)
 
     def _read_manifest(self, directory: str, number: int) -> dict[str, Any]:
         try:
             manifest: dict[str, Any] = json.loads(files.read_bytes(files.join(directory, _MANIFEST)))
             found = (manifest["format"], manifest["job"], manifest["checkpoint"])
+            if isinstance(found[0], int) and found[0] != FORMAT:
+                raise _WrongFormatError(found[0], number, self._job)
             complete = (
                 _is_count(manifest["key_groups"])
                 and _maps(manifest["operators"], lambda kind: isinstance(kind, str))
-                and all(_is_task(entry) for entry in manifest["tasks"])
+                and _maps(manifest["files"], _is_file)
+                and all(map(is_file_name, manifest["files"]))
+                and all(_is_task(entry, manifest["files"]) for entry in manifest["tasks"])
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(f"its manifest cannot be read: {error}") from error
@@ -224,16 +265,6 @@ class CheckpointStorage:
         if not complete:
             raise CheckpointError("its manifest has key groups, operators or tasks that are none")
         return manifest
-
-    def _read_file(self, directory: str, entry: Mapping[str, Any]) -> bytes:
-        path = files.join(directory, str(entry["file"]))
-        try:
-            content = files.read_bytes(path)
-        except NotFoundError as error:
-            raise CheckpointError(f"{path} is missing") from error
-        if len(content) != entry["size"] or zlib.crc32(content) != entry["crc32"]:
-            raise CheckpointError(f"{path} is torn: {len(content)} bytes of {entry['size']}, or other ones")
-        return content
 
     def _numbers(self) -> list[int]:
         names = (files.name(entry.path) for entry in files.list_files(self._base) if entry.is_directory)
@@ -251,58 +282,31 @@ def _maps(value: object, rule: Callable[[object], bool]) -> bool:
     return isinstance(value, dict) and all(rule(each) for each in value.values())
 
 
-def _is_task(entry: object) -> bool:
-    """Whether it describes a file, as `CheckpointStorage.complete` does."""
-    if not isinstance(entry, dict) or not _STATE_FILE.fullmatch(str(entry.get("file"))):
+def _is_file(entry: object) -> bool:
+    return isinstance(entry, list) and len(entry) == 2 and all(map(_is_count, entry))
+
+
+def _is_task(entry: object, known: Mapping[str, Any]) -> bool:
+    """Whether it describes a task's part, as `CheckpointStorage.complete` does."""
+    if not isinstance(entry, dict) or not _is_count(entry.get("subtask")) or entry.get("file") not in known:
         return False
-    return all(_is_count(entry.get(name)) for name in ("size", "crc32", "subtask"))
+    return _maps(
+        entry.get("chains"), lambda chain: isinstance(chain, list) and all(_is_link(each, known) for each in chain)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------
-# The file of a task: a header that says where everything lies, and the bytes one after the other
+def _is_link(entry: object, known: Mapping[str, Any]) -> bool:
+    if not isinstance(entry, list) or len(entry) != 3:
+        return False
+    return isinstance(entry[0], str) and entry[0] in known and _is_count(entry[1]) and _is_count(entry[2])
 
 
-def encode_state(state: Mapping[str, OperatorState]) -> bytes:
-    """The state of a task's steps as bytes."""
-    blobs: list[bytes] = []
-    place = 0
+class _WrongFormatError(CheckpointError):
+    """A checkpoint of another version. There is nothing wrong with it, so none before it is taken in its place."""
 
-    def put(blob: bytes) -> list[int]:
-        nonlocal place
-        blobs.append(blob)
-        place += len(blob)
-        return [place - len(blob), len(blob)]
-
-    steps = {
-        uid: {
-            "shared": put(each.shared),
-            "keyed": {str(group): put(blob) for group, blob in sorted(each.keyed.items())},
-        }
-        for uid, each in state.items()
-    }
-    header = json.dumps({"steps": steps}).encode()
-    return b"".join([_MAGIC, _LENGTH.pack(len(header)), header, *blobs])
-
-
-def decode_state(content: bytes) -> dict[str, OperatorState]:
-    """The inverse of `encode_state`. Raises `CheckpointError` for bytes that are none."""
-    start = len(_MAGIC) + _LENGTH.size
-    if content[: len(_MAGIC)] != _MAGIC or len(content) < start:
-        raise CheckpointError("a file of the checkpoint does not begin as one")
-    body = start + _LENGTH.unpack_from(content, len(_MAGIC))[0]
-    try:
-        steps: dict[str, Any] = json.loads(content[start:body])["steps"]
-        return {uid: _decode_step(content, body, each) for uid, each in steps.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"a file of the checkpoint has no readable header: {error}") from error
-
-
-def _decode_step(content: bytes, body: int, entry: Mapping[str, Any]) -> OperatorState:
-    def cut(place: Sequence[int]) -> bytes:
-        offset, size = place
-        if offset < 0 or size < 0 or body + offset + size > len(content):
-            raise CheckpointError(f"a file of the checkpoint has {len(content)} bytes, and something beyond them")
-        return content[body + offset : body + offset + size]
-
-    keyed = {int(group): cut(place) for group, place in entry["keyed"].items()}
-    return OperatorState(keyed=keyed, shared=cut(entry["shared"]))
+    def __init__(self, found: int, number: int, job: str) -> None:
+        super().__init__(
+            f"checkpoint {number} of job {job!r} has format {found}, and this version reads and writes format {FORMAT}",
+            hint="let the version that wrote it finish the job, with stop(finish=True); or start the job anew, with "
+            "restore=False or under another name",
+        )

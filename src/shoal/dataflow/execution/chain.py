@@ -225,9 +225,9 @@ _ENDED = b"ended"
 _OVER = OperatorState(shared=_ENDED)
 
 
-def is_over(state: OperatorState) -> bool:
+def is_over(shared: bytes) -> bool:
     """Whether a step had put everything out when this was its state."""
-    return state.shared == _ENDED
+    return shared == _ENDED
 
 
 class Chain:
@@ -254,6 +254,11 @@ class Chain:
         return bool(self._sinks)
 
     @property
+    def sink_uids(self) -> list[str]:
+        """The steps that have something to commit."""
+        return [step.uid for step, _sink in self._sinks]
+
+    @property
     def first(self) -> RunningStep:
         """The step that the task's own input goes to."""
         return self._steps[0]
@@ -277,7 +282,7 @@ class Chain:
                 self._restore_step(step, step.operator, [state for _checkpoint, _subtask, state in found])
 
     def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[OperatorState]) -> None:
-        ended = [is_over(state) for state in states]
+        ended = [is_over(state.shared) for state in states]
         place, width = step.context.subtask, step.context.parallelism
         step.has_ended = all(ended) or (len(ended) == width and ended[place])
         step.call(operator.restore, [state for state, over in zip(states, ended, strict=True) if not over])

@@ -178,7 +178,7 @@ def _over_steps(plan: PhysicalPlan, checkpoint: Checkpoint) -> list[Step]:
         step
         for stage in plan.stages
         for step in stage.steps
-        if (states := checkpoint.states.get(step.uid)) and all(is_over(state) for _subtask, state in states)
+        if (states := checkpoint.states.get(step.uid)) and all(is_over(state.shared) for _subtask, state in states)
     ]
 
 
@@ -293,6 +293,8 @@ class RunningFlow:
             former_widths=history.widths,
             scratch="" if self._scratch is None else self._scratch.path,
             is_look=self._is_look,
+            storage=storage,
+            epoch=history.epoch,
         )
         self._clear_collected()
         self._tasks = {task.task: task for task in build_tasks(program, self._report)}
@@ -340,7 +342,8 @@ class RunningFlow:
         log.info("flow %s goes on from checkpoint %d", self.name, found.number)
         for ident, task in self._tasks.items():
             width = self.plan.stages[ident.stage].parallelism
-            task.restore_from(share_states(found, key_groups_of(ident.subtask, width, self.plan.key_groups)))
+            mine = key_groups_of(ident.subtask, width, self.plan.key_groups)
+            task.restore_from(share_states(found, mine), found.handles)
 
     def _make_coordinator(self, storage: CheckpointStorage, settings: CheckpointSettings, highest: int) -> Coordinator:
         members = Members(

@@ -13,7 +13,8 @@ from functools import partial
 from shoal.core import files
 from shoal.core.clock import Clock
 from shoal.dataflow.checkpoint.messages import Asked, Report, TaskId
-from shoal.dataflow.checkpoint.storage import Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.base import SinkContext, Split
 from shoal.dataflow.execution.chain import Chain, Router, RunningStep, Share
 from shoal.dataflow.execution.channels import Inbox
@@ -69,6 +70,9 @@ class Program:
     scratch: str
     #: Whether somebody looks at one stream, as `collect()` does: then side outputs need no reader.
     is_look: bool = False
+    #: Where tasks write their state, and the epoch of the run; None without checkpoints.
+    storage: CheckpointStorage | None = None
+    epoch: int = 0
 
     @property
     def exactly_once(self) -> bool:
@@ -106,7 +110,6 @@ def carries_headers(source: Source, plan: PhysicalPlan) -> bool:
 
 def build_tasks(program: Program, report: Callable[[Report], None]) -> list[Task]:
     """Every task of a run, none of them started."""
-    reporting = Reporting(report, has_checkpoints=program.settings.checkpoint is not None)
     inboxes = {
         TaskId(stage.number, subtask): _inbox(program, stage, subtask)
         for stage in program.plan.stages
@@ -114,7 +117,7 @@ def build_tasks(program: Program, report: Callable[[Report], None]) -> list[Task
         for subtask in range(stage.parallelism)
     }
     return [
-        _TaskPlan(program, stage, subtask, inboxes=inboxes, reporting=reporting).build()
+        _TaskPlan(program, stage, subtask, inboxes=inboxes, report=report).build()
         for stage in program.plan.stages
         for subtask in range(stage.parallelism)
     ]
@@ -187,14 +190,20 @@ class _TaskPlan:
     """One task being built."""
 
     def __init__(
-        self, program: Program, stage: Stage, subtask: int, *, inboxes: Mapping[TaskId, Inbox], reporting: Reporting
+        self,
+        program: Program,
+        stage: Stage,
+        subtask: int,
+        *,
+        inboxes: Mapping[TaskId, Inbox],
+        report: Callable[[Report], None],
     ) -> None:
         self._program = program
         self._stage = stage
         self._subtask = subtask
         self._inboxes = inboxes
-        self._reporting = reporting
         self._ident = TaskId(stage.number, subtask)
+        self._reporting = Reporting(report, self._make_uploads(report))
         self._driver = self._make_driver()
 
     def build(self) -> Task:
@@ -310,6 +319,14 @@ class _TaskPlan:
             ask_checkpoint=partial(self._reporting.report, Asked(self._ident)),
         )
         return SinkStep(node.connector, program.facts[node.inputs[0]].schema, context)
+
+    def _make_uploads(self, report: Callable[[Report], None]) -> StateUploads | None:
+        program = self._program
+        if program.storage is None:
+            return None
+        groups = key_groups_of(self._subtask, self._stage.parallelism, program.plan.key_groups)
+        store = program.storage.open_store()
+        return StateUploads(store=store, task=self._ident, epoch=program.epoch, key_groups=groups, report=report)
 
     def _make_driver(self) -> SourceDriver | None:
         step = self._stage.steps[0]

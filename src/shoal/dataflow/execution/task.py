@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from shoal.core.clock import Clock
 from shoal.core.faults import reach
+from shoal.dataflow.checkpoint.handles import FileHandle, StepState
 from shoal.dataflow.checkpoint.messages import (
-    Acknowledged,
     Commit,
     Committed,
     Drained,
@@ -28,12 +28,12 @@ from shoal.dataflow.checkpoint.messages import (
     TaskId,
     Trigger,
 )
+from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
 from shoal.dataflow.execution.channels import Idle, Inbox, RunCancelled
 from shoal.dataflow.execution.sources import SourceDriver
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, End, Watermark
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.operators.base import OperatorState
 
 #: A batch with less than this part of the rows that were asked for is small.
 _SMALL = 16
@@ -50,6 +50,7 @@ class Mailbox:
         self._orders: deque[Order] = deque()
         self._condition = threading.Condition()
         self._cancelled = False
+        self._failure: BaseException | None = None
         #: Ends whatever else the task waits for.
         self.interrupt: Callable[[], None] = _nothing
 
@@ -61,7 +62,9 @@ class Mailbox:
         self.interrupt()
 
     def take(self) -> Order | None:
-        """The next order, without waiting."""
+        """The next order, without waiting. Raises what `fail` was called with."""
+        if self._failure is not None:
+            raise self._failure
         if self._cancelled:
             raise RunCancelled
         return self._orders.popleft() if self._orders else None
@@ -69,8 +72,15 @@ class Mailbox:
     def wait(self, timeout: float | None) -> None:
         """Until there is an order, or time runs out."""
         with self._condition:
-            if not self._orders and not self._cancelled:
+            if not self._orders and not self._cancelled and self._failure is None:
                 self._condition.wait(timeout)
+
+    def fail(self, error: BaseException) -> None:
+        """Something that works for the task has failed: so has the task."""
+        with self._condition:
+            self._failure = error
+            self._condition.notify()
+        self.interrupt()
 
     def cancel(self) -> None:
         """The run is over."""
@@ -89,8 +99,9 @@ class Reporting:
     """How a task says what it did."""
 
     report: Callable[[Report], None]
-    #: Whether there are checkpoints: then a task that has come to its end waits for the last one.
-    has_checkpoints: bool
+    #: Where it writes its state; None without checkpoints. With them a task that has come to its end waits for the last
+    #: one.
+    uploads: StateUploads | None
 
 
 class Task:
@@ -106,7 +117,11 @@ class Task:
         self._clock = clock
         self._settings = settings
         self._reporting = reporting
-        self._states: Mapping[str, Sequence[tuple[int, int, OperatorState]]] = {}
+        self._uploads = reporting.uploads
+        if self._uploads is not None:
+            self._uploads.on_failure = self.mailbox.fail
+        self._states: Mapping[str, Sequence[tuple[int, int, StepState]]] = {}
+        self._handles: Mapping[str, FileHandle] = {}
         self._snapshotted = 0
         self._finished = False
         self._is_paused = False
@@ -116,16 +131,18 @@ class Task:
         """Whether there is something to commit."""
         return self._chain.has_sinks
 
-    def restore_from(self, states: Mapping[str, Sequence[tuple[int, int, OperatorState]]]) -> None:
-        """What to go on from, before it is started."""
-        self._states = states
+    def restore_from(
+        self, states: Mapping[str, Sequence[tuple[int, int, StepState]]], handles: Mapping[str, FileHandle]
+    ) -> None:
+        """What to go on from, and the files that it lies in, before it is started. The task reads them itself."""
+        self._states, self._handles = states, handles
 
     def run(self) -> None:
         """The body of its thread. Raises what stopped it; `RunCancelled` when that was somebody else's failure."""
         try:
             self._chain.open()
-            self._chain.restore(self._states)
-            self._states = {}
+            self._chain.restore({} if self._uploads is None else self._uploads.restore(self._states, self._handles))
+            self._states, self._handles = {}, {}
             self._loop()
             self._chain.end()
             self._wind_up()
@@ -153,11 +170,13 @@ class Task:
         raise NotImplementedError
 
     def _close(self) -> list[Exception]:
+        if self._uploads is not None:
+            self._uploads.close()
         return self._chain.close()
 
     def _wind_up(self) -> None:
         """Everything has left the chain. With checkpoints the last one is still to come."""
-        if not self._reporting.has_checkpoints:
+        if self._uploads is None:
             self._chain.flush()
             return
         self._reporting.report(Drained(self.task))
@@ -185,14 +204,14 @@ class Task:
         """Only sources read."""
 
     def _snapshot(self, checkpoint: int) -> None:
-        if checkpoint <= self._snapshotted:
+        if checkpoint <= self._snapshotted or self._uploads is None:
             return  # asked twice: by the barrier, and because it had come to its end
         self._snapshotted = checkpoint
         reach("dataflow.snapshot.before")
         state = self._chain.snapshot(checkpoint)
         self._chain.pass_barrier(checkpoint)
         reach("dataflow.snapshot.after")
-        self._reporting.report(Acknowledged(self.task, checkpoint, state))
+        self._uploads.submit(checkpoint, state, outputs={uid: state[uid].shared for uid in self._chain.sink_uids})
 
     def _commit(self, checkpoint: int) -> None:
         self._chain.commit(checkpoint)

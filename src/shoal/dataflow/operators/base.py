@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.state.tables import Tables
 
 
 class Output(Protocol):
@@ -55,14 +56,19 @@ class Context:
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
-    """What an operator needs to go on from a checkpoint, as bytes that are final when `snapshot` returns.
+    """What an operator needs to go on from a checkpoint; nothing changes it once `snapshot` has returned.
 
-    What belongs to keys is apart for each key group, so that another number of tasks can share it out anew. What does
-    not is `shared`: a restored operator gets that of every task of the checkpoint, and takes what concerns it.
+    What belongs to keys is apart for each key group, so that another number of tasks can share it out anew: `tables`,
+    of which a snapshot has what changed since the last one, or `keyed`, the bytes of each group, whole each time. What
+    belongs to no key is `shared`: a restored operator gets that of every task of the checkpoint, and takes what
+    concerns it. It gets its tables merged.
     """
 
     keyed: Mapping[int, bytes] = field(default_factory=dict)
     shared: bytes = b""
+    tables: Tables = field(default_factory=dict)
+    #: Whether this is all keyed state there is; else it is what changed since the last snapshot.
+    is_whole: bool = True
 
 
 _ANY_PORT: frozenset[int] = frozenset()

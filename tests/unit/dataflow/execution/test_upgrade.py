@@ -15,7 +15,7 @@ from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col
-from shoal.dataflow.language.failures import OperatorFailedError
+from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.process_function import ProcessFunction
@@ -236,9 +236,11 @@ def test_a_source_of_another_topic_is_not_begun_at_this_ones_place(tmp_path):
 RECORDED = Path(__file__).parents[3] / "golden" / "dataflow" / "own_operator"
 
 
-def recorded_flow(directory: Path, by_group: type, plain: type, parallelism: int) -> engine.RunningFlow:
+def recorded_flow(
+    directory: Path, by_group: type, plain: type, parallelism: int, recorded: Path = RECORDED
+) -> engine.RunningFlow:
     """The job whose checkpoint was recorded when a plain mapping of bytes by key group was state by key."""
-    shutil.copytree(RECORDED, directory, dirs_exist_ok=True)
+    shutil.copytree(recorded, directory, dirs_exist_ok=True)
     source = Stream.from_source(TapSource(Tap()), schema=pa.schema({"key": pa.string()})).uid("rows")
     schema = {"key": "string"}
     sinks = [
@@ -271,3 +273,13 @@ def test_keyed_state_of_a_recorded_checkpoint_is_restored(tmp_path, parallelism)
     assert sorted(groups.values()) == [b"adaada", b"bob", b"eve"]
     assert values
     assert all(states == [{"rows": 4}] for states in values)
+
+
+def test_a_recorded_checkpoint_of_the_format_before_is_refused_with_a_way_out(tmp_path):
+    class Own:
+        def process_batch(self, batch):
+            raise AssertionError("nothing is read")
+
+    with pytest.raises(CheckpointError, match="has format 1, and this version reads and writes format 2") as caught:
+        recorded_flow(tmp_path, Own, Own, 1, RECORDED.with_name("own_operator_format_1"))
+    assert "restore=False" in caught.value.hint

@@ -1,0 +1,161 @@
+"""The state files of a job, through `shoal.core.files`: written once, never changed, read by the piece.
+
+    <directory>/<job>/state/000000000012-000003-1.0.state
+
+A name has the checkpoint that needs the file first, the epoch of the run that wrote it, and the task; so nothing that
+an earlier run still writes can take the place of a file in use. Called by `shoal.dataflow.checkpoint.uploads`, by
+`storage`, which removes files that nobody needs any more, and by tasks that restore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from shoal.core import files
+from shoal.core.errors import NotFoundError
+from shoal.dataflow.checkpoint import statefile
+from shoal.dataflow.checkpoint.handles import Chain, FileHandle
+from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.statefile import FileReader, StepIndex
+from shoal.dataflow.language.failures import CheckpointError
+from shoal.dataflow.operators.base import OperatorState
+from shoal.dataflow.state.tables import Tables, merge_tables
+
+_FOLDER = "state"
+_NAME = re.compile(r"([0-9]{12,20})-([0-9]{6,20})-([0-9]{1,10}\.[0-9]{1,10})(-merged)?\.state")
+
+
+def file_name(checkpoint: int, epoch: int, task: TaskId, *, is_merged: bool = False) -> str:
+    """The name of a state file."""
+    return f"{checkpoint:012d}-{epoch:06d}-{task}{'-merged' if is_merged else ''}.state"
+
+
+def is_file_name(name: str) -> bool:
+    """Whether it is one."""
+    return _NAME.fullmatch(name) is not None
+
+
+class StateStore:
+    """The state files of one job."""
+
+    def __init__(self, base: str) -> None:
+        self._folder = files.join(base, _FOLDER)
+        #: Of files that were opened or written: what is where, and where their pieces begin.
+        self._opened: dict[str, tuple[dict[str, StepIndex], int]] = {}
+
+    def write(self, name: str, state: Mapping[str, OperatorState]) -> FileHandle:
+        """Write a file; nobody reads it before a manifest names it."""
+        pieces, checksum = statefile.encode(state)
+        with files.open_file(files.join(self._folder, name), "wb") as file:
+            for piece in pieces:
+                file.write(piece)
+        handle = FileHandle(name, sum(map(len, pieces)), checksum)
+        header = pieces[0][statefile.START :]
+        self._opened[name] = statefile.decode_header(header, handle), len(pieces[0])
+        return handle
+
+    def index(self, handle: FileHandle) -> dict[str, StepIndex]:
+        """What is where in a file, by step."""
+        return self._open(handle)[0]
+
+    def verify(self, handle: FileHandle) -> None:
+        """Read all of a file, and hold it against its checksums. Raises `CheckpointError`."""
+        steps, _body = self._open(handle)
+        reader = self._reader(handle)
+        for step in steps.values():
+            reader.piece(step.shared)
+            pieces = [step.whole, *(part for table in step.tables.values() for part in (table.rows, table.gone))]
+            for places in pieces:
+                for place in places.values():
+                    reader.piece(place)
+
+    def read_shared(self, handle: FileHandle) -> dict[str, bytes]:
+        """What belongs to no key, by step."""
+        reader = self._reader(handle)
+        return {uid: reader.piece(step.shared) for uid, step in self.index(handle).items()}
+
+    def read_chain(self, uid: str, chain: Chain, handles: Mapping[str, FileHandle]) -> OperatorState:
+        """The keyed state of a step, from the key groups that its links say and no others."""
+        keyed: dict[int, bytes] = {}
+        layers = []
+        for link in chain:
+            found, tables = self._read_link(uid, handles[link.file], link.first, link.end)
+            keyed.update(found)
+            layers.append(tables)
+        return OperatorState(keyed, tables=merge_tables(layers))
+
+    def merge_links(self, uid: str, chain: Chain, handles: Mapping[str, FileHandle], *, keep_gone: bool) -> Tables:
+        """Some neighbors of a chain as one; `keep_gone` when there are older ones."""
+        layers = [self._read_link(uid, handles[link.file], link.first, link.end)[1] for link in chain]
+        return merge_tables(layers, keep_gone=keep_gone)
+
+    def list_names(self) -> list[str]:
+        """The files that there are."""
+        found = (files.name(entry.path) for entry in files.list_files(self._folder))
+        return [name for name in found if is_file_name(name)]
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove files that nobody needs."""
+        for name in names:
+            self._opened.pop(name, None)
+            try:
+                files.remove(files.join(self._folder, name))
+            except NotFoundError:
+                continue
+
+    def forget(self, needed: Iterable[str]) -> None:
+        """Remember what is where of these files only."""
+        kept = set(needed)
+        for name in [name for name in self._opened if name not in kept]:
+            self._opened.pop(name, None)
+
+    def _read_link(self, uid: str, handle: FileHandle, first: int, end: int) -> tuple[dict[int, bytes], Tables]:
+        index = self.index(handle).get(uid)
+        if index is None:
+            raise CheckpointError(f"{handle.name} has nothing of {uid!r}, and a checkpoint says that it has")
+        reader = self._reader(handle)
+        return reader.whole_groups(index, first, end), reader.tables(index, first, end)
+
+    def _reader(self, handle: FileHandle) -> FileReader:
+        path = files.join(self._folder, handle.name)
+        _steps, body = self._open(handle)
+
+        def read_at(offset: int, size: int) -> bytes:
+            return _read_range(path, offset, size)
+
+        return FileReader(handle.name, body, read_at)
+
+    def _open(self, handle: FileHandle) -> tuple[dict[str, StepIndex], int]:
+        known = self._opened.get(handle.name)
+        if known is not None:
+            return known
+        path = files.join(self._folder, handle.name)
+        try:
+            size = files.size(path)
+        except NotFoundError as error:
+            raise CheckpointError(f"{path} is missing") from error
+        if size != handle.size:
+            raise CheckpointError(f"{path} is torn: it has {size} bytes of {handle.size}")
+        length = statefile.header_size(_read_range(path, 0, statefile.START), handle.name)
+        header = _read_range(path, statefile.START, min(length, size))
+        found = statefile.decode_header(header, handle), statefile.START + length
+        self._opened[handle.name] = found
+        return found
+
+
+def number_of(name: str) -> int:
+    """The checkpoint that needs a file first."""
+    found = _NAME.fullmatch(name)
+    return 0 if found is None else int(found[1])
+
+
+def _read_range(path: str, offset: int, size: int) -> bytes:
+    if not size:
+        return b""
+    try:
+        with files.open_file(path) as file:
+            file.seek(offset)
+            return file.read(size)
+    except NotFoundError as error:
+        raise CheckpointError(f"{path} is missing") from error

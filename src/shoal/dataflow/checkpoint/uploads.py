@@ -1,0 +1,206 @@
+"""Uploads: a task writes its own state in the background, and acknowledges a checkpoint by handles.
+
+The task's thread hands over what changed; a thread of its own writes it, so that no row waits for a disk. What could
+not be written is kept and goes with the next checkpoint. The files that a step's state is made of are its chain. When a
+chain grows long its newest links are merged, in this thread as well, and the next checkpoint names the merged file.
+Made by `shoal.dataflow.execution.planner`, one for each task.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from shoal.core.errors import ShoalError
+from shoal.core.faults import reach
+from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState, TaskPart
+from shoal.dataflow.checkpoint.messages import Acknowledged, Declined, Report, TaskId
+from shoal.dataflow.checkpoint.statefile import StepIndex
+from shoal.dataflow.checkpoint.statestore import StateStore, file_name
+from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.state.tables import merge_tables
+
+#: A chain with more links is merged: a restore reads no more files than this for each step.
+_MOST_LINKS = 16
+#: Seconds that a task waits for its last write to come to an end when it closes.
+_LAST_WRITE = 5.0
+_NO_OUTPUTS: Mapping[str, bytes] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    checkpoint: int
+    state: Mapping[str, OperatorState]
+    outputs: Mapping[str, bytes]
+
+
+class StateUploads:
+    """The state files of one task. All but `submit`, `close` and `restore` happens in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        store: StateStore,
+        task: TaskId,
+        epoch: int,
+        key_groups: KeyGroups,
+        report: Callable[[Report], None],
+    ) -> None:
+        self._store = store
+        self._task = task
+        self._epoch = epoch
+        self._groups = key_groups
+        self._report = report
+        #: Called with what an upload raised, when that is no failure of a disk. Set by the task.
+        self.on_failure: Callable[[BaseException], None] = _ignore
+        self._chains: dict[str, Chain] = {}
+        self._handles: dict[str, FileHandle] = {}
+        #: What could not be written, by step.
+        self._unwritten: dict[str, OperatorState] = {}
+        self._snapshots: queue.SimpleQueue[_Snapshot | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def restore(
+        self, states: Mapping[str, Sequence[tuple[int, int, StepState]]], handles: Mapping[str, FileHandle]
+    ) -> dict[str, list[tuple[int, int, OperatorState]]]:
+        """Read what a task goes on from: (checkpoint, subtask, state) of each step; and go on with its chains."""
+        found: dict[str, list[tuple[int, int, OperatorState]]] = {}
+        for uid, steps in states.items():
+            found[uid] = []
+            for number, subtask, step in steps:
+                keyed = self._store.read_chain(uid, step.chain, handles)
+                found[uid].append((number, subtask, replace(keyed, shared=step.shared)))
+                self._chains[uid] = (*self._chains.get(uid, ()), *step.chain)
+        self._handles = {link.file: handles[link.file] for chain in self._chains.values() for link in chain}
+        return found
+
+    def submit(
+        self, checkpoint: int, state: Mapping[str, OperatorState], *, outputs: Mapping[str, bytes] = _NO_OUTPUTS
+    ) -> None:
+        """Write the state of a checkpoint, and say so with what sinks have prepared. Returns at once."""
+        if self._thread is None:
+            name = f"state {self._task}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        self._snapshots.put(_Snapshot(checkpoint, state, outputs))
+
+    def close(self) -> None:
+        """Write nothing more. What is being written comes to its end, or is left behind: nobody looks at it."""
+        self._snapshots.put(None)
+        if self._thread is not None:
+            self._thread.join(_LAST_WRITE)
+
+    def _run(self) -> None:
+        try:
+            while (snapshot := self._snapshots.get()) is not None:
+                self._take(snapshot)
+        except BaseException as error:  # noqa: BLE001 - it is the task's failure
+            self.on_failure(error)
+
+    def _take(self, snapshot: _Snapshot) -> None:
+        try:
+            reach("dataflow.upload.before")
+            part = self._write(snapshot)
+            reach("dataflow.upload.after")
+        except ShoalError as error:
+            waiting = sum(map(len, snapshot.outputs.values()))
+            self._report(Declined(self._task, snapshot.checkpoint, str(error), waiting))
+            return
+        self._report(Acknowledged(self._task, snapshot.checkpoint, part))
+        with contextlib.suppress(ShoalError):  # nothing depends on it, and it is tried again after the next one
+            self._merge_long_chains(snapshot.checkpoint + 1)
+        self._forget_files()
+
+    # -- writing ----------------------------------------------------------------------------------------------
+
+    def _write(self, snapshot: _Snapshot) -> TaskPart:
+        state = {uid: self._with_unwritten(uid, each) for uid, each in snapshot.state.items()}
+        self._unwritten = state
+        name = file_name(snapshot.checkpoint, self._epoch, self._task)
+        handle = self._store.write(name, state)
+        self._unwritten = {}
+        self._handles[name] = handle
+        self._chains = {uid: chain for uid, each in state.items() if (chain := self._next_chain(uid, each, name))}
+        needed = dict.fromkeys([name, *(link.file for chain in self._chains.values() for link in chain)])
+        return TaskPart(
+            subtask=self._task.subtask,
+            file=name,
+            files=tuple(self._handles[each] for each in needed),
+            chains=dict(self._chains),
+            written=handle.size,
+            outputs=snapshot.outputs,
+        )
+
+    def _with_unwritten(self, uid: str, state: OperatorState) -> OperatorState:
+        before = self._unwritten.get(uid)
+        if before is None or state.is_whole:
+            return state
+        tables = merge_tables([before.tables, state.tables], keep_gone=not before.is_whole)
+        return replace(state, tables=tables, is_whole=before.is_whole)
+
+    def _next_chain(self, uid: str, state: OperatorState, name: str) -> Chain:
+        link = Link(name, self._groups.first, self._groups.end)
+        has_changes = bool(state.keyed) or any(table.has_changes for table in state.tables.values())
+        added = (link,) if has_changes else ()
+        if state.is_whole:
+            return added
+        floors = {each: table.floor for each, table in state.tables.items() if table.floor is not None}
+        needed = (
+            link
+            for link in self._chains.get(uid, ())
+            if not (floors and self._store.index(self._handles[link.file])[uid].is_below(floors))
+        )
+        return (*needed, *added)
+
+    # -- merging ----------------------------------------------------------------------------------------------
+
+    def _merge_long_chains(self, checkpoint: int) -> None:
+        """Put the newest links of chains that have grown long together; the next checkpoint needs that file first."""
+        merged: dict[str, tuple[int, OperatorState]] = {}
+        for uid, chain in self._chains.items():
+            start = first_to_merge([self._size(uid, link) for link in chain])
+            if start is None or any(self._index(uid, link).whole for link in chain):
+                continue
+            tables = self._store.merge_links(uid, chain[start:], self._handles, keep_gone=start > 0)
+            merged[uid] = start, OperatorState(tables=tables)
+        if not merged:
+            return
+        name = file_name(checkpoint, self._epoch, self._task, is_merged=True)
+        self._handles[name] = self._store.write(name, {uid: state for uid, (_start, state) in merged.items()})
+        link = Link(name, self._groups.first, self._groups.end)
+        for uid, (start, _state) in merged.items():
+            self._chains[uid] = (*self._chains[uid][:start], link)
+
+    def _index(self, uid: str, link: Link) -> StepIndex:
+        return self._store.index(self._handles[link.file])[uid]
+
+    def _size(self, uid: str, link: Link) -> int:
+        return self._index(uid, link).size_of(link.first, link.end)
+
+    def _forget_files(self) -> None:
+        needed = {link.file for chain in self._chains.values() for link in chain}
+        self._handles = {name: handle for name, handle in self._handles.items() if name in needed}
+        self._store.forget(needed)
+
+
+def _ignore(_error: BaseException) -> None:
+    """Nobody listens yet."""
+
+
+def first_to_merge(sizes: Sequence[int]) -> int | None:
+    """From which link on a chain of such sizes, oldest first, is merged; None when it is short enough.
+
+    Links that are much larger than all behind them stay as they are, so what is written again stays a small multiple of
+    what changed.
+    """
+    if len(sizes) <= _MOST_LINKS:
+        return None
+    start, total = len(sizes) - 1, sizes[-1]
+    while start > 0 and (2 * sizes[start - 1] <= 3 * total or start > _MOST_LINKS // 2):
+        start -= 1
+        total += sizes[start]
+    return start
