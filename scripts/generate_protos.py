@@ -21,8 +21,11 @@ TARGET = ROOT / "src" / "shoal" / "wire" / "pb"
 PACKAGE = "shoal.wire.pb"
 INIT = '"""Generated from proto/ by `make proto`; never edited."""\n'
 
+#: Messages that another program registers as well, by folder, with the pool in `shoal.wire.pools` that ours are in.
+OWN_POOLS = {"tensorflow": "TENSORFLOW", "idl": "MONOLITH", "monolith/native_training": "MONOLITH"}
+
 # protoc writes imports relative to proto/; ours live inside the package.
-_IMPORT = re.compile(r"^(\s*)(from|import) (persys|shoal\.v1|monolith|tensorflow)(\b)", re.MULTILINE)
+_IMPORT = re.compile(r"^(\s*)(from|import) (persys|shoal\.v1|monolith|tensorflow|idl)(\b)", re.MULTILINE)
 
 
 def generate(target: Path) -> None:
@@ -45,20 +48,21 @@ def generate(target: Path) -> None:
         text = path.read_text()
         text = _IMPORT.sub(rf"\1\2 {PACKAGE}.\3\4", text)
         text = re.sub(r"(?<![\w.])(persys|shoal)\.((?:\w+\.)*v1)\.(\w+_pb2)", rf"{PACKAGE}.\1.\2.\3", text)
-        if path.parent.name == "tensorflow":
-            text = _in_own_pool(text)
+        for folder, pool in OWN_POOLS.items():
+            if path.is_relative_to(target / folder):
+                text = _in_own_pool(text, folder.replace("/", "."), pool)
         path.write_text(text)
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").write_text(INIT)
 
 
-def _in_own_pool(text: str) -> str:
-    """TensorFlow's names are registered in a pool of their own: a process may import TensorFlow, too."""
+def _in_own_pool(text: str, package: str, pool: str) -> str:
+    """Names of others are registered in a pool of their own: a process may import their program, too."""
     text = text.replace(
         "from google.protobuf import descriptor_pool as _descriptor_pool", "from shoal.wire import pools"
     )
-    text = text.replace("_descriptor_pool.Default()", "pools.TENSORFLOW")
-    return text.replace("DESCRIPTOR, 'tensorflow.", f"DESCRIPTOR, '{PACKAGE}.tensorflow.")
+    text = text.replace("_descriptor_pool.Default()", f"pools.{pool}")
+    return text.replace(f"DESCRIPTOR, '{package}.", f"DESCRIPTOR, '{PACKAGE}.{package}.")
 
 
 def drifted(fresh: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
     ShoalError
     ├── InvalidError               a request or a file broke rules; lists every one of them
+    │   └── CorruptError           bytes are not what their format says; has the file and the offset
     ├── NotFoundError              the named thing does not exist
     ├── ConflictError              a compare-and-set lost: read again and decide again
     ├── PreconditionError          the state does not allow it
@@ -104,6 +105,21 @@ class InvalidError(ShoalError):
         self.problems = tuple(problems)
         sentence = "; ".join(str(each) for each in self.problems)
         super().__init__(f"{what}: {sentence}" if what else sentence, hint=hint)
+
+
+class CorruptError(InvalidError):
+    """Bytes that are not what their format says: cut off, damaged or made up.
+
+    Attributes:
+        path: the file or stream.
+        offset: the byte at which the bad part begins.
+    """
+
+    def __init__(self, path: str, offset: int, rule: str, *, value: object = None, hint: str = "") -> None:
+        super().__init__([problem(f"{path}, byte {offset}", value, rule)], hint=hint)
+        self.path = path
+        self.offset = offset
+        self.facts.update(file=path, offset=str(offset))
 
 
 class NotFoundError(ShoalError):

@@ -2,7 +2,7 @@
 
 Every record is the length as 8 bytes, a masked CRC-32C of these, the payload, and a masked CRC-32C of the payload,
 all numbers little-endian. Called by `shoal.records` and `shoal.tables`; what a payload means is theirs to know.
-Reading trusts nothing: a file that is cut off, damaged or made to exhaust memory raises `InvalidError` with its name
+Reading trusts nothing: a file that is cut off, damaged or made to exhaust memory raises `CorruptError` with its name
 and the offset of the record.
 """
 
@@ -14,9 +14,9 @@ from typing import Protocol
 
 from google_crc32c import value as crc32c
 
-from shoal.core.errors import InvalidError, problem
+from shoal.core.errors import CorruptError
 
-__all__ = ["HEADER_SIZE", "MAX_RECORD", "TRAILER_SIZE", "crc32c", "frame", "masked_crc", "read_records"]
+__all__ = ["HEADER_SIZE", "MAX_RECORD", "TRAILER_SIZE", "crc32c", "frame", "masked_crc", "read_records", "record_length"]
 
 #: The longest record that is read, unless the caller says otherwise.
 MAX_RECORD = 1 << 30
@@ -62,28 +62,27 @@ def read_records(
         header = _read(source, HEADER_SIZE)
         if not header:
             return
-        if len(header) < HEADER_SIZE:
-            raise damaged(name, offset, len(header), "the file ends within the header of a record")
-        length = _LENGTH.unpack_from(header)[0]
-        if _CHECKSUM.unpack_from(header, _LENGTH.size)[0] != masked_crc(header[: _LENGTH.size]):
-            raise damaged(name, offset, length, "the checksum of the length is wrong")
-        if length > max_record:
-            raise damaged(name, offset, length, f"a record has at most {max_record} bytes")
+        length = record_length(header, name=name, offset=offset, max_record=max_record)
         content = _read(source, length + TRAILER_SIZE)
         if len(content) < length + TRAILER_SIZE:
-            raise damaged(name, offset, len(content), f"the file ends within a record of {length} bytes")
+            raise CorruptError(name, offset, f"the file ends within a record of {length} bytes", value=len(content))
         payload = content[:length]
         if verify and _CHECKSUM.unpack_from(content, length)[0] != masked_crc(payload):
-            raise damaged(name, offset, length, "the checksum of the record is wrong")
+            raise CorruptError(name, offset, "the checksum of the record is wrong")
         yield offset, payload
         offset += HEADER_SIZE + length + TRAILER_SIZE
 
 
-def damaged(name: str, offset: int, value: object, rule: str) -> InvalidError:
-    """The error for bytes that are no record."""
-    error = InvalidError([problem(f"offset {offset}", value, rule)], what=name)
-    error.facts.update(file=name, offset=str(offset))
-    return error
+def record_length(header: bytes, *, name: str, offset: int, max_record: int = MAX_RECORD) -> int:
+    """The length of the payload that follows a header. Raises `CorruptError`."""
+    if len(header) < HEADER_SIZE:
+        raise CorruptError(name, offset, "the file ends within the header of a record", value=len(header))
+    length = int(_LENGTH.unpack_from(header)[0])
+    if _CHECKSUM.unpack_from(header, _LENGTH.size)[0] != masked_crc(header[: _LENGTH.size]):
+        raise CorruptError(name, offset, "the checksum of the length is wrong", value=length)
+    if length > max_record:
+        raise CorruptError(name, offset, f"a record has at most {max_record} bytes", value=length)
+    return length
 
 
 def _read(source: ByteSource, size: int) -> bytes:
