@@ -48,9 +48,9 @@ def generate(target: Path) -> None:
         text = path.read_text()
         text = _IMPORT.sub(rf"\1\2 {PACKAGE}.\3\4", text)
         text = re.sub(r"(?<![\w.])(persys|shoal)\.((?:\w+\.)*v1)\.(\w+_pb2)", rf"{PACKAGE}.\1.\2.\3", text)
-        for folder, pool in OWN_POOLS.items():
-            if path.is_relative_to(target / folder):
-                text = _in_own_pool(text, folder.replace("/", "."), pool)
+        for owned, pool in OWN_POOLS.items():
+            if path.is_relative_to(target / owned):
+                text = _in_own_pool(text, owned.replace("/", "."), pool)
         path.write_text(text)
     for folder in [target, *(path for path in target.rglob("*") if path.is_dir())]:
         (folder / "__init__.py").write_text(INIT)

@@ -13,6 +13,7 @@ import pytest
 
 import shoal
 import shoal.discovery
+import shoal.records
 import shoal.topics
 from shoal.core.errors import ShoalError
 
@@ -70,6 +71,36 @@ TOPICS = [
 ]
 
 
+RECORDS = [
+    "BadRecord",
+    "BadRecords",
+    "Compression",
+    "DocumentFormat",
+    "Example",
+    "ExampleBatch",
+    "FeatureList",
+    "FrameFormat",
+    "Instance",
+    "LineId",
+    "OnBad",
+    "PayloadType",
+    "Payloads",
+    "RecordFormat",
+    "Shard",
+    "dated_patterns",
+    "find_files",
+    "framed",
+    "load_feature_list",
+    "load_message",
+    "read_messages",
+    "read_payloads",
+    "tfrecord",
+    "write_frames",
+    "write_message",
+    "write_tfrecords",
+]
+
+
 DISCOVERY = [
     "AgentResource",
     "EmbeddedTree",
@@ -111,7 +142,9 @@ def test_a_stream_program_needs_one_import() -> None:
     assert answer.stdout.strip() == "['b'] x 1000000 3"
 
 
-@pytest.mark.parametrize(("module", "public"), [(shoal.topics, TOPICS), (shoal.discovery, DISCOVERY)])
+@pytest.mark.parametrize(
+    ("module", "public"), [(shoal.topics, TOPICS), (shoal.discovery, DISCOVERY), (shoal.records, RECORDS)]
+)
 def test_the_public_names_of_a_package(module: ModuleType, public: list[str]) -> None:
     assert sorted(module.__all__) == public
     assert all(getattr(module, name) is not None for name in public)
@@ -132,7 +165,10 @@ def test_a_local_log_needs_no_kafka_client() -> None:
     assert answer.stdout.strip() == "False"
 
 
-@pytest.mark.parametrize(("module", "public"), [(shoal, PUBLIC), (shoal.topics, TOPICS), (shoal.discovery, DISCOVERY)])
+@pytest.mark.parametrize(
+    ("module", "public"),
+    [(shoal, PUBLIC), (shoal.topics, TOPICS), (shoal.discovery, DISCOVERY), (shoal.records, RECORDS)],
+)
 def test_type_checkers_are_told_the_same_names(module: ModuleType, public: list[str]) -> None:
     stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")
     told = set(re.findall(r" as (\w+)$", stub, flags=re.MULTILINE)) | set(

@@ -73,6 +73,7 @@ from shoal.wire.sealing import load_key, load_or_make_key, parse_key
 from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
+from tests.fuzz.record_parsers import RECORD_PARSERS
 from tests.fuzz.runtime_parsers import RUNTIME_PARSERS
 from tests.fuzz.serving_parsers import SERVING_PARSERS
 from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
@@ -515,6 +516,7 @@ PARSERS: dict[str, ParserCase] = {
     **DISCOVERY_PARSERS,
     **SERVING_PARSERS,
     **RUNTIME_PARSERS,
+    **RECORD_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.

@@ -1,1 +1,55 @@
-"""x"""
+"""Training data: Monolith's messages and files, TFRecords, compression, patterns of files, feature ids.
+
+    from shoal.records import find_files, framed, read_messages
+
+What users need is named here and looked up when it is asked for. `__init__.pyi` beside it tells type checkers the same;
+a test freezes it. The data path is columns: `formats` finds where records lie in a file, `parsing` turns them into
+Arrow columns, `operators` filter and label those.
+"""
+
+from __future__ import annotations
+
+#: Where each public name lives.
+_HOMES: dict[str, str] = {
+    "BadRecord": "shoal.records.bad_records",
+    "BadRecords": "shoal.records.bad_records",
+    "Compression": "shoal.records.formats.compression",
+    "DocumentFormat": "shoal.records.formats.documents",
+    "Example": "shoal.wire.pb.idl.matrix.proto.example_pb2",
+    "ExampleBatch": "shoal.wire.pb.idl.matrix.proto.example_pb2",
+    "FeatureList": "shoal.records.feature_list",
+    "FrameFormat": "shoal.records.formats.frames",
+    "Instance": "shoal.wire.pb.idl.matrix.proto.proto_parser_pb2",
+    "LineId": "shoal.wire.pb.idl.matrix.proto.line_id_pb2",
+    "OnBad": "shoal.records.bad_records",
+    "PayloadType": "shoal.records.formats.frames",
+    "Payloads": "shoal.records.formats.payloads",
+    "RecordFormat": "shoal.records.formats.reading",
+    "Shard": "shoal.records.patterns",
+    "dated_patterns": "shoal.records.patterns",
+    "find_files": "shoal.records.patterns",
+    "framed": "shoal.records.formats.reading",
+    "load_feature_list": "shoal.records.feature_list",
+    "load_message": "shoal.records.formats.documents",
+    "read_messages": "shoal.records.formats.reading",
+    "read_payloads": "shoal.records.formats.reading",
+    "tfrecord": "shoal.records.formats.reading",
+    "write_frames": "shoal.records.formats.frames",
+    "write_message": "shoal.records.formats.documents",
+    "write_tfrecords": "shoal.records.formats.tfrecords",
+}
+
+__all__ = [*_HOMES]  # noqa: PLE0604  the names are in the table above
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        import importlib
+
+        globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)
+        return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

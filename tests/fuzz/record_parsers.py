@@ -1,0 +1,130 @@
+"""The part of the registry for records: what lies in files was written by anybody, and may be cut off or damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from shoal.core.tfrecords import frame_record, read_records
+from shoal.records.bad_records import BadRecords
+from shoal.records.feature_list import load_feature_list, parse_feature_list
+from shoal.records.formats.compression import Compression, Sink, Source
+from shoal.records.formats.documents import DocumentFormat, load_message, parse_message
+from shoal.records.formats.dumps import parse_dump
+from shoal.records.formats.frames import FrameFormat, frame, read_frames
+from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
+from shoal.records.formats.tfrecords import read_tfrecords
+from shoal.testing.fuzz import ParserCase, changed_bytes, changed_text
+from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
+from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
+
+INSTANCE = Instance(fid=[1, 2], label=[1.0])
+INSTANCE.feature.add(name="fc_a", fid=[3])
+BYTES = INSTANCE.SerializeToString()
+FLAGS = tuple(FrameFormat(*each) for each in itertools.product((False, True), repeat=4))
+TFRECORDS = frame_record(b"a record") + frame_record(BYTES)
+CONF = "column_name: a, b\nfeed_name=f shared=true\nfeature_name=fc_a slot=1 depend=a, b args=3 feature_id=9\n"
+DUMP = 'feature:\n0:\n"fid":\n0: "1"\nname: x\nlabel:\n0: 1.5\nline_id:\nactions:\n0: 3\n'
+
+
+def around(good: bytes) -> st.SearchStrategy[bytes]:
+    """The same, changed, flipped, and anything else."""
+    return blobs | changed_bytes(good) | flipped_bytes(good)
+
+
+def framed_with(form: FrameFormat) -> bytes:
+    return frame(b"a record", form) + frame(BYTES, form)
+
+
+def compressed(compression: Compression) -> bytes:
+    file = io.BytesIO()
+    sink = Sink(file, compression)
+    sink.write(framed_with(FrameFormat()))
+    sink.finish()
+    return file.getvalue()
+
+
+def _source(data: bytes) -> Source:
+    return Source("f", iter([data]))
+
+
+def _of_a_path(read: Callable[[str], Any], name: str = "f") -> Callable[[Any], object]:
+    def run(folder: Path) -> object:
+        return [list(each) if not isinstance(each, bytes) else each for each in read(str(folder / name))]
+
+    return with_folder(file_named(name), run)
+
+
+def _messages(folder: Path) -> object:
+    return list(read_messages(str(folder / "f"), Instance, RecordFormat(FrameFormat(), Compression.NONE)))
+
+
+RECORD_PARSERS: dict[str, ParserCase] = {
+    "shoal.core.tfrecords.read_records": ParserCase(
+        lambda data: list(read_records(io.BytesIO(data), name="f")), around(TFRECORDS), good=(TFRECORDS, b"")
+    ),
+    "shoal.records.formats.tfrecords.read_tfrecords": ParserCase(
+        lambda data: list(read_tfrecords(_source(data), BadRecords())), around(TFRECORDS), good=(TFRECORDS, b"")
+    ),
+    "shoal.records.formats.reading.read_messages": ParserCase(
+        with_folder(file_named("f"), _messages),
+        around(frame(BYTES, FrameFormat())),
+        good=(frame(BYTES, FrameFormat()),),
+    ),
+    "shoal.records.formats.reading.read_payloads of tfrecords with gzip": ParserCase(
+        _of_a_path(lambda path: read_payloads(path, tfrecord(compression=Compression.GZIP))),
+        around(gzip.compress(TFRECORDS)),
+        good=(gzip.compress(TFRECORDS),),
+    ),
+    "shoal.records.formats.documents.parse_message": ParserCase(
+        lambda data: parse_message(data, Instance, DocumentFormat.BYTES, path="f"), around(BYTES), good=(BYTES,)
+    ),
+    "shoal.records.formats.documents.parse_message of text": ParserCase(
+        lambda text: parse_message(text.encode("utf-8", "replace"), Instance, DocumentFormat.TEXT, path="f"),
+        texts | changed_text("fid: 1 feature { name: 'a' fid: 3 }"),
+        good=("fid: 1 feature { name: 'a' fid: 3 }",),
+    ),
+    "shoal.records.formats.documents.parse_message of JSON": ParserCase(
+        lambda text: parse_message(text.encode("utf-8", "replace"), Instance, DocumentFormat.JSON, path="f"),
+        texts | changed_text('{"fid": [1], "feature": [{"name": "a"}]}'),
+        good=('{"fid": [1], "feature": [{"name": "a"}]}',),
+    ),
+    "shoal.records.formats.documents.load_message": ParserCase(
+        with_folder(file_named("f.dump"), lambda folder: load_message(str(folder / "f.dump"), Instance)),
+        blobs | changed_text(DUMP).map(lambda text: text.encode("utf-8", "replace")),
+        good=(DUMP.encode(),),
+    ),
+    "shoal.records.formats.dumps.parse_dump": ParserCase(
+        lambda text: parse_dump(text, Instance.DESCRIPTOR, path="f"), texts | changed_text(DUMP), good=(DUMP, "")
+    ),
+    "shoal.records.feature_list.parse_feature_list": ParserCase(
+        parse_feature_list, texts | changed_text(CONF), good=(CONF,)
+    ),
+    "shoal.records.feature_list.load_feature_list": ParserCase(
+        with_folder(file_named("f.conf"), lambda folder: load_feature_list(str(folder / "f.conf"))),
+        blobs | changed_text(CONF).map(lambda text: text.encode("utf-8", "replace")),
+        good=(CONF.encode(),),
+    ),
+    **{
+        f"shoal.records.formats.frames.read_frames of {form}": ParserCase(
+            lambda data, form=form: list(read_frames(_source(data), form, BadRecords())),
+            around(framed_with(form)),
+            good=(framed_with(form), b""),
+        )
+        for form in FLAGS
+    },
+    **{
+        f"shoal.records.formats.reading.read_payloads of {compression}": ParserCase(
+            _of_a_path(lambda path, kind=compression: read_payloads(path, RecordFormat(FrameFormat(), kind))),
+            around(compressed(compression)),
+            good=(compressed(compression), b""),
+        )
+        for compression in Compression
+    },
+}
