@@ -11,7 +11,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from shoal.core.tfrecords import frame_record, read_records
+from shoal.core.tfrecords import frame as frame_record
+from shoal.core.tfrecords import read_records
 from shoal.records.bad_records import BadRecords
 from shoal.records.feature_list import load_feature_list, parse_feature_list
 from shoal.records.formats.compression import Compression, Sink, Source

@@ -16,7 +16,16 @@ from google_crc32c import value as crc32c
 
 from shoal.core.errors import CorruptError
 
-__all__ = ["HEADER_SIZE", "MAX_RECORD", "TRAILER_SIZE", "crc32c", "frame", "masked_crc", "read_records", "record_length"]
+__all__ = [
+    "HEADER_SIZE",
+    "MAX_RECORD",
+    "TRAILER_SIZE",
+    "crc32c",
+    "frame",
+    "masked_crc",
+    "read_records",
+    "record_length",
+]
 
 #: The longest record that is read, unless the caller says otherwise.
 MAX_RECORD = 1 << 30

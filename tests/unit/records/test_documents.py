@@ -72,12 +72,21 @@ def test_what_is_no_dump_is_refused(tmp_path, text, rule):
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(messages(Instance) | messages(Example) | messages(ExampleBatch))
 def test_what_was_written_is_read(tmp_path, message):
-    for suffix in (".json", ".pbtxt", ".pb"):
+    for suffix in (".pbtxt", ".pb"):
         path = str(tmp_path / f"m{suffix}")
         write_message(path, message)
-        read = load_message(path, type(message))
-        if suffix != ".json":  # which has no NaN with a payload
-            assert read.SerializeToString(deterministic=True) == message.SerializeToString(deterministic=True)
+        # As text, for a NaN has many bit patterns and is not equal to itself.
+        assert str(load_message(path, type(message))) == str(message)
+
+
+def test_json_is_read(tmp_path):
+    message = Instance(fid=[1, 2**63], label=[0.5], instance_weight=1.5)
+    message.feature.add(name="é", bytes_value=[b"\x00\xff"])
+    path = str(tmp_path / "m.json")
+    write_message(path, message)
+    assert load_message(path, Instance) == message
+    files.write_atomic(path, b'{"lineId": {"reqTime": "7", "user_id": "u"}}')
+    assert load_message(path, Instance).line_id.req_time == 7
 
 
 def test_what_is_no_message_is_refused(tmp_path):

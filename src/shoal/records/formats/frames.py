@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.core.errors import CorruptError, InvalidError, problem
-from shoal.core.tfrecords import MAX_RECORD_BYTES
+from shoal.core.tfrecords import MAX_RECORD
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.compression import PIECE_BYTES, Compression, Source, compression_of, open_sink
 from shoal.records.formats.payloads import Payloads
@@ -71,9 +71,7 @@ class _Frames:
     broken: str = ""
 
 
-def read_frames(
-    source: Source, form: FrameFormat, bad: BadRecords, *, limit: int = MAX_RECORD_BYTES
-) -> Iterator[Payloads]:
+def read_frames(source: Source, form: FrameFormat, bad: BadRecords, *, limit: int = MAX_RECORD) -> Iterator[Payloads]:
     """The records of a framed file, many at a time. What cannot be read goes to `bad`.
 
     Args:
@@ -187,8 +185,8 @@ def frame(
     source_key: int = 0,
 ) -> bytes:
     """One record with its headers. Raises `InvalidError` for one that could not be read back."""
-    if len(payload) > MAX_RECORD_BYTES or len(payload) == _DEADBEEF:
-        raise InvalidError([problem("record", f"{len(payload)} bytes", f"must have at most {MAX_RECORD_BYTES}")])
+    if len(payload) > MAX_RECORD or len(payload) == _DEADBEEF:
+        raise InvalidError([problem("record", f"{len(payload)} bytes", f"must have at most {MAX_RECORD}")])
     if len(sort_id) > MAX_SORT_ID_BYTES:
         raise InvalidError([problem("sort_id", sort_id, f"must have at most {MAX_SORT_ID_BYTES} bytes")])
     parts = []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from google.protobuf.message import DecodeError
 
 from shoal.core.errors import CorruptError
-from shoal.core.tfrecords import MAX_RECORD_BYTES
+from shoal.core.tfrecords import MAX_RECORD
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.compression import Compression, compression_of, open_source
 from shoal.records.formats.documents import AnyMessage
@@ -33,7 +33,7 @@ class RecordFormat:
     #: None: what the end of each path says.
     compression: Compression | None = None
     #: The longest record that is taken, in bytes.
-    limit: int = MAX_RECORD_BYTES
+    limit: int = MAX_RECORD
 
     def compression_of(self, path: str) -> Compression:
         """That of one file."""
@@ -49,13 +49,13 @@ def framed(
     kafka_dump_prefix: bool = False,
     lagrangex_header: bool = False,
     compression: Compression | None = None,
-    limit: int = MAX_RECORD_BYTES,
+    limit: int = MAX_RECORD,
 ) -> RecordFormat:
     """Monolith's framed files, with their headers."""
     return RecordFormat(FrameFormat(has_sort_id, kafka_dump, kafka_dump_prefix, lagrangex_header), compression, limit)
 
 
-def tfrecord(*, compression: Compression | None = None, limit: int = MAX_RECORD_BYTES) -> RecordFormat:
+def tfrecord(*, compression: Compression | None = None, limit: int = MAX_RECORD) -> RecordFormat:
     """TensorFlow's files."""
     return RecordFormat(None, compression, limit)
 

@@ -12,14 +12,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from shoal.core.errors import CorruptError
-from shoal.core.tfrecords import (
-    FOOTER_BYTES,
-    HEADER_BYTES,
-    MAX_RECORD_BYTES,
-    frame_record,
-    masked_crc,
-    record_length,
-)
+from shoal.core.tfrecords import HEADER_SIZE, MAX_RECORD, TRAILER_SIZE, frame, masked_crc, record_length
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.compression import PIECE_BYTES, Compression, Source, compression_of, open_sink
 from shoal.records.formats.payloads import Payloads
@@ -33,7 +26,7 @@ def tfrecord_compression(path: str, given: Compression | None = None) -> Compres
     return Compression.TF_SNAPPY if found is Compression.SNAPPY else found
 
 
-def read_tfrecords(source: Source, bad: BadRecords, *, limit: int = MAX_RECORD_BYTES) -> Iterator[Payloads]:
+def read_tfrecords(source: Source, bad: BadRecords, *, limit: int = MAX_RECORD) -> Iterator[Payloads]:
     """The records of a file, many at a time. What cannot be read goes to `bad`.
 
     Args:
@@ -49,16 +42,18 @@ def read_tfrecords(source: Source, bad: BadRecords, *, limit: int = MAX_RECORD_B
             return
         starts: list[int] = []
         ends: list[int] = []
-        at, wanted, lost = 0, HEADER_BYTES, None
-        while at + HEADER_BYTES <= len(held):
+        at, wanted, lost = 0, HEADER_SIZE, None
+        while at + HEADER_SIZE <= len(held):
             try:
-                length = record_length(held[at : at + HEADER_BYTES], name=source.path, offset=base + at, limit=limit)
+                length = record_length(
+                    held[at : at + HEADER_SIZE], name=source.path, offset=base + at, max_record=limit
+                )
             except CorruptError as error:
                 lost = error
                 break
-            start, end = at + HEADER_BYTES, at + HEADER_BYTES + length
-            if end + FOOTER_BYTES > len(held):
-                wanted = HEADER_BYTES + length + FOOTER_BYTES
+            start, end = at + HEADER_SIZE, at + HEADER_SIZE + length
+            if end + TRAILER_SIZE > len(held):
+                wanted = HEADER_SIZE + length + TRAILER_SIZE
                 break
             payload = held[start:end]
             if _CRC.unpack_from(held, end)[0] != masked_crc(payload):
@@ -66,7 +61,7 @@ def read_tfrecords(source: Source, bad: BadRecords, *, limit: int = MAX_RECORD_B
             else:
                 starts.append(start)
                 ends.append(end)
-            at = end + FOOTER_BYTES
+            at = end + TRAILER_SIZE
         if starts:
             begins = np.array(starts, np.int64)
             yield Payloads(
@@ -74,7 +69,7 @@ def read_tfrecords(source: Source, bad: BadRecords, *, limit: int = MAX_RECORD_B
                 np.frombuffer(held, np.uint8),
                 begins,
                 np.array(ends, np.int64),
-                begins + (base - HEADER_BYTES),
+                begins + (base - HEADER_SIZE),
                 np.zeros(len(starts), np.uint32),
             )
         base, held = base + at, held[at:]
@@ -99,6 +94,6 @@ def write_tfrecords(path: str, payloads: Iterable[bytes], *, compression: Compre
     count = 0
     with open_sink(path, tfrecord_compression(path, compression)) as sink:
         for payload in payloads:
-            sink.write(frame_record(payload))
+            sink.write(frame(payload))
             count += 1
     return count
