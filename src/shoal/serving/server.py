@@ -56,6 +56,8 @@ class ServeOptions:
     drain: timedelta = timedelta(seconds=1)
     #: The control planes whose tree is used when the file names no ZooKeeper.
     control: tuple[str, ...] = ()
+    #: Whether they count only when the file names no ZooKeeper: nobody gave them on the command line.
+    prefers_zookeeper: bool = False
     #: Where metrics and health are served; None: nowhere.
     http_address: str | None = None
 
@@ -113,7 +115,7 @@ async def run_serving(
         stack.callback(lock.release)
         scope = TaskScope("serving")
         stack.push_async_callback(scope.close)
-        store = await stack.enter_async_context(_open_store(deployment, options.control, control_transport, clock))
+        store = await stack.enter_async_context(_open_store(deployment, options, control_transport, clock))
         runtime = ProcessRuntime(options.data_dir, clock=clock, node_id=NODE_ID)
         await runtime.open()
         stack.push_async_callback(runtime.close)
@@ -200,10 +202,12 @@ def _receiver(deployment: Deployment, clock: Clock, metrics: ServingMetrics) -> 
 
 @contextlib.asynccontextmanager
 async def _open_store(
-    deployment: Deployment, control: tuple[str, ...], transport: Transport | None, clock: Clock
+    deployment: Deployment, options: ServeOptions, transport: Transport | None, clock: Clock
 ) -> AsyncIterator[CoordinationStore]:
     """The tree: ZooKeeper's, the control plane's, or one in this process for a machine that serves everything."""
-    hosts = deployment.settings.zk_servers
+    hosts, control = deployment.settings.zk_servers, options.control
+    if hosts and options.prefers_zookeeper:
+        control = ()
     if hosts and control:
         raise InvalidError([problem("zk_servers", hosts, "must not be given together with --control")])
     if control and transport is not None:

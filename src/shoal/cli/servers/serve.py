@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shoal.wire.access import Access
 
 DEFAULT_DATA_DIR = "/var/lib/shoal/serving"
+#: In the working directory, which a workload keeps from run to run.
+WORKLOAD_DATA_DIR = "serving"
+_WORKLOAD = "SHOAL_WORKLOAD_ID"
 _DRAIN = ShownDuration(seconds=1)
 
 
@@ -32,19 +35,37 @@ def serve(
     *,
     conf: Annotated[str, typer.Option("--conf", metavar="PATH", help="The agent.conf to read")],
     data_dir: Annotated[
-        str, typer.Option("--data-dir", metavar="PATH", help="Where configurations and logs of the model servers are")
-    ] = DEFAULT_DATA_DIR,
+        str,
+        typer.Option(
+            "--data-dir",
+            metavar="PATH",
+            help=f"Where configurations and logs of the model servers are [{DEFAULT_DATA_DIR}; "
+            "in a workload: ./serving]",
+        ),
+    ] = "",
     control: Annotated[
         str,
-        typer.Option("--control", metavar="HOST:PORT[,…]", help="Use the tree of this control plane, not ZooKeeper's"),
+        typer.Option(
+            "--control",
+            metavar="HOST:PORT[,…]",
+            help="Use the tree of this control plane, not ZooKeeper's [in a workload without zk_servers: its own]",
+        ),
     ] = "",
     ca: Annotated[
-        str, typer.Option("--ca", metavar="PATH", help="For --control: the authorities that are trusted")
+        str,
+        typer.Option("--ca", envvar="SHOAL_CA", metavar="PATH", help="For --control: the authorities that are trusted"),
     ] = "",
-    cert: Annotated[str, typer.Option("--cert", metavar="PATH", help="For --control: the certificate to show")] = "",
-    key: Annotated[str, typer.Option("--key", metavar="PATH", help="For --control: the key of that")] = "",
+    cert: Annotated[
+        str, typer.Option("--cert", envvar="SHOAL_CERT", metavar="PATH", help="For --control: the certificate to show")
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", envvar="SHOAL_KEY", metavar="PATH", help="For --control: the key of that")
+    ] = "",
     insecure: Annotated[
-        bool, typer.Option("--insecure", metavar="", help="For --control: no TLS, where no one listens")
+        bool,
+        typer.Option(
+            "--insecure", envvar="SHOAL_INSECURE", metavar="", help="For --control: no TLS, where no one listens"
+        ),
     ] = False,
     agent_host: Annotated[
         str, typer.Option("--agent-host", metavar="HOST", help="Address for AgentService, which is not encrypted")
@@ -63,7 +84,14 @@ def serve(
     ] = _DRAIN,
     http_port: Annotated[
         int | None,
-        typer.Option("--http-port", min=0, max=65535, metavar="PORT", help="Serve metrics and health here; 0 is any"),
+        typer.Option(
+            "--http-port",
+            envvar="SHOAL_PORT_METRICS",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve metrics and health here; 0 is any",
+        ),
     ] = None,
     http_host: Annotated[str, typer.Option("--http-host", metavar="HOST", help="Address for that")] = "127.0.0.1",
     print_output: Annotated[
@@ -71,7 +99,7 @@ def serve(
         typer.Option(
             "--print-output",
             metavar="",
-            help="Also print what model servers print [with MLP_POD_NAME in the environment]",
+            help="Also print what model servers print [in a workload, and with MLP_POD_NAME in the environment]",
         ),
     ] = False,
     check: Annotated[
@@ -87,6 +115,10 @@ def serve(
     `agent_version` 3 follows a layout. MONOLITH_TFS_BINARY, or `tfs_binary` in the file, names the model server. The
     output of model servers is kept and rotated below the data directory, in place of --tfs_log. SIGTERM withdraws
     every address, serves on for --drain, stops the model servers and exits with 0.
+
+    As a workload it finds the tree of its control plane by itself: `identity: true` gives it a certificate, and
+    `shoal grant create /BZID --to workload:GROUP` lets it register. Its named ports `agent`, `grpc`, `http`, `archon`
+    and `metrics` are used, and its id stands for MY_POD_NAME.
     """
     from pathlib import Path
 
@@ -101,24 +133,30 @@ def serve(
     if on_exit not in set(OnExit):
         problems.append(problem("--on-exit", on_exit, f"must be {' or '.join(OnExit)}"))
     access = Access(ca, cert, key, insecure)
+    is_workload = bool(os.environ.get(_WORKLOAD))
+    is_own = is_workload and not control
+    if is_own and access.is_given:  # without a certificate a workload cannot use the tree
+        control = os.environ.get("SHOAL_CONTROL", "")
     if control:
-        problems.extend(access.problems("--", otherwise="with files of `shoal certs issue` or of a workload"))
+        otherwise = "with files of `shoal certs issue`, or as a workload with `identity: true`"
+        problems.extend(access.problems("--", otherwise=otherwise))
     if problems:
         raise InvalidError(problems)
     setup_logging(level=log_level, style=log_format)
     options = ServeOptions(
         conf,
-        Path(data_dir),
+        Path(data_dir or (WORKLOAD_DATA_DIR if is_workload else DEFAULT_DATA_DIR)).absolute(),
         agent_host=agent_host,
         on_exit=OnExit(on_exit),
         drain=drain,
         control=read_addresses(control) if control else (),
+        prefers_zookeeper=is_own,
         http_address=None if http_port is None else str(Address(http_host, http_port)),
     )
     if check:
         _check(options)
         return
-    prints = print_output or bool(os.environ.get("MLP_POD_NAME"))
+    prints = print_output or is_workload or bool(os.environ.get("MLP_POD_NAME"))
     daemon.run_until_told(
         lambda stop: _serve(options, access, stop, ready_file, prints=prints), service="shoal-serving"
     )

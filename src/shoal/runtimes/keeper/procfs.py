@@ -21,6 +21,16 @@ WORKLOAD_ID = "SHOAL_WORKLOAD_ID"
 KEEPER_ID = "SHOAL_KEEPER"
 AT_MOST_ONE = "SHOAL_AT_MOST_ONE"
 RUN_KIND = "SHOAL_RUN_KIND"
+#: The runs of other keepers inside which a process runs, the outermost first: `<keeper>=<run>,…`. A workload may have
+#: a keeper of its own, and its processes end with it.
+WITHIN = "SHOAL_WITHIN"
+
+
+def outer_runs(environ: Mapping[str, str]) -> str:
+    """The value of `WITHIN` for the runs of a keeper that was started in this environment; empty outside any run."""
+    keeper, run = environ.get(KEEPER_ID), environ.get(RUN_ID)
+    above = environ.get(WITHIN, "")
+    return ",".join(filter(None, (above, f"{keeper}={run}" if keeper and run else "")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +117,7 @@ class Census:
         self._stats = {stat.pid: stat for stat in all_stats()}
         self._by_run: dict[str, list[ProcessStat]] = {}
         self._mark = f"{KEEPER_ID}={keeper_id}".encode()
+        self._within = f"{keeper_id}=".encode()
         bare = [stat for stat in self._stats.values() if stat.alive and not self._enter(stat)]
         for stat in bare:
             # In the middle of exec a process has no environment to be seen; by now it is through.
@@ -116,12 +127,21 @@ class Census:
     def _enter(self, stat: ProcessStat) -> bool:
         """Put a process to its run, if it has one. False when it shows no environment."""
         environ = read_environ(stat.pid)
-        if self._mark in environ:
-            prefix = f"{RUN_ID}=".encode()
-            for each in environ:
-                if each.startswith(prefix):
-                    self._by_run.setdefault(each[len(prefix) :].decode(errors="replace"), []).append(stat)
+        run_id = self._run_of(environ)
+        if run_id:
+            self._by_run.setdefault(run_id.decode(errors="replace"), []).append(stat)
         return bool(environ)
+
+    def _run_of(self, environ: tuple[bytes, ...]) -> bytes:
+        """The run of this keeper that a process belongs to: its own, or one that its own keeper runs in."""
+        variable, prefix = (RUN_ID, b"") if self._mark in environ else (WITHIN, self._within)
+        start = f"{variable}=".encode()
+        for each in environ:
+            if each.startswith(start):
+                for word in each[len(start) :].split(b",") if prefix else (each[len(start) :],):
+                    if word.startswith(prefix):
+                        return word[len(prefix) :]
+        return b""
 
     @property
     def runs(self) -> frozenset[str]:

@@ -91,10 +91,12 @@ class Starter:
                 os.close(end)
 
     def _launch(self, wanted: StartMessage, groups: Sequence[str], ends: Sequence[int]) -> Launch:
+        within = procfs.outer_runs(os.environ)
         marks = {
             procfs.RUN_ID: wanted.run_id,
             procfs.WORKLOAD_ID: wanted.workload_id,
             procfs.KEEPER_ID: self._keeper_id,
+            **({procfs.WITHIN: within} if within else {}),
             **({procfs.AT_MOST_ONE: "1"} if wanted.deadline is not None else {}),
             **({procfs.RUN_KIND: wanted.kind} if wanted.kind != PROCESS else {}),
         }

@@ -1,5 +1,8 @@
 """The environment variables that serving agents read. Names are those of the platforms that Monolith runs on.
 
+A workload of a fleet has others for two of them: its id stands for the name of the pod, and its named ports (`agent`,
+`grpc`, `http`, `archon`, and `ps-grpc` and so on where several roles run) for PORT to PORT10.
+
 Every value is read and checked once, when the agent starts; all problems are reported at once. A variable that is empty
 counts as unset. Called by `shoal.serving.config.deployment`.
 """
@@ -14,6 +17,19 @@ from shoal.core.errors import InvalidError, Problem, problem
 
 #: By number: 0 is PORT, 2 is PORT2. PORT1 belongs to the file distribution of the platform.
 _PORTS = {0: "PORT", **{number: f"PORT{number}" for number in range(2, 11)}}
+#: The same as named ports of a workload. Those without a role are the entry's where several roles run.
+_NAMED_PORTS = {
+    0: "SHOAL_PORT_ARCHON",
+    2: "SHOAL_PORT_AGENT",
+    3: "SHOAL_PORT_GRPC",
+    4: "SHOAL_PORT_HTTP",
+    5: "SHOAL_PORT_PS_GRPC",
+    6: "SHOAL_PORT_PS_HTTP",
+    7: "SHOAL_PORT_PS_ARCHON",
+    8: "SHOAL_PORT_DENSE_GRPC",
+    9: "SHOAL_PORT_DENSE_HTTP",
+    10: "SHOAL_PORT_DENSE_ARCHON",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,10 @@ def read_environment(env: Mapping[str, str]) -> Environment:
     """Read the environment. Raises `InvalidError` with every problem."""
     reading = _Reading(env)
     cluster = ("TCE_LOGICAL_CLUSTER", "TCE_CLUSTER", "TCE_PHYSICAL_CLUSTER")
-    ports = {number: reading.integer(name, most=65535) for number, name in _PORTS.items()}
+    ports = {
+        number: reading.integer(name if reading.text(name) else _NAMED_PORTS[number], most=65535)
+        for number, name in _PORTS.items()
+    }
     found = Environment(
         shard_num=reading.integer("MONOLITH_HOST_SHARD_N", least=1),
         shard_id=reading.integer("SHARD_ID"),
@@ -69,7 +88,7 @@ def read_environment(env: Mapping[str, str]) -> Environment:
         host_ip=reading.text("MY_HOST_IP"),
         host_ipv6=reading.text("MY_HOST_IPV6").strip("[]"),
         pod_ip=reading.text("MY_POD_IP"),
-        pod_name=reading.text("MY_POD_NAME"),
+        pod_name=reading.text("MY_POD_NAME") or reading.text("SHOAL_WORKLOAD_ID"),
         cpu_limit=reading.number("MY_CPU_LIMIT"),
         memory_limit=int(reading.number("MY_MEM_LIMIT")),
         idc=reading.text("TCE_INTERNAL_IDC").lower(),
