@@ -23,11 +23,12 @@ from shoal.core.tasks import TaskScope, first_of, running
 from shoal.core.telemetry import MetricRegistry
 from shoal.discovery.store import CoordinationStore
 from shoal.model.logs import LogQuery
+from shoal.runtimes.base import RunPhase
 from shoal.runtimes.process import ProcessRuntime
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.agents.roles import PROXY, RoleAgent
-from shoal.serving.config.deployment import Deployment, deploy
+from shoal.serving.config.deployment import Deployment, FreePorts, deploy, free_ports
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import read_settings
 from shoal.serving.metrics import ServingMetrics
@@ -35,6 +36,7 @@ from shoal.serving.models.files import ModelFiles
 from shoal.serving.models.receiving import ModelReceiver
 from shoal.serving.processes.commands import find_program, look_at_program
 from shoal.serving.processes.graph import OnExit
+from shoal.serving.processes.remembered import Remembered
 from shoal.serving.processes.runner import ProcessRunner, child_environment
 from shoal.wire.http import serve_http
 from shoal.wire.transport import Transport
@@ -58,6 +60,8 @@ class ServeOptions:
     control: tuple[str, ...] = ()
     #: Whether they count only when the file names no ZooKeeper: nobody gave them on the command line.
     prefers_zookeeper: bool = False
+    #: How long the tree keeps the addresses of an agent that it does not hear of.
+    session_timeout: timedelta = timedelta(seconds=10)
     #: Where metrics and health are served; None: nowhere.
     http_address: str | None = None
 
@@ -83,9 +87,11 @@ class ServingAgent(Protocol):
         ...
 
 
-def make_deployment(options: ServeOptions, environ: Mapping[str, str]) -> Deployment:
+def make_deployment(
+    options: ServeOptions, environ: Mapping[str, str], *, take_ports: FreePorts = free_ports
+) -> Deployment:
     """Read and check everything before anything starts. Raises `InvalidError` with every problem."""
-    return deploy(read_settings(options.conf), read_environment(environ))
+    return deploy(read_settings(options.conf), read_environment(environ), take_ports=take_ports)
 
 
 async def run_serving(
@@ -115,13 +121,17 @@ async def run_serving(
         stack.callback(lock.release)
         scope = TaskScope("serving")
         stack.push_async_callback(scope.close)
-        store = await stack.enter_async_context(_open_store(deployment, options, control_transport, clock))
         runtime = ProcessRuntime(options.data_dir, clock=clock, node_id=NODE_ID)
         await runtime.open()
         stack.push_async_callback(runtime.close)
+        remembered = Remembered.load(options.data_dir / "remembered.json")
+        ports = _PortsAgain(remembered.ports if await _anything_runs(runtime) else ())
+        deployment = make_deployment(options, environ, take_ports=ports.take)
+        remembered.keep_ports(ports.taken)
+        store = await stack.enter_async_context(_open_store(deployment, options, control_transport, clock))
         registry = MetricRegistry() if options.http_address is not None else None
         metrics = ServingMetrics(clock, registry)
-        runner = ProcessRunner(runtime, clock=clock, entropy=entropy, on_exit=options.on_exit)
+        runner = ProcessRunner(runtime, clock=clock, entropy=entropy, on_exit=options.on_exit, remembered=remembered)
         runner.restarted = metrics.restarted
         parts = AgentParts(
             deployment=deployment,
@@ -156,6 +166,25 @@ async def run_serving(
             if on_ready is not None:
                 on_ready(deployment, agent)
             await first_of(agent.failed(), scope.failed(), stop.wait())
+
+
+class _PortsAgain:
+    """Gives the ports of an earlier agent first, because its model servers listen there and call `PORT2`."""
+
+    def __init__(self, before: tuple[int, ...]) -> None:
+        self._before = before
+        #: Everything that was given.
+        self.taken: tuple[int, ...] = ()
+
+    def take(self, count: int) -> tuple[int, ...]:
+        found, self._before = self._before or free_ports(count), ()
+        self.taken += found
+        return found
+
+
+async def _anything_runs(runtime: ProcessRuntime) -> bool:
+    """Whether an earlier agent left a process running."""
+    return any(run.phase is RunPhase.RUNNING for run in await runtime.list_runs())
 
 
 async def _start(agent: ServingAgent, receiver: ModelReceiver | None, scope: TaskScope, stop: asyncio.Event) -> bool:
@@ -213,12 +242,13 @@ async def _open_store(
     if control and transport is not None:
         from shoal.discovery.remote import RemoteStore
 
-        yield RemoteStore(transport, control)
+        yield RemoteStore(transport, control, session_timeout=options.session_timeout)
         return
     if hosts:
         from shoal.discovery.zookeeper import ZookeeperSettings, ZookeeperStore
 
-        yield ZookeeperStore(ZookeeperSettings(hosts, auth=deployment.environment.zk_auth))
+        auth = deployment.environment.zk_auth
+        yield ZookeeperStore(ZookeeperSettings(hosts, session_timeout=options.session_timeout, auth=auth))
         return
     if deployment.deploy_type != "mixed":
         rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"

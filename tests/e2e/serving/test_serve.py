@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +13,6 @@ import psutil
 import pytest
 
 from shoal.core.entropy import SystemEntropy
-from shoal.core.errors import ShoalError
-from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.remote import RemoteStore
@@ -28,102 +23,6 @@ from shoal.serving.models.client import ModelServerClient
 from shoal.wire.channel import GrpcTransport
 
 pytestmark = pytest.mark.e2e
-
-MODEL_SERVER = f"{sys.executable} -m shoal.testing.model_server"
-
-
-class Served:
-    """One `shoal serve`."""
-
-    def __init__(self, folder: Path, name: str, conf: str, **env: str) -> None:
-        self.folder = folder / name
-        self.folder.mkdir()
-        self.conf = self.folder / "agent.conf"
-        self.conf.write_text(conf)
-        self.ready_file = self.folder / "ready.json"
-        self.env = {
-            **{key: value for key, value in os.environ.items() if key in ("PATH", "HOME", "PYTHONPATH")},
-            "MONOLITH_TFS_BINARY": MODEL_SERVER,
-            "MY_HOST_IP": "127.0.0.1",
-            "MY_POD_NAME": name,
-            **env,
-        }
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client: ServingAgentClient | None = None
-
-    async def start(self, *flags: str) -> dict[str, object]:
-        command = [
-            sys.executable,
-            "-m",
-            "shoal",
-            "serve",
-            "--conf",
-            str(self.conf),
-            "--data-dir",
-            str(self.folder / "data"),
-        ]
-        with (self.folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(
-                [*command, "--ready-file", str(self.ready_file), "--drain", "0s", *flags],
-                env=self.env, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        async with asyncio.timeout(60):
-            while not self.ready_file.exists():
-                assert self.process.poll() is None, self.log()
-                await asyncio.sleep(0.05)
-        ready = json.loads(self.ready_file.read_text())
-        self.client = ServingAgentClient(GrpcTransport().connect(ready["agent"]))
-        return ready
-
-    async def answers(self, expected: dict[str, list[str]], server_type: ServerType = ServerType.PS) -> None:
-        """Wait until HeartBeat answers this."""
-        found: object = None
-        try:
-            async with asyncio.timeout(60):
-                while found != expected:
-                    with contextlib.suppress(ShoalError):
-                        found = await self.client.heart_beat(server_type)
-                    await asyncio.sleep(0.05)
-        except TimeoutError:
-            pytest.fail(f"{found} instead of {expected}\n{self.log()}")
-
-    def model_servers(self) -> list[psutil.Process]:
-        """The model servers of this agent, by the data directory in their flags."""
-        found = []
-        for each in psutil.process_iter(["cmdline"]):
-            words = " ".join(each.info["cmdline"] or ())
-            if "shoal.testing.model_server" in words and f"{self.folder}/" in words:
-                found.append(each)
-        return found
-
-    async def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
-        self.process.send_signal(signal.SIGTERM)
-        return await asyncio.to_thread(self.process.wait, 60)
-
-    def log(self) -> str:
-        return (self.folder / "log").read_text()
-
-    async def close(self) -> None:
-        if self.client is not None:
-            await self.client.close()
-        if self.process is not None and self.process.poll() is None:
-            await self.stop()
-        for left in self.model_servers():
-            left.kill()
-
-
-@pytest.fixture
-async def serve(tmp_path):
-    made: list[Served] = []
-
-    def make(name: str, conf: str, **env: str) -> Served:
-        made.append(Served(tmp_path, name, conf, **env))
-        return made[-1]
-
-    yield make
-    for each in made:
-        await each.close()
 
 
 @pytest.fixture
@@ -264,24 +163,72 @@ async def test_a_rough_sort_model_is_received_before_anything_starts(serve, tmp_
     }
 
 
-async def test_the_next_agent_replaces_what_a_killed_one_left(serve, tmp_path):
+async def test_the_next_agent_adopts_what_a_killed_one_left(serve, tmp_path):
     base = tmp_path / "exports"
     for name in ("entry", "ps_0"):
         (base / name / "1").mkdir(parents=True)
-    ports = dict(zip(("PORT2", "PORT3", "PORT4", "PORT5", "PORT6"), map(str, free_ports(5)), strict=True))
     conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\n"
-    served = serve("pod-6", conf, **ports)
+    served = serve("pod-6", conf)
     first = await served.start()
     left = served.model_servers()
     assert len(left) == 2
-    served.process.kill()
-    await asyncio.to_thread(served.process.wait)
+    ps = f"127.0.0.1:{first['servers']['ps']}"
+    await served.killed()
     assert served.model_servers() == left
-    served.ready_file.unlink()
-    await served.client.close()
+    # The same again: the processes and their ports stay, and models are not loaded anew.
     assert await served.start() | {"pid": 0} == first | {"pid": 0}
-    assert not {each.pid for each in left} & {each.pid for each in served.model_servers()}
-    await served.answers({"ps:0": [f"127.0.0.1:{ports['PORT5']}"]})
+    assert served.model_servers() == left
+    await served.answers({"ps:0": [ps]})
+    # One that was adopted is watched like any other.
+    victim = served.model_servers()[0]
+    victim.kill()
+    async with asyncio.timeout(60):
+        while len(served.model_servers()) < 2 or victim in served.model_servers():
+            await asyncio.sleep(0.05)
+    await served.answers({"ps:0": [ps]})
+    # A setting has changed: all of them are replaced, where they were.
+    await served.killed()
+    served.conf.write_text(f"{conf}num_load_threads 2\n")
+    before = {each.pid for each in served.model_servers()}
+    assert (await served.start())["servers"] == first["servers"]
+    assert not before & {each.pid for each in served.model_servers()}
+    await served.answers({"ps:0": [ps]})
+    assert await served.stop() == 0, served.log()
+    assert served.model_servers() == []
+
+
+async def test_an_adopted_model_server_gets_the_layout_of_now(serve, store, zookeeper, tmp_path):
+    bzid = f"b{SystemEntropy().token(8)}"
+    catalog = Catalog(store, ModelPaths(bzid))
+    exports = {name: str(tmp_path / "exports" / name) for name in ("entry", "ps_0", "ps_1")}
+    for path in exports.values():
+        (Path(path) / "3").mkdir(parents=True)
+    await catalog.declare("m", exports)
+    await catalog.publish("m:entry", "prod")
+    await catalog.publish("m:ps_0", "prod")
+    conf = f"deploy_type unified\nagent_version 3\nbzid {bzid}\nzk_servers {zookeeper}\nlayout_pattern prod\n"
+    served = serve("pod-9", conf)
+    ready = await served.start()
+    here = [f"127.0.0.1:{ready['servers']['unified']}"]
+    await served.answers({"m:entry": here, "m:ps_0": here, "m:ps_1": []})
+    left = served.model_servers()
+    await served.killed()
+    await catalog.unpublish("m:ps_0", "prod")
+    await catalog.publish("m:ps_1", "prod")
+    assert (await served.start())["servers"] == ready["servers"]
+    await served.answers({"m:entry": here, "m:ps_0": [], "m:ps_1": here})
+    assert served.model_servers() == left
+    # Everything is unpublished while it is dead.
+    await served.killed()
+    await catalog.unpublish("m:*", "prod")
+    await served.start()
+    await served.answers({})
+    client = ModelServerClient(GrpcTransport().connect(here[0]))
+    async with asyncio.timeout(60):
+        while any(each.is_available for each in (await client.statuses(["m:entry", "m:ps_1"])).values()):
+            await asyncio.sleep(0.05)
+    await client.close()
+    assert served.model_servers() == left
     assert await served.stop() == 0, served.log()
 
 

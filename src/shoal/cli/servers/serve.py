@@ -24,6 +24,9 @@ DEFAULT_DATA_DIR = "/var/lib/shoal/serving"
 WORKLOAD_DATA_DIR = "serving"
 _WORKLOAD = "SHOAL_WORKLOAD_ID"
 _DRAIN = ShownDuration(seconds=1)
+_SESSION = ShownDuration(seconds=10)
+#: A control plane grants no shorter and no longer sessions.
+_SHORTEST_SESSION, _LONGEST_SESSION = timedelta(seconds=1), timedelta(minutes=5)
 
 
 def register(app: typer.Typer) -> None:
@@ -82,6 +85,15 @@ def serve(
             "--drain", parser=duration, metavar="DURATION", help="How long to serve on after withdrawing at the end"
         ),
     ] = _DRAIN,
+    session_timeout: Annotated[
+        timedelta,
+        typer.Option(
+            "--session-timeout",
+            parser=duration,
+            metavar="DURATION",
+            help="How long the tree keeps the addresses of an agent that it does not hear of",
+        ),
+    ] = _SESSION,
     http_port: Annotated[
         int | None,
         typer.Option(
@@ -132,6 +144,8 @@ def serve(
     problems = []
     if on_exit not in set(OnExit):
         problems.append(problem("--on-exit", on_exit, f"must be {' or '.join(OnExit)}"))
+    if not _SHORTEST_SESSION <= session_timeout <= _LONGEST_SESSION:
+        problems.append(problem("--session-timeout", str(session_timeout), "must be between 1s and 5m"))
     access = Access(ca, cert, key, insecure)
     is_workload = bool(os.environ.get(_WORKLOAD))
     is_own = is_workload and not control
@@ -149,6 +163,7 @@ def serve(
         agent_host=agent_host,
         on_exit=OnExit(on_exit),
         drain=drain,
+        session_timeout=session_timeout,
         control=read_addresses(control) if control else (),
         prefers_zookeeper=is_own,
         http_address=None if http_port is None else str(Address(http_host, http_port)),

@@ -75,6 +75,7 @@ class LayoutAgent:
         self._layout_changed, self._plan_changed, self._look = Signal(), Signal(), Signal()
         self._agent_server: Server | None = None
         self._counted: set[str] = set()
+        self._adopted = False
 
     @property
     def address(self) -> str:
@@ -96,13 +97,16 @@ class LayoutAgent:
     async def start(self) -> None:
         """Start the model server, register, and follow the layout. Raises `ShoalError`."""
         parts = self._parts
-        await self._write_config()
         parts.runner.changed = self._on_process
-        await parts.runner.open()
         command = model_server_command(
             parts.deployment, self._server, parts.program, config_file=str(self._config_file)
         )
         node = ProcessNode(self._server.name, command, parts.child_env, port=self._server.ports.grpc)
+        await parts.runner.open([node])
+        # One that was adopted goes on with the models that it has until the layout is known.
+        self._adopted = self._is_running()
+        if not self._adopted:
+            await self._write_config()
         await parts.runner.start(node, timeout=parts.deployment.settings.max_waiting_sec)
         await parts.store.open()
         parts.metrics.agent(parts.deployment, parts.deployment.replica_id)
@@ -123,7 +127,8 @@ class LayoutAgent:
         if not self._is_running():
             self._bindings = Bindings()
             self._register()
-        self._plan_changed.set()
+        if not self._adopted:
+            self._plan_changed.set()
         self._look.set()
 
     def _is_running(self) -> bool:
@@ -216,8 +221,8 @@ class LayoutAgent:
                     log.warning("an entry of layout %s is not served: %s", self._parts.deployment.layout_path, each)
                 for name in plan.waiting:
                     log.warning("model %s has no version yet; it is looked for every %g s", name, VERSION_SECONDS)
-            changed = plan.config != self._plan.config
-            self._plan = plan
+            changed = self._adopted or plan.config != self._plan.config
+            self._plan, self._adopted = plan, False
             if changed:
                 served = ", ".join(plan.models) or "nothing"
                 log.info("layout %s: serving %s", self._parts.deployment.layout_path, served)

@@ -85,7 +85,7 @@ class RoleAgent:
         """Register, serve `AgentService`, and start every process in order. Raises `ShoalError`."""
         parts = self._parts
         nodes = await asyncio.to_thread(self._prepare)
-        await parts.runner.open()
+        await parts.runner.open(nodes)
         await parts.store.open()
         self._registrar.start()
         await self._register()
@@ -143,7 +143,10 @@ class RoleAgent:
                 platform_file=platform_file,
             )
             needs = frozenset(before) if server.role is Role.ENTRY else frozenset()
-            nodes.append(ProcessNode(server.name, command, parts.child_env, port=server.ports.grpc, needs=needs))
+            config = config_text(self._configs[server.name])
+            nodes.append(
+                ProcessNode(server.name, command, parts.child_env, port=server.ports.grpc, needs=needs, config=config)
+            )
             before.add(server.name)
         if deployment.proxy_port:
             command = proxy_command(deployment, conf_dir=parts.conf_dir)

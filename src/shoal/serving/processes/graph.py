@@ -37,6 +37,8 @@ class ProcessNode:
     port: int = 0
     #: The processes that have to be started before it.
     needs: frozenset[str] = frozenset()
+    #: What it reads when it starts, and only then.
+    config: str = ""
 
 
 def start_order(nodes: Iterable[ProcessNode]) -> tuple[ProcessNode, ...]:

@@ -2,7 +2,8 @@
 
 The runtime's keeper owns the processes, their exits and their logs; this only says what runs. `start` starts one
 process and waits until it listens; from then on its exit is followed by a restart or by the end of all (`graph`). What
-an earlier agent left running under the same data directory is stopped first. Called by the agents.
+an earlier agent left running under the same data directory is adopted, if it would be started in the same way again
+(`remembered`), and else stopped first. Called by the agents.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.core.clock import Clock
@@ -22,6 +23,7 @@ from shoal.model.specs import ProcessSpec
 from shoal.model.workloads import Exit
 from shoal.runtimes.base import RunInfo, RunPhase, RunRequest, Runtime
 from shoal.serving.processes.graph import OnExit, ProcessNode, StopAll, after_exit
+from shoal.serving.processes.remembered import Remembered
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class ProcessRunner:
         runtime: what runs them; opened by the caller.
         on_exit: what follows when a process ends by itself.
         listens: whether something listens on a port of this machine.
+        remembered: what an earlier agent left; without it nothing is adopted.
     """
 
     def __init__(
@@ -54,12 +57,14 @@ class ProcessRunner:
         entropy: Entropy,
         on_exit: OnExit = OnExit.RESTART,
         listens: Callable[[int], Awaitable[bool]] | None = None,
+        remembered: Remembered | None = None,
     ) -> None:
         self._runtime = runtime
         self._clock = clock
         self._entropy = entropy
         self._on_exit = on_exit
         self._listens = listens or is_listening
+        self._remembered = remembered
         #: Called with a name whenever that process started or ended.
         self.changed: Callable[[str], None] = lambda _name: None
         #: Called with a name whenever that process is started again.
@@ -71,18 +76,32 @@ class ProcessRunner:
         #: How often each process was started again.
         self.restarts: dict[str, int] = {}
 
-    async def open(self) -> None:
-        """Stop what an earlier agent left, and follow exits from now on."""
+    async def open(self, nodes: Sequence[ProcessNode] = ()) -> None:
+        """Adopt what an earlier agent left of these processes, stop the rest, and follow exits from now on."""
+        wanted = {node.name: node for node in nodes}
         for run in await self._runtime.list_runs():
+            node = wanted.get(run.workload_id)
             if run.phase is RunPhase.RUNNING:
+                if node is not None and node.name not in self._running and await self._can_adopt(node, run):
+                    log.info("%s of an earlier agent still runs (pid %d) and is adopted", node.name, run.pid)
+                    self._running[node.name] = _Running(node, run.run_id, self._clock.monotonic())
+                    continue
                 log.warning("%s of an earlier agent still runs (pid %d) and is stopped", run.workload_id, run.pid)
                 await self._runtime.stop(run.run_id)
             await self._runtime.forget(run.run_id)
         self._scope.start(self._follow(), name="exits")
 
+    async def _can_adopt(self, node: ProcessNode, run: RunInfo) -> bool:
+        if self._remembered is None or not self._remembered.matches(node, run.run_id):
+            return False
+        return not node.port or await self._listens(node.port)
+
     async def start(self, node: ProcessNode, *, timeout: float) -> None:
-        """Start a process and wait until it listens. Raises `ShoalError`."""
-        await self._start(node, failures=0)
+        """Start a process, unless it was adopted, and wait until it listens. Raises `ShoalError`."""
+        if node.name in self._running:
+            self.changed(node.name)
+        else:
+            await self._start(node, failures=0)
         deadline = self._clock.monotonic() + timeout
         while node.port and not await self._listens(node.port):
             self.raise_if_failed()
@@ -120,6 +139,8 @@ class ProcessRunner:
             workload_id=WorkloadId(node.name),
             spec=ProcessSpec(command=node.command, env=dict(node.env)),
         )
+        if self._remembered is not None:
+            await asyncio.to_thread(self._remembered.keep_run, node, run_id)
         await self._runtime.start(request)
         self._running[node.name] = _Running(node, run_id, self._clock.monotonic(), failures)
         self.changed(node.name)
