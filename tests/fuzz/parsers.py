@@ -521,7 +521,7 @@ PARSERS: dict[str, ParserCase] = {
 
 #: Read something, and parse nothing that somebody else wrote.
 NO_PARSERS: dict[str, str] = {
-    "shoal.cli.commands.models.load": "a command, which asks a scheduler to load a model",
+    "shoal.cli.commands.serving.models.load": "a command, which asks a scheduler to load a model",
     "shoal.serving.resources.read_cpus": "what the kernel says, read by shoal.core and psutil",
     "shoal.serving.resources.read_memory": "what the kernel says, read by shoal.core and psutil",
     "shoal.runtimes.log_reading.read_logs": "reads files with the parsers of the keeper's logs, which are here",

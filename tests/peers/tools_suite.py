@@ -239,8 +239,11 @@ class ToolsSuite:
             "requested  yes\nassigned   yes\nREPLICA  STATE\nps:0:2   AVAILABLE\nps:1:0   UNKNOWN\n"
         )
         assert shoal("model", "clean", "publish", "service").err == "publish: deleted 2\nservice: deleted 1\n"
-        assert shoal("model", "unload", "m").code == 0
+        assert json.loads(shoal("model", "clean", "publish", "--json").out) == {"deleted": {"publish": 0}}
+        assert json.loads(shoal("model", "unload", "m", "--json").out) == {"withdrawn": "m"}
         assert shoal("model", "unload", "m").code == 1
+        assert json.loads(shoal(*load, "--json").out) == {"requested": "m"}
+        assert shoal("model", "unload", "m").code == 0
         assert shoal("model", "status", "m").err == "no agent serves it\n"
         assert json.loads(shoal("model", "status", "m", "--json").out)["portal"] is False
         assert "BRANCH: must be one of portal" in shoal("model", "clean", "layouts").err

@@ -133,7 +133,7 @@ def test_a_profile_of_a_model_that_is_not_there(shoal):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (("predict", "m:entry"), 2, "give rows, or a whole request"),
+        (("predict", "m:entry"), 2, "give rows, --data, --random, or a whole request"),
         (("predict", "x", "--row", "a"), 1, "not found"),
         (("metadata", "x"), 1, "not found"),
         (("reload", "/no/such/file"), 1, "not found"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli import output
+from shoal.cli.commands.serving import inputs as given
 from shoal.cli.connection import session
 from shoal.cli.connection.options import Json, ShownDuration, duration
 from shoal.cli.output.tables import Column
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from shoal.serving.models.client import ModelServerClient
-    from shoal.wire.pb.tensorflow.framework_pb2 import TensorProto
 
 app = typer.Typer(
     name="serving-client", help="Call a model server: states, metadata, predictions.", no_args_is_help=True
@@ -33,15 +34,6 @@ Version = Annotated[
 ]
 
 Signature = Annotated[str, typer.Option("--signature", metavar="NAME", help="The signature to call")]
-Rows = Annotated[
-    list[str] | None,
-    typer.Option("--row", metavar="TEXT", help="One row of the input, as text or @FILE with its bytes; repeatable"),
-]
-InputName = Annotated[str, typer.Option("--input", metavar="NAME", help="The name of the input")]
-Request = Annotated[
-    str | None, typer.Option("--request", metavar="FILE", help="A whole PredictRequest in text form instead")
-]
-
 _COLUMNS = (
     Column("MODEL"),
     Column("VERSION", right=True),
@@ -148,8 +140,10 @@ def metadata(
     field: Annotated[
         list[str] | None, typer.Option("--field", metavar="NAME", help="A field; repeatable [signature_def]")
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Print what a model server says about a model, as JSON. `tfs_client --cmd_type=meta` printed the same as text."""
+    del as_json  # it is JSON in any case
     from google.protobuf.json_format import MessageToDict
 
     from shoal.wire.pools import TENSORFLOW
@@ -177,6 +171,7 @@ def reload(
         timedelta,
         typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait for the models"),
     ] = _RELOAD_TIMEOUT,
+    as_json: Json = False,
 ) -> None:
     """Have a model server take another configuration, and wait until its new models are loaded.
 
@@ -187,7 +182,11 @@ def reload(
 
     parsed = parse_config(files.read_bytes(config, limit=16 * 1024 * 1024).decode(errors="replace"), where=config)
     _call(target, lambda client: client.reload(parsed, timeout=timeout.total_seconds()))
-    output.words(f"loaded: {', '.join(sorted(model_names(parsed))) or 'no models'}")
+    loaded = sorted(model_names(parsed))
+    if as_json:
+        output.json_document({"loaded": loaded})
+    else:
+        output.words(f"loaded: {', '.join(loaded) or 'no models'}")
 
 
 @app.command("predict")
@@ -197,21 +196,56 @@ def predict(
     target: Target = "",
     version: Version = None,
     signature: Signature = "serving_default",
-    row: Rows = None,
-    name: InputName = "instances",
-    request: Request = None,
+    row: given.Rows = None,
+    data: given.Data = None,
+    random: given.Random = False,
+    input_type: given.InputTypeName = "instance",
+    file_type: given.FileTypeName = "",
+    batch_size: given.BatchSize = 8,
+    has_sort_id: given.HasSortId = False,
+    kafka_dump: given.KafkaDump = False,
+    kafka_dump_prefix: given.KafkaDumpPrefix = False,
+    lagrangex_header: given.LagrangexHeader = False,
+    feature_list: given.FeatureListFile = "",
+    seed: given.Seed = 0,
+    name: given.InputName = "instances",
+    request: given.Request = None,
     timeout: Annotated[
         timedelta, typer.Option("--timeout", parser=duration, metavar="DURATION", help="How long to wait")
     ] = _PREDICT_TIMEOUT,
+    as_json: Json = False,
 ) -> None:
-    """Call a model, and print its outputs as JSON. `tfs_client --cmd_type=get` printed the answer as text."""
+    """Call a model, and print its outputs as JSON. `tfs_client --cmd_type=get` printed the answer as text.
+
+    Rows are serialized messages: given one by one (--row), read from a file (--data, was `--input_file`), or made up
+    (--random). A file has one message, as bytes, JSON, text or a dump, or records; a framed file is read with the
+    headers that are named, as `tfs_client` did.
+    """
+    del as_json  # it is JSON in any case
     from google.protobuf.json_format import MessageToDict
 
-    inputs = _inputs(name, row, request)
+    calls = given.GivenInputs(
+        name=name,
+        rows=row,
+        data=data,
+        random=random,
+        request=request,
+        input_type=input_type,
+        file_type=file_type,
+        batch_size=batch_size,
+        has_sort_id=has_sort_id,
+        kafka_dump=kafka_dump,
+        kafka_dump_prefix=kafka_dump_prefix,
+        lagrangex_header=lagrangex_header,
+        feature_list=feature_list,
+        seed=seed,
+    ).calls()
+    if len(calls) > 1:
+        raise InvalidError([problem("--data", len(calls), "one call has one file; profile takes several")])
 
     async def ask(client: ModelServerClient) -> Message:
         return await client.predict(
-            model, inputs, version=_version(version), signature_name=signature, timeout=timeout.total_seconds()
+            model, calls[0], version=_version(version), signature_name=signature, timeout=timeout.total_seconds()
         )
 
     output.json_document(MessageToDict(_call(target, ask), preserving_proto_field_name=True))
@@ -224,9 +258,20 @@ def profile(
     target: Target = "",
     version: Version = None,
     signature: Signature = "serving_default",
-    row: Rows = None,
-    name: InputName = "instances",
-    request: Request = None,
+    row: given.Rows = None,
+    data: given.Data = None,
+    random: given.Random = False,
+    input_type: given.InputTypeName = "instance",
+    file_type: given.FileTypeName = "",
+    batch_size: given.BatchSize = 8,
+    has_sort_id: given.HasSortId = False,
+    kafka_dump: given.KafkaDump = False,
+    kafka_dump_prefix: given.KafkaDumpPrefix = False,
+    lagrangex_header: given.LagrangexHeader = False,
+    feature_list: given.FeatureListFile = "",
+    seed: given.Seed = 0,
+    name: given.InputName = "instances",
+    request: given.Request = None,
     parallel: Annotated[
         int, typer.Option("--parallel", min=1, max=1000, metavar="N", help="How many calls at once")
     ] = 1,
@@ -241,11 +286,27 @@ def profile(
     """
     from shoal.serving.models.profiling import measure
 
-    inputs = _inputs(name, row, request)
+    calls = given.GivenInputs(
+        name=name,
+        rows=row,
+        data=data,
+        random=random,
+        request=request,
+        input_type=input_type,
+        file_type=file_type,
+        batch_size=batch_size,
+        has_sort_id=has_sort_id,
+        kafka_dump=kafka_dump,
+        kafka_dump_prefix=kafka_dump_prefix,
+        lagrangex_header=lagrangex_header,
+        feature_list=feature_list,
+        seed=seed,
+    ).calls()
+    in_turn = itertools.cycle(calls)
 
     async def ask(client: ModelServerClient) -> Any:
         return await measure(
-            lambda: client.predict(model, inputs, version=_version(version), signature_name=signature),
+            lambda: client.predict(model, next(in_turn), version=_version(version), signature_name=signature),
             clock=session.clock(),
             seconds=seconds.total_seconds(),
             parallel=parallel,
@@ -279,35 +340,3 @@ def profile(
         )
     if not found.calls:
         raise typer.Exit(1)
-
-
-def _inputs(name: str, rows: list[str] | None, request: str | None) -> dict[str, TensorProto]:
-    """The inputs of a call. Raises `InvalidError`."""
-    from shoal.serving.models.client import string_tensor
-
-    if (request is None) == (not rows):
-        raise InvalidError([problem("--row", None, "give rows, or a whole request with --request")])
-    if request is not None:
-        return _read_inputs(request)
-    return {name: string_tensor([_row(each) for each in rows or ()])}
-
-
-def _row(text: str) -> bytes:
-    from shoal.core import files
-
-    return files.read_bytes(text[1:], limit=16 * 1024 * 1024) if text.startswith("@") else text.encode()
-
-
-def _read_inputs(path: str) -> dict[str, TensorProto]:
-    """The inputs of a request in a file. Raises `InvalidError`."""
-    from google.protobuf import text_format
-
-    from shoal.core import files
-    from shoal.wire.pb.tensorflow import serving_pb2 as pb
-
-    text = files.read_bytes(path, limit=64 * 1024 * 1024).decode(errors="replace")
-    try:
-        parsed = text_format.Parse(text, pb.PredictRequest())
-    except text_format.ParseError as error:
-        raise InvalidError([problem(path, None, f"must be a PredictRequest in text form: {error}")]) from None
-    return dict(parsed.inputs)

@@ -133,19 +133,26 @@ async def load(
         int, typer.Option("--num-shard", metavar="N", help="Over how many shards it is split [the scheduler decides]")
     ] = -1,
     bzid: Bzid,
+    as_json: Json = False,
 ) -> None:
     """Request a model from the scheduler of agents of version 2 (was `load`)."""
     from shoal.discovery.mirror.records import PortalModel
 
     await _portal(store, bzid).load(PortalModel(model_name, model_dir, ckpt or None, num_shard))
-    output.words(f"{model_name} is requested")
+    if as_json:
+        output.json_document({"requested": model_name})
+    else:
+        output.words(f"{model_name} is requested")
 
 
 @tree_command(app, "unload")
-async def unload(store: CoordinationStore, model_name: ModelName, *, bzid: Bzid) -> None:
+async def unload(store: CoordinationStore, model_name: ModelName, *, bzid: Bzid, as_json: Json = False) -> None:
     """Withdraw the request for a model (was `unload`)."""
     await _portal(store, bzid).unload(model_name)
-    output.words(f"{model_name} is no longer requested")
+    if as_json:
+        output.json_document({"withdrawn": model_name})
+    else:
+        output.words(f"{model_name} is no longer requested")
 
 
 @tree_command(app, "status")
@@ -169,6 +176,7 @@ async def clean(
     ],
     *,
     bzid: Bzid,
+    as_json: Json = False,
 ) -> None:
     """Delete everything in parts of the tree of agents of version 2 (was `clean`). Agents are not asked."""
     from shoal.discovery.mirror.portal import Branch
@@ -176,9 +184,13 @@ async def clean(
     unknown = [each for each in branches if each not in set(Branch)]
     if unknown:
         raise InvalidError([problem("BRANCH", unknown[0], f"must be one of {', '.join(Branch)}")])
-    for each in dict.fromkeys(branches):
-        count = await _portal(store, bzid).clean(Branch(each))
-        output.words(f"{each}: deleted {count}")
+    deleted = {}
+    for each in sorted(set(branches)):
+        deleted[each] = await _portal(store, bzid).clean(Branch(each))
+        if not as_json:
+            output.words(f"{each}: deleted {deleted[each]}")
+    if as_json:
+        output.json_document({"deleted": deleted})
 
 
 def _portal(store: CoordinationStore, bzid: str) -> Portal:
