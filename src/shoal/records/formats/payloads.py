@@ -6,8 +6,9 @@ Made by the readers of frames and TFRecords, taken by the parsers. A few records
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +52,25 @@ class Payloads:
 
     def slice(self, start: int, stop: int) -> Payloads:
         """Some of them, from one number to another."""
-        part = np.s_[start:stop]
+        return self._chosen(np.s_[start:stop])
+
+    def take(self, wanted: NDArray[np.bool_]) -> Payloads:
+        """Those that are wanted."""
+        return self if wanted.all() else self._chosen(wanted)
+
+    def _chosen(self, part: Any) -> Payloads:
         return Payloads(
             self.path, self.data, self.starts[part], self.ends[part], self.offsets[part], self.source_keys[part]
         )
+
+    def rewritten(self, anew: Mapping[int, bytes]) -> Payloads:
+        """The same with other bytes for some records, by number."""
+        if not anew:
+            return self
+        starts, ends = self.starts.copy(), self.ends.copy()
+        at = len(self.data)
+        for index, content in anew.items():
+            starts[index], ends[index] = at, at + len(content)
+            at += len(content)
+        more = np.frombuffer(b"".join(anew.values()), np.uint8)
+        return replace(self, data=np.concatenate((self.data, more)), starts=starts, ends=ends)

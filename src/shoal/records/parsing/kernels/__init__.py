@@ -1,0 +1,1 @@
+"""Compiled kernels over the bytes of protobuf messages. Importing them needs numba."""

@@ -1,0 +1,238 @@
+"""The wire format of protobuf for compiled kernels, and how they note where values lie. Needs numba.
+
+A kernel walks records once and notes, for each column and row, where its values lie and how many there are; a second
+one copies them out. Every step is checked against the end of the message that it is in. Anything that is rare in what
+serializers write makes a record `ODD`, such as a message in two parts or a group: the caller lets protobuf write it
+anew, and comes back. So what the kernels accept means what protobuf says it means, and they stay small.
+
+Where values lie is three numbers: `lo` and `hi`, and a code of
+
+    bits 0..7    the number of the field in the message from `lo` to `hi`; 0: the packed values themselves
+    bit 8        the field holds messages, whose field 1 holds the values
+    bits 9..11   the type of a value: `FIXED64`, `FLOAT`, `DOUBLE`, `VARINT` or `BYTES`
+    bit 12       they are feature ids of version 1
+
+Called by the kernels beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+# The types of values.
+FIXED64, FLOAT, DOUBLE, VARINT, BYTES = 0, 1, 2, 3, 4
+NESTED = 1 << 8
+TYPE_SHIFT = 9
+V1 = 1 << 12
+
+# What a record is.
+GOOD, ODD, WRONG_KIND, WRONG_COUNT = 0, 1, 2, 3
+
+#: How one value of each type stands on the wire.
+WIRES = np.array([1, 5, 1, 0, 2], np.int64)
+
+
+def compiled(function: Any) -> Any:
+    """Compile once, keep the result on disk, and let other threads run meanwhile."""
+    return njit(cache=True, nogil=True)(function)
+
+
+@compiled
+def varint(buf: Any, at: int, end: int) -> Any:
+    """A number and where it ends; the latter is negative for one that is cut off or too long."""
+    value = np.uint64(0)
+    shift = np.uint64(0)
+    while at < end and shift < np.uint64(70):
+        byte = np.uint64(buf[at])
+        at += 1
+        value |= (byte & np.uint64(0x7F)) << shift
+        if byte < np.uint64(0x80):
+            return value, at
+        shift += np.uint64(7)
+    return value, -1
+
+
+@compiled
+def next_field(buf: Any, at: int, end: int) -> Any:
+    """The next field: its number, its wire type, and where its content begins and ends. A negative end: odd."""
+    tag, at = varint(buf, at, end)
+    if at < 0 or tag > np.uint64(0xFFFFFFFF):
+        return 0, 0, 0, -1
+    number = np.int64(tag >> np.uint64(3))
+    wire = np.int64(tag & np.uint64(7))
+    if number == 0:
+        return 0, 0, 0, -1
+    if wire == 2:
+        size, at = varint(buf, at, end)
+        if at < 0 or size > np.uint64(end - at):
+            return 0, 0, 0, -1
+        return number, wire, at, at + np.int64(size)
+    if wire == 0:
+        _, after = varint(buf, at, end)
+        return number, wire, at, after
+    if wire == 1 and end - at >= 8:
+        return number, wire, at, at + 8
+    if wire == 5 and end - at >= 4:
+        return number, wire, at, at + 4
+    return 0, 0, 0, -1
+
+
+@compiled
+def fixed32(buf: Any, at: int) -> Any:
+    """Four bytes as a number."""
+    # Written out, so that it becomes one load.
+    return (
+        np.uint32(buf[at])
+        | np.uint32(buf[at + 1]) << np.uint32(8)
+        | np.uint32(buf[at + 2]) << np.uint32(16)
+        | np.uint32(buf[at + 3]) << np.uint32(24)
+    )
+
+
+@compiled
+def fixed64(buf: Any, at: int) -> Any:
+    """Eight bytes as a number."""
+    return (
+        np.uint64(buf[at])
+        | np.uint64(buf[at + 1]) << np.uint64(8)
+        | np.uint64(buf[at + 2]) << np.uint64(16)
+        | np.uint64(buf[at + 3]) << np.uint64(24)
+        | np.uint64(buf[at + 4]) << np.uint64(32)
+        | np.uint64(buf[at + 5]) << np.uint64(40)
+        | np.uint64(buf[at + 6]) << np.uint64(48)
+        | np.uint64(buf[at + 7]) << np.uint64(56)
+    )
+
+
+@compiled
+def packed_count(buf: Any, lo: int, hi: int, kind: int) -> int:
+    """How many values are packed there; negative when they do not fit."""
+    if kind in (FIXED64, DOUBLE):
+        return (hi - lo) >> 3 if (hi - lo) & 7 == 0 else -1
+    if kind == FLOAT:
+        return (hi - lo) >> 2 if (hi - lo) & 3 == 0 else -1
+    count = 0
+    run = 0
+    for at in range(lo, hi):
+        run += 1
+        if buf[at] < 0x80:
+            count += 1
+            run = 0
+        elif run >= 10:
+            return -1
+    return count if run == 0 else -1
+
+
+@compiled
+def field_count(buf: Any, lo: int, hi: int, wanted: int, kind: int) -> int:
+    """How many values one field of a message has, packed or not; negative when it is odd."""
+    count = 0
+    at = lo
+    while at < hi:
+        number, wire, begin, at = next_field(buf, at, hi)
+        if at < 0:
+            return -1
+        if number == wanted:
+            if wire == WIRES[kind]:
+                count += 1
+            elif wire == 2:
+                more = packed_count(buf, begin, at, kind)
+                if more < 0:
+                    return -1
+                count += more
+    return count
+
+
+@compiled
+def nested_count(buf: Any, lo: int, hi: int, wanted: int, kind: int) -> int:
+    """The same for the messages in a field."""
+    count = 0
+    at = lo
+    while at < hi:
+        number, wire, begin, at = next_field(buf, at, hi)
+        if at < 0:
+            return -1
+        if number == wanted and wire == 2:
+            more = field_count(buf, begin, at, 1, kind)
+            if more < 0:
+                return -1
+            count += more
+    return count
+
+
+@compiled
+def list_values(buf: Any, lo: int, hi: int, kind: int) -> Any:
+    """The values of a message that is a list: a code, where they are, and how many. A negative count: odd."""
+    if lo == hi:
+        return 0, lo, hi, 0
+    if kind != BYTES:
+        number, wire, begin, end = next_field(buf, lo, hi)
+        if end == hi and number == 1 and wire == 2:
+            return kind << TYPE_SHIFT, begin, end, packed_count(buf, begin, end, kind)
+    return 1 | (kind << TYPE_SHIFT), lo, hi, field_count(buf, lo, hi, 1, kind)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Names of columns
+
+
+@compiled
+def _hash(buf: Any, lo: int, hi: int) -> Any:
+    value = np.uint64(0xCBF29CE484222325)
+    for at in range(lo, hi):
+        value = (value ^ np.uint64(buf[at])) * np.uint64(0x100000001B3)
+    return value ^ (value >> np.uint64(29))
+
+
+@compiled
+def _is_name(buf: Any, lo: int, hi: int, names: Any, begin: int, end: int) -> bool:
+    if hi - lo != end - begin:
+        return False
+    for index in range(hi - lo):  # noqa: SIM110 - numba has no generators here
+        if buf[lo + index] != names[begin + index]:
+            return False
+    return True
+
+
+@compiled
+def fill_buckets(names: Any, splits: Any, buckets: Any) -> None:
+    """Put the names into an open table, whose size is a power of two and more than twice their number."""
+    mask = np.uint64(len(buckets) - 1)
+    for index in range(len(splits) - 1):
+        place = _hash(names, splits[index], splits[index + 1]) & mask
+        while buckets[place] >= 0:
+            place = (place + np.uint64(1)) & mask
+        buckets[place] = index
+
+
+@compiled
+def find_name(buf: Any, lo: int, hi: int, names: Any, splits: Any, buckets: Any, guess: int) -> Any:
+    """The number of the column with this name; negative when there is none. The guess is looked at first."""
+    if guess >= 0 and _is_name(buf, lo, hi, names, splits[guess], splits[guess + 1]):
+        return guess
+    mask = np.uint64(len(buckets) - 1)
+    place = _hash(buf, lo, hi) & mask
+    while buckets[place] >= 0:
+        index = buckets[place]
+        if _is_name(buf, lo, hi, names, splits[index], splits[index + 1]):
+            return index
+        place = (place + np.uint64(1)) & mask
+    return -1
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Notes
+
+
+@compiled
+def put(
+    column: int, row: int, code: int, lo: int, hi: int, count: int, codes: Any, los: Any, his: Any, counts: Any
+) -> None:
+    """Note where the values of one column and row lie."""
+    codes[column, row] = code
+    los[column, row] = lo
+    his[column, row] = hi
+    counts[column, row] = count
