@@ -1,7 +1,7 @@
 """A tiny container registry on loopback: one image, with or without a password; the distribution API v2 over HTTP.
 
 Images are made from a root file system (`tests.services.engine`). A pull of what is not there, a wrong password and a
-server error are answered as real registries do.
+server error are answered as real registries do. Downloads can be made to hang.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ class Registry:
     broken_with: int = 0
     #: Whether nobody may read what is there, whatever the login.
     closed: bool = False
+    #: Send one half of each layer and then nothing, until the other end goes away.
+    hangs: bool = False
+    #: Downloads that hang now.
+    hanging: int = 0
     manifests: dict[str, bytes] = field(default_factory=dict, repr=False)
     blobs: dict[str, bytes] = field(default_factory=dict, repr=False)
     pulls: int = 0
@@ -93,7 +97,15 @@ def serve_registry() -> Iterator[Registry]:
             for name, value in headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            if with_body:
+            if with_body and registry.hangs and "/blobs/" in self.path:
+                self.wfile.write(body[: len(body) // 2])
+                self.wfile.flush()
+                registry.hanging += 1
+                while self.connection.recv(1):
+                    pass
+                registry.hanging -= 1
+                self.close_connection = True
+            elif with_body:
                 self.wfile.write(body)
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)

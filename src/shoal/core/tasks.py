@@ -126,6 +126,24 @@ async def running(work: Coroutine[Any, Any, T], *, name: str) -> AsyncIterator[a
             task.exception()
 
 
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end although the caller is canceled meanwhile. The cancellation is raised then.
+
+    For a few bounded steps that must not be cut in two, such as asking another program for something and writing down
+    that it did it. An error of `work` after the cancellation is logged.
+    """
+    task = asyncio.get_running_loop().create_task(work, name="to the end")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.info("what a canceled caller had begun failed: %s", error)
+        raise
+
+
 async def first_of(*works: Coroutine[Any, Any, Any]) -> None:
     """Wait until one of them ends, cancel the others, and raise what the first one raised."""
     async with contextlib.AsyncExitStack() as stack:

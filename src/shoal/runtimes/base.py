@@ -142,15 +142,24 @@ class Runtime(Protocol):
         ...
 
     async def start(self, request: RunRequest) -> RunInfo:
-        """Start a run, or return what is known of it if it was started before. Raises `RunError`."""
+        """Start a run, or return what is known of it if it was started before. Raises `RunError`.
+
+        It may be canceled. `stop`, called after it has ended, then ends what it had begun.
+        """
         ...
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
-        """End a run by its stop policy and wait for its end. None if there is no such run."""
+        """End a run by its stop policy and wait for its end. None if there is no such run.
+
+        Raises `UnavailableError` while nobody can tell whether there is one.
+        """
         ...
 
     async def inspect(self, run_id: RunId) -> RunInfo | None:
-        """What is known of a run; None if nothing is."""
+        """What is known of a run; None if there is no such run.
+
+        Raises `UnavailableError` while nobody can tell whether there is one.
+        """
         ...
 
     async def list_runs(self) -> tuple[RunInfo, ...]:
@@ -165,7 +174,8 @@ class Runtime(Protocol):
         """Let go of everything kept for a workload that is gone: logs, directories.
 
         Its disks and the volumes of its project go only with `delete_data`: it was deleted, and its retain policy is
-        Delete. Managed volumes are the agent's and not touched here.
+        Delete. Managed volumes are the agent's and not touched here. Raises `UnavailableError` while nobody can tell
+        whether a run of it goes on.
         """
         ...
 
@@ -228,6 +238,19 @@ class SupportsConditions(Protocol):
 
     def lateness(self) -> float:
         """Seconds by which what owns the workloads answered late when `health` was last asked; 0 when in time."""
+        ...
+
+
+@runtime_checkable
+class SupportsFetch(Protocol):
+    """Runtimes whose runs need what may have to come over a network first: images, repositories."""
+
+    async def fetch(self, request: RunRequest) -> None:
+        """Have everything at hand that a start needs, without touching a run.
+
+        Called before each `start`, outside of the limit on starts. It may be canceled and called again, and fails when
+        it makes no progress for some time. Raises `RunError`.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from shoal.core.clock import Clock
@@ -20,8 +21,11 @@ from shoal.model.workloads import WorkloadType
 from shoal.runtimes.base import Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.runtime import ComposeRuntime
+from shoal.runtimes.compose.source import PROJECTS
+from shoal.runtimes.container.choice import CHOICE_FILE, EngineChoice
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PODMAN_DIRECTORY, EngineFinder
+from shoal.runtimes.container.records import is_in_use
 from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.process import ProcessRuntime
 from shoal.runtimes.vm.programs import has_programs
@@ -44,6 +48,12 @@ class RuntimeSettings:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
+def has_runs(data_dir: Path) -> bool:
+    """Whether an agent has anything in its engine that it would miss in another one: runs, projects. Blocks."""
+    records = (ContainerRuntime.DIRECTORY, ComposeRuntime.DIRECTORY)
+    return any(is_in_use(data_dir / name) for name in records) or any((data_dir / PROJECTS).glob("*/"))
+
+
 class FoundRuntimes:
     """The runtimes of one machine, and what they share."""
 
@@ -52,7 +62,12 @@ class FoundRuntimes:
         self._settings = settings
         self._clock = clock
         self._wanted = frozenset(wanted)
-        self._engines = EngineFinder(settings.data_dir / PODMAN_DIRECTORY, settings.environ, clock=clock)
+        self._engines = EngineFinder(
+            settings.data_dir / PODMAN_DIRECTORY,
+            settings.environ,
+            clock=clock,
+            choice=EngineChoice(settings.data_dir / CHOICE_FILE, is_binding=partial(has_runs, settings.data_dir)),
+        )
 
     async def find(self) -> dict[WorkloadType, Runtime]:
         """One runtime for each kind of workload that can run here."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from shoal.core.clock import Clock
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError, problem
 from shoal.core.ids import RunId, WorkloadId
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
@@ -42,6 +42,11 @@ class FakeScript:
     #: Seconds that starting and stopping take.
     start_takes: float = 0.0
     stop_takes: float = 0.0
+    #: A start that is canceled has taken effect all the same: its message was on the way.
+    starts_anyway: bool = False
+    #: Of a `FakeFetchingRuntime`: how long a fetch takes, and whether it fails then, as `failure` and `transient`.
+    fetch_takes: float = 0.0
+    fetch_error: str = ""
     #: Of a `FakeUpdatingRuntime`: refuse to prepare or to update a run, with these words, as `failure` and `transient`.
     prepare_error: str = ""
     update_error: str = ""
@@ -81,7 +86,7 @@ class FakeMoment:
     """Something that happened on the machine."""
 
     at: float
-    #: prepared, started, updated, ended, forgotten, workload forgotten, data deleted
+    #: fetching, fetched, prepared, started, updated, ended, forgotten, workload forgotten, data deleted
     what: str
     workload_id: str
     run_id: RunId = RunId("")
@@ -118,6 +123,9 @@ class FakeMachine:
         self.history: list[FakeMoment] = []
         #: Set, every call of a runtime raises it: the machine does not answer.
         self.outage: Exception | None = None
+        #: Set, nobody can tell which runs there are: as with an engine that is away since the agent started, and whose
+        #: runs have no records.
+        self.is_in_doubt = False
         self.runs: dict[str, _FakeRun] = {}
         self.logs: dict[str, list[FakeOutput]] = {}
         self.started_with: dict[str, RunRequest] = {}
@@ -160,6 +168,12 @@ class FakeMachine:
         """Raise the outage, if there is one."""
         if self.outage is not None:
             raise self.outage
+
+    def check_certain(self) -> None:
+        """Raise the outage, and `UnavailableError` while nobody can tell which runs there are."""
+        self.check()
+        if self.is_in_doubt:
+            raise UnavailableError("the engine is away")
 
     def script_of(self, request: RunRequest) -> FakeScript:
         """How the runs of a workload behave."""
@@ -308,27 +322,34 @@ class FakeRuntime:
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run."""
-        self._machine.check()
+        self._machine.check_certain()
         script = self._machine.script_of(request)
         if script.start_takes:
-            await self._machine.clock.sleep(script.start_takes)
-        self._machine.check()
+            try:
+                await self._machine.clock.sleep(script.start_takes)
+            except asyncio.CancelledError:
+                if script.starts_anyway:
+                    self._machine.begin(request, script)
+                raise
+        self._machine.check_certain()
         return self._machine.begin(request, script)
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
         """End a run."""
-        self._machine.check()
+        self._machine.check_certain()
         return await self._machine.stop(run_id)
 
     async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
-        self._machine.check()
+        self._machine.check_certain()
         run = self._machine.runs.get(run_id)
         return run.info if run is not None else None
 
     async def list_runs(self) -> tuple[RunInfo, ...]:
         """Every run that is not forgotten."""
         self._machine.check()
+        if self._machine.is_in_doubt:
+            return ()
         return tuple(run.info for run in self._machine.runs.values())
 
     async def forget(self, run_id: RunId) -> None:
@@ -338,7 +359,7 @@ class FakeRuntime:
 
     async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Let go of what is kept for a workload."""
-        self._machine.check()
+        self._machine.check_certain()
         self._machine.forget_workload(workload_id, delete_data=delete_data)
 
     def watch(self) -> AsyncIterator[RunInfo]:
@@ -458,6 +479,20 @@ class FakeSession:
 
     async def close(self) -> None:
         """Nothing is left of it."""
+
+
+class FakeFetchingRuntime(FakeRuntime):
+    """One that fetches what a run needs before it starts it."""
+
+    async def fetch(self, request: RunRequest) -> None:
+        """Pretend, or fail as the script says."""
+        self._machine.check()
+        script = self._machine.script_of(request)
+        self._machine.note("fetching", request)
+        await self._machine.clock.sleep(script.fetch_takes)
+        if script.fetch_error:
+            raise RunError(script.fetch_error, failure=script.failure, transient=script.transient)
+        self._machine.note("fetched", request)
 
 
 class FakePreparingRuntime(FakeRuntime):

@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from shoal.core.errors import InvalidError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.model.execs import ExecEnd
 from shoal.model.resources import Resources
-from shoal.model.workloads import ComposeSpec, FailureReason, StopPolicy
+from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, StopPolicy
 from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.interpolation import escape
@@ -136,7 +136,7 @@ async def open_runtime(
 ) -> AsyncIterator[Callable[[], Awaitable[ComposeRuntime]]]:
     opened: list[ComposeRuntime] = []
 
-    async def open_one(connect: Connect = service.open) -> ComposeRuntime:
+    async def open_one(connect: Connect = service.open, command: ComposeCommand = command) -> ComposeRuntime:
         runtime = ComposeRuntime(
             tmp_path, clock=SystemClock(), owner=Owner("test", NodeId("n1")), connect=connect, command=command
         )
@@ -201,6 +201,173 @@ async def test_an_update_replaces_what_changed_and_keeps_volumes(
     info = await runtime.inspect(RunId("web-1"))
     assert info is not None
     assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"db": "running", "web": "running"})
+
+
+def pids(engine: Engine) -> dict[str, str]:
+    words = engine.podman("ps", "--format", "{{.Names}} {{.Pid}}").split()
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class HangingCommand(ComposeCommand):
+    """Does its work and does not return, so that the agent can be killed meanwhile."""
+
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, *arguments: Any, **options: Any) -> None:
+        await ComposeCommand.run(self, *arguments, **options)
+        self.done.set()
+        await asyncio.Event().wait()
+
+
+SECRET = "correct-horse-battery"
+
+
+def web_of(name: str) -> dict[str, object]:
+    script = f"cat /conf/name; echo $$PASSWORD {name}; exec sleep 1000"
+    return {**says("web", script), "environment": ["PASSWORD"], "volumes": ["./conf:/conf:ro"]}
+
+
+def version(name: str, services: Mapping[str, object], generation: int) -> RunRequest:
+    """A project with a secret and a file, both of which have the name of the version in them."""
+    made = request(services, generation=generation)
+    return replace(
+        made,
+        spec=replace(made.spec, env_from_secrets={"PASSWORD": "pw"}),
+        secrets={"PASSWORD": f"{SECRET}-{name}"},
+        files=((FileSpec(path="conf/name"), f"{name}\n".encode()),),
+    )
+
+
+@pytest.mark.parametrize("how", ["fails", "is cut off"])
+async def test_an_update_that_fails_after_a_restart_of_the_agent_is_undone(
+    open_runtime: Callable[..., Awaitable[ComposeRuntime]],
+    engine: Engine,
+    command: ComposeCommand,
+    tmp_path: Path,
+    how: str,
+) -> None:
+    """The project returns with its variables, secrets and files. No secret lies on the disk."""
+    first = await open_runtime()
+    await first.start(version("one", {"db": SLEEP, "web": web_of("one")}, 1))
+    said = f"web | one\nweb | {SECRET}-one one\n"
+    await wait_output(first, said.encode())
+    before = pids(engine)
+    await first.close()
+    if how == "fails":
+        second = await open_runtime()
+        broken = {"image": IMAGE, "command": ["/nowhere/no-such-program"]}
+        with pytest.raises(RunError):
+            await second.update(RunId("web-1"), version("two", {"db": SLEEP, "web": broken, "new": SLEEP}, 2))
+    else:
+        hanging = HangingCommand(command.arguments)
+        cut_off = await open_runtime(command=hanging)
+        newer = version("two", {"db": SLEEP, "web": web_of("two"), "new": SLEEP}, 2)
+        updating = asyncio.ensure_future(cut_off.update(RunId("web-1"), newer))
+        await hanging.done.wait()
+        assert len(pids(engine)) == 3
+        updating.cancel()
+        await asyncio.wait({updating})
+        await cut_off.close()
+        second = await open_runtime()
+    async with asyncio.timeout(60):
+        while pids(engine).keys() != before.keys():
+            info = await second.inspect(RunId("web-1"))
+            assert info is not None
+            assert info.phase is RunPhase.RUNNING
+            await asyncio.sleep(0.1)
+    assert pids(engine)["shoal-n1-web_db_1"] == before["shoal-n1-web_db_1"]
+    output = (await wait_output(second, f"{said}web | web\n{said}".encode())).decode()
+    assert output.count(said) == 2
+    info = await second.inspect(RunId("web-1"))
+    assert info is not None
+    assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"db": "running", "web": "running"})
+    on_disk = [path for path in tmp_path.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
+    assert [path for path in on_disk if path.parent.name != "logs"] == []
+    # The same update, without its mistake, succeeds.
+    await second.update(RunId("web-1"), version("three", {"db": SLEEP, "web": web_of("three")}, 3))
+    await wait_output(second, f"{SECRET}-three three\n".encode())
+    await second.stop(RunId("web-1"))
+    await second.forget(RunId("web-1"))
+    assert list((tmp_path / "compose").glob("web-1*")) == []
+
+
+async def test_what_an_update_adds_to_an_at_most_one_project_is_guarded(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine
+) -> None:
+    runtime = await open_runtime()
+    until = SystemClock().monotonic() + 600
+    await runtime.start(replace(request({"db": SLEEP}), deadline=until))
+    newer = replace(request({"db": SLEEP, "web": SLEEP}, generation=2), deadline=until)
+    await runtime.update(RunId("web-1"), newer)
+    members = runtime._records.runs[RunId("web-1")].members
+    assert len(members) == 2
+    assert all(runtime._guard.seconds_left(each.container_id) for each in members)
+    await runtime.extend_deadlines((RunId("web-1"),), SystemClock().monotonic() + 1)
+    ended = await wait_ended(runtime, "web-1")
+    assert ended.ended_by == "deadline"
+    assert pids(engine) == {}
+
+
+async def test_an_at_most_one_project_without_guards_is_killed_by_the_next_agent(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], tmp_path: Path
+) -> None:
+    first = await open_runtime()
+    await first.start(replace(request({"db": SLEEP, "web": SLEEP}), deadline=SystemClock().monotonic() + 600))
+    await first.close()
+    for path in (tmp_path / "compose-guard").glob("guard*"):
+        os.kill(int(path.read_text().split()[0]), signal.SIGKILL)
+    second = await open_runtime()
+    assert (await wait_ended(second, "web-1")).ended_by == "deadline"
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_a_stop_ends_what_an_interrupted_start_left(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], engine: Engine, tmp_path: Path, is_whole: bool
+) -> None:
+    first = await open_runtime()
+    await first.start(request({"db": SLEEP, "web": SLEEP}))
+    await first.close()
+    (tmp_path / "compose" / "web-1.json").unlink()
+    if not is_whole:
+        engine.podman("rm", "-f", "-t", "0", "shoal-n1-web_db_1")
+    second = await open_runtime()
+    ended = await second.stop(RunId("web-1"))
+    assert (ended is not None) is is_whole
+    assert pids(engine) == {}
+    async with asyncio.timeout(30):
+        while engine.containers():
+            await asyncio.sleep(0.1)
+
+
+async def test_a_project_without_a_record_has_not_stopped_while_the_engine_is_away(
+    open_runtime: Callable[..., Awaitable[ComposeRuntime]], service: PodmanService, engine: Engine, tmp_path: Path
+) -> None:
+    first = await open_runtime()
+    await first.start(request({"db": SLEEP, "web": SLEEP}))
+    await first.close()
+    (tmp_path / "compose" / "web-1.json").unlink()
+    is_away = True
+
+    async def connect() -> EngineApi:
+        if is_away:
+            raise UnavailableError("switched off")
+        return await service.open()
+
+    second = await open_runtime(connect)
+    web = WorkloadId("web")
+    for call in (second.inspect(RunId("web-1")), second.stop(RunId("web-1"))):
+        with pytest.raises(UnavailableError):
+            await call
+    with pytest.raises(UnavailableError):
+        await second.forget_workload(web, delete_data=True)
+    assert len(pids(engine)) == 2
+    is_away = False
+    async with asyncio.timeout(60):
+        while not await second.list_runs():
+            await asyncio.sleep(0.05)
+    assert (await second.stop(RunId("web-1"))).ended_by == "stop"
+    assert pids(engine) == {}
 
 
 class SlowApi(EngineApi):

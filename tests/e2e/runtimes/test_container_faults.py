@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,12 @@ from shoal.core.ids import RunId, WorkloadId
 from shoal.model.resources import Resources
 from shoal.model.workloads import FailureReason, PortMapping, VolumeMount
 from shoal.runtimes.base import RunError, RunPhase
+from shoal.runtimes.container import images
+from shoal.runtimes.container.choice import CHOICE_FILE, EngineChoice
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.finding import PodmanService, find_service_pids
+from shoal.runtimes.container.finding import EngineFinder, PodmanService, find_service_pids
 from shoal.runtimes.container.runtime import ContainerRuntime
+from shoal.runtimes.finding import has_runs
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.containers import (
     OpenContainers,
@@ -56,9 +60,10 @@ StartAgent = Callable[..., subprocess.Popen[str]]
 
 
 async def failure_of(runtime: ContainerRuntime, **fields: object) -> tuple[FailureReason, bool]:
+    before = await runtime.list_runs()
     with pytest.raises(RunError) as raised:
         await runtime.start(request(**fields))
-    assert await runtime.list_runs() == ()
+    assert await runtime.list_runs() == before
     return raised.value.failure, raised.value.transient
 
 
@@ -130,6 +135,32 @@ async def test_images_are_pulled_by_policy_and_with_a_login(
         assert registry.pulls > pulls
     finally:
         registry.login, registry.broken_with = "", 0
+
+
+async def test_a_pull_that_hangs_is_interrupted_or_fails_and_keeps_no_other_run_from_its_start(
+    open_containers: OpenContainers, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = await open_containers()
+    slow = [registry.add(f"slow{number}", "1", random_layer(1 << 20), {"Cmd": ["sh"]}) for number in range(9)]
+    registry.hangs = True
+    try:
+        fetches = [
+            asyncio.ensure_future(runtime.fetch(request(run_id=f"slow{number}-1", image=image)))
+            for number, image in enumerate(slow)
+        ]
+        await wait_until(lambda: registry.hanging >= 8)
+        assert (await runtime.start(request(run_id="quick-1"))).phase is RunPhase.RUNNING
+        for each in fetches:
+            each.cancel()
+        await asyncio.wait(fetches)
+        # The engine does not go on with what nobody wants.
+        await wait_until(lambda: registry.hanging == 0)
+        monkeypatch.setattr(images, "STALL_SECONDS", 2.0)
+        failure = await failure_of(await open_containers(), run_id="slow0-1", image=slow[0])
+        assert failure == (FailureReason.IMAGE_PULL_FAILED, True)
+    finally:
+        registry.hangs = False
+    await runtime.fetch(request(run_id="slow0-2", image=slow[0]))
 
 
 async def test_a_full_disk_is_a_storage_error(tmp_path: Path, owner: Owner) -> None:
@@ -257,6 +288,56 @@ async def test_an_engine_that_is_away_is_told_and_found_again(
     assert await runtime.inspect(RunId("web-1")) == info
     assert is_alive(info.pid)
     assert (await runtime.stop(RunId("web-1"))).ended_by == "stop"
+
+
+async def test_an_agent_keeps_to_the_engine_that_has_its_runs(
+    engine: Engine, owner: Owner, tmp_path: Path, service: PodmanService
+) -> None:
+    """The engine at the usual socket goes away. The agent could start a Podman of its own, with another storage."""
+    usual = tmp_path / "run/podman/podman.sock"
+    usual.parent.mkdir(parents=True)
+    api = await service.open()
+    await api.close()
+    usual.symlink_to(api.address.removeprefix("unix://"))
+    data_dir = tmp_path / "agent"
+    choice = EngineChoice(data_dir / CHOICE_FILE, is_binding=partial(has_runs, data_dir))
+    with private_engine() as other:
+        finder = EngineFinder(
+            data_dir / "p",
+            {"XDG_RUNTIME_DIR": str(tmp_path / "run")},
+            clock=SystemClock(),
+            choice=choice,
+            arguments=other.arguments,
+        )
+        runtime = ContainerRuntime(data_dir, clock=SystemClock(), owner=owner, connect=finder.connect)
+        try:
+            await runtime.open()
+            info = await runtime.start(request())
+            await service.close()
+            usual.unlink()
+            async with asyncio.timeout(60):
+                while "does not have the runs of this agent" not in await runtime.health():
+                    await asyncio.sleep(0.1)
+            assert await runtime.inspect(RunId("web-1")) == info
+            assert other.containers() == []
+            # The same storage behind another socket is the same engine.
+            api = await service.open()
+            await api.close()
+            usual.symlink_to(api.address.removeprefix("unix://"))
+            await healthy(runtime)
+            assert is_alive(info.pid)
+            assert (await runtime.stop(RunId("web-1"))).ended_by == "stop"
+            await runtime.forget(RunId("web-1"))
+            await service.close()
+            usual.unlink()
+            # Nothing of the agent's is there any more: any engine will do.
+            await healthy(runtime)
+            await runtime.start(request(run_id="web-2"))
+            assert other.containers() == [f"shoal-{owner.node_id}-web"]
+            await runtime.stop(RunId("web-2"))
+        finally:
+            await runtime.close()
+            await finder.close()
 
 
 async def test_a_container_that_somebody_else_removed_has_ended(

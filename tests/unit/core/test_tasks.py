@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from shoal.core.tasks import Signal, TaskScope, task_scope
+from shoal.core.tasks import Signal, TaskScope, task_scope, to_the_end
 
 
 async def forever() -> None:
@@ -143,3 +143,45 @@ async def test_a_signal_wakes_the_waiter_at_once() -> None:
     assert asyncio.get_running_loop().time() == 7
     assert await signal.wait(timeout=10) is False
     assert asyncio.get_running_loop().time() == 17
+
+
+async def test_work_goes_to_its_end_although_its_caller_is_canceled_again_and_again():
+    steps = []
+    go = asyncio.Event()
+
+    async def work():
+        steps.append("begun")
+        await go.wait()
+        steps.append("ended")
+
+    caller = asyncio.ensure_future(to_the_end(work()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for _ in range(3):
+        caller.cancel()
+        await asyncio.sleep(0)
+    assert not caller.done()
+    go.set()
+    await asyncio.wait({caller})
+    assert caller.cancelled()
+    assert steps == ["begun", "ended"]
+
+
+@pytest.mark.parametrize("is_canceled", [False, True])
+async def test_the_result_or_error_of_work_that_goes_to_its_end(is_canceled):
+    async def work(error):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if error:
+            raise error
+        return 5
+
+    for error in (None, ValueError("no")):
+        caller = asyncio.ensure_future(to_the_end(work(error)))
+        await asyncio.sleep(0)
+        if is_canceled:
+            caller.cancel()
+        await asyncio.wait({caller})
+        assert caller.cancelled() is is_canceled
+        if not is_canceled:
+            assert (caller.exception() or caller.result()) == (error or 5)

@@ -97,6 +97,7 @@ from shoal.runtimes.base import (
     RunPhase,
     RunRequest,
     Runtime,
+    SupportsFetch,
     SupportsFiles,
     SupportsPrepare,
     SupportsUpdate,
@@ -106,6 +107,9 @@ from shoal.runtimes.volumes import Volumes
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+#: Stages whose work is canceled by a stop.
+_INTERRUPTED = frozenset({Stage.STARTING, Stage.UPDATING})
 
 #: Seconds between two looks at a guest that boots.
 BOOT_INTERVAL = 0.5
@@ -155,6 +159,8 @@ class WorkloadActor:
         self._watcher: asyncio.Task[Any] | None = None
         self._liveness: asyncio.Task[Any] | None = None
         self._preparing: asyncio.Task[Any] | None = None
+        #: The start or update under way, if there is one.
+        self._working: asyncio.Task[Any] | None = None
         self._writing_files = asyncio.Lock()
         self._error = ""
         self._warning = ""
@@ -228,6 +234,8 @@ class WorkloadActor:
                     self._around.changed()
                 if self.state.stage is not last.stage:
                     self._stop_watching()
+                if last.stage in _INTERRUPTED and self.state.stage is Stage.STOPPING and self._working is not None:
+                    self._working.cancel()  # the stop waits for its end
                 alive = self.state.stage in (Stage.READY, Stage.PROBING)
                 if not alive and self._liveness is not None:
                     self._liveness.cancel()
@@ -339,7 +347,7 @@ class WorkloadActor:
             case UpdateRun(run_id):
                 self._work(self._update(run_id, self.state), "update")
             case StopRun(run_id):
-                self._work(self._stop(run_id), "stop")
+                self._work(self._stop(run_id, after=self._working), "stop")
             case ForgetWorkload():
                 self._work(self._forget(), "forget")
             case ForgetRun(run_id):
@@ -360,7 +368,7 @@ class WorkloadActor:
     def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start work that ends by itself. The state machine asks for one at a time."""
         self._stop_watching()
-        self._around.scope.start(work, name=f"{name} {self.workload_id}")
+        self._working = self._around.scope.start(work, name=f"{name} {self.workload_id}")
 
     def _watch(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Start work that the next instruction may cancel."""
@@ -381,10 +389,8 @@ class WorkloadActor:
         event: RunInfo | Event
         self._warning = ""
         try:
-            # Before the limit on starts: a run that waits for the control plane delays no other.
             proof = await self._prove(decided)
-            async with self._around.starts[decided.intent.type]:
-                event = await self._persist(lambda: self._start_once(run_id, decided, proof), run_id)
+            event = await self._persist(lambda: self._start_once(run_id, decided, proof), run_id)
         except RunError as error:
             event = StartFailed(run_id, error.failure, error.message, transient=error.transient)
         if isinstance(event, RunInfo):
@@ -407,20 +413,25 @@ class WorkloadActor:
         return {}
 
     async def _start_once(self, run_id: RunId, decided: WorkloadState, proof: Mapping[str, str]) -> RunInfo | Event:
-        spec = decided.spec
+        spec, runtime = decided.spec, self._runtime
         if spec is None:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, "the stored spec can no longer be read")
-        deadline = None
-        if decided.rules.needs_contact:
-            deadline = self._around.contact.ends_at(decided.rules.stop_after)
-            if deadline is None or deadline <= self._around.clock.monotonic():
-                return await self._runtime.inspect(run_id) or StartRefused(run_id)
-        ports = self._around.ports.choose(self.workload_id, spec.body.named_ports, before=decided.progress.ports)
-        request = self._request(run_id, decided, spec, proof)
-        request = replace(request, ports=ports, deadline=deadline, volumes=await self._provide_volumes(spec.body))
-        reach("agent.start.before")
         try:
-            info = await self._runtime.start(request)
+            ports = self._around.ports.choose(self.workload_id, spec.body.named_ports, before=decided.progress.ports)
+            request = replace(self._request(run_id, decided, spec, proof), ports=ports)
+            # Outside of the limit on starts: what waits for a registry or an export delays no other.
+            request = replace(request, volumes=await self._provide_volumes(spec.body))
+            if isinstance(runtime, SupportsFetch):
+                await runtime.fetch(request)
+            async with self._around.starts[decided.intent.type]:
+                # Last: the deadline counts from now.
+                if decided.rules.needs_contact:
+                    deadline = self._around.contact.ends_at(decided.rules.stop_after)
+                    if deadline is None or deadline <= self._around.clock.monotonic():
+                        return await runtime.inspect(run_id) or StartRefused(run_id)
+                    request = replace(request, deadline=deadline)
+                reach("agent.start.before")
+                info = await runtime.start(request)
         except (InvalidError, UnsupportedError) as error:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, error.message)
         reach("agent.start.after")
@@ -468,6 +479,10 @@ class WorkloadActor:
             if decided.spec is None or not isinstance(runtime, SupportsUpdate):
                 raise RunError("this runtime changes no run in place", failure=FailureReason.RUNTIME_ERROR)
             request = self._request(run_id, decided, decided.spec, await self._prove(decided))
+            if decided.rules.needs_contact:
+                if not self._around.contact.time_left(decided.rules.stop_after):
+                    raise RunError("no contact", failure=FailureReason.RUNTIME_ERROR, transient=True)
+                request = replace(request, deadline=self._around.contact.ends_at(decided.rules.stop_after))
             reach("agent.update.before")
             info = await runtime.update(run_id, request)
             reach("agent.update.after")
@@ -478,7 +493,10 @@ class WorkloadActor:
         if info.phase is RunPhase.ENDED:
             self.post(ended(info))
 
-    async def _stop(self, run_id: RunId) -> None:
+    async def _stop(self, run_id: RunId, *, after: asyncio.Task[Any] | None) -> None:
+        """End a run, once the start or update that it interrupts is over."""
+        if after is not None:
+            await asyncio.wait({after})
         info = await self._persist(lambda: self._stop_once(run_id), run_id)
         if info is None:
             self.post(RunStopped(run_id))

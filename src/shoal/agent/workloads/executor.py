@@ -25,6 +25,7 @@ from shoal.agent.facts import (
     FoundRun,
     Intent,
     Moment,
+    Progress,
     RunRules,
     ServicesSeen,
     Stage,
@@ -227,12 +228,22 @@ class Executor:
         self._ports.adopt(intent.workload_id, (found.ports if found is not None else progress.ports).values())
         run_id = new_run_id(intent.workload_id, self._entropy.token(10))
         moment = Moment(self._clock.wall(), run_id, self._entropy.uniform(0.0, 1.0))
-        first = reopen(intent, rules, progress, found, moment, spec=spec)
+        is_known = found is not None or await self._is_certain(intent.type, progress)
+        first = reopen(intent, rules, progress, found, moment, spec=spec, is_known=is_known)
         actor = WorkloadActor(self._surroundings, first, actions=await self._keep_newest(actions))
         self.roster.actors[intent.workload_id] = actor
         actor.begin(tuple(info for info in runs if info is not current))
         # Values are stored before files: an agent that ended in between has not written them.
         actor.replace_files()
+
+    async def _is_certain(self, kind: WorkloadType, progress: Progress) -> bool:
+        """Whether the runtime can tell that there is no such run as the stored one."""
+        if not progress.run_id or progress.ended:
+            return True
+        try:
+            return await self._runtimes[kind].inspect(progress.run_id) is None
+        except (ShoalError, OSError):
+            return False
 
     async def _keep_newest(self, actions: list[Action]) -> list[Action]:
         """The open entries of the log that still count; the others end."""

@@ -9,10 +9,10 @@ runtime says of the run.
     RESTING      nothing runs and nothing is to be done                 IntentChanged
     HELD         waits until the control plane confirms it              OwnershipConfirmed, IntentChanged
     WAITING      a start is due later                                   TimerFired, IntentChanged
-    STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded
+    STARTING     the runtime was told to start; no answer yet           RunStarted, StartFailed, RunEnded, IntentChanged
     PROBING      it runs and is not ready, yet or any longer            BecameReady, ReadinessTimedOut, RunEnded, …
     READY        it runs and is ready                                   BecameUnready, RunEnded, IntentChanged, …
-    UPDATING     the runtime was told to change the run; no answer yet  RunUpdated, ReplaceFailed
+    UPDATING     the runtime was told to change the run; no answer yet  RunUpdated, ReplaceFailed, IntentChanged
     STOPPING     the runtime was told to stop; no answer yet            RunStopped
     FORGETTING   no run; what is kept for it is being removed           Forgotten
     FORGOTTEN    nothing is left                                        IntentChanged (a new life)
@@ -101,11 +101,17 @@ def reopen(
     moment: Moment,
     *,
     spec: AgentSpec | None = None,
+    is_known: bool = True,
 ) -> Step:
-    """The state after a restart of the agent, and what to do about it. `found` is the run `progress.run_id`."""
+    """The state after a restart of the agent, and what to do about it. `found` is the run `progress.run_id`.
+
+    `is_known` is whether the runtime could tell that there is no such run, when `found` is None.
+    """
     ended_at = progress.exit.ended_at if progress.ended and progress.exit is not None else None
     since = ended_at or progress.started_at or moment.now
     state = WorkloadState(intent=intent, rules=rules, progress=progress, spec=spec, since=since)
+    if found is None and progress.run_id and not progress.ended and not is_known:
+        return _reopen_in_doubt(state, moment)
     if found is None or not progress.run_id:
         return _reopen_without_run(state, moment)
     if progress.ended:
@@ -124,6 +130,16 @@ def reopen(
         # A run that was adopted late still gets one try.
         step = step.then(ProbeReadiness(found.run_id, within=max(0.0, (state.ready_within or 0.0) - alive)))
     return step
+
+
+def _reopen_in_doubt(state: WorkloadState, moment: Moment) -> Step:
+    """Whether there is a run is asked until the runtime can tell: nothing starts or is called stopped before."""
+    if _still_asked_for(state) and not state.rules.needs_contact:
+        note = "starting: whether it runs already is not known yet"
+        return Step(replace(state, stage=Stage.STARTING, note=note)).then(StartRun(state.progress.run_id))
+    note = "stopping: whether it runs is not known yet"
+    step = Step(replace(state, stage=Stage.STOPPING, note=note, since=moment.now))
+    return step.then(StopRun(state.progress.run_id))
 
 
 def _reopen_without_run(state: WorkloadState, moment: Moment) -> Step:
@@ -422,6 +438,9 @@ def _converge(step: Step, moment: Moment) -> Step:
         if not why:
             return step if state.replacement is None else replace(step, state=replace(state, replacement=None))
         return _move(step, Stage.STOPPING, moment, note=why).then(StopRun(state.progress.run_id))
+    if why := _reason_to_interrupt(state):
+        step = replace(step, state=replace(state, early_end=None))
+        return _move(step, Stage.STOPPING, moment, note=why).then(StopRun(state.progress.run_id))
     if state.stage not in (Stage.RESTING, Stage.HELD, Stage.WAITING):
         return step  # an answer is awaited, and its arrival leads here again
     intent, progress = state.intent, state.progress
@@ -639,6 +658,12 @@ def _reason_to_stop(state: WorkloadState) -> str:
     if intent.desired is not DesiredState.RUNNING:
         return "stopping"
     return "stopping, to be replaced" if _is_replaced(state) else ""
+
+
+def _reason_to_interrupt(state: WorkloadState) -> str:
+    """Why a start or an update is not waited for: what it makes is not wanted any more. Empty when it is."""
+    is_interrupted = state.stage is Stage.STARTING or (state.stage is Stage.UPDATING and not _is_replaced(state))
+    return _reason_to_stop(state) if is_interrupted else ""
 
 
 def _reached_its_end(state: WorkloadState, exit_: Exit, ended_by: str) -> bool:

@@ -10,12 +10,14 @@ Called by `shoal.runtimes.compose.runtime`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import json
 import logging
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -166,6 +168,7 @@ async def _call(
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             pass_fds=(lock,) if lock >= 0 else (),
+            start_new_session=True,
         )
     except OSError as error:
         raise UnavailableError(f"{words[0]} cannot be run: {error}") from error
@@ -177,7 +180,8 @@ async def _call(
         raise UnavailableError(f"{' '.join(words[:2])} takes longer than {seconds:.0f} s") from error
     finally:
         if process.returncode is None:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with the commands that it runs
             await process.wait()
     return output.decode(errors="replace"), process.returncode or 0
 

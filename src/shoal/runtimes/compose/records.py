@@ -45,6 +45,9 @@ class ComposeRun:
     end: RunEnd | None = None
     ended_by: str = ""
     last_output: str = ""
+    at_most_one: bool = False
+    #: An update of it has begun. Set in the record of a run that is not being updated: that was cut off.
+    updating: bool = False
 
     @property
     def service_names(self) -> tuple[str, ...]:

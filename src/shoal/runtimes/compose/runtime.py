@@ -13,7 +13,8 @@ import contextlib
 import dataclasses
 import logging
 import shutil
-from collections.abc import AsyncIterator, Container, Iterable, Sequence
+from collections.abc import AsyncIterator, Container, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from shoal.core.clock import Clock, epoch_ms
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
-from shoal.core.tasks import TaskScope
+from shoal.core.tasks import TaskScope, to_the_end
 from shoal.model.execs import ExecCommand
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ComposeSpec, FailureReason, FileSpec, Usage, WorkloadType
@@ -31,8 +32,9 @@ from shoal.runtimes.compose.command import ComposeCommand, ComposeError, find_co
 from shoal.runtimes.compose.files import write_files
 from shoal.runtimes.compose.members import PROJECT_LABEL, Member, MemberState, judge
 from shoal.runtimes.compose.output import ProjectOutput
+from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
-from shoal.runtimes.compose.records import ComposeRun, run_from_json
+from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
 from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
@@ -43,11 +45,13 @@ from shoal.runtimes.compose.starting import (
     service_of,
     state_of,
 )
-from shoal.runtimes.container import failures, images
+from shoal.runtimes.container import failures
 from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.attention import Attention
 from shoal.runtimes.container.connection import Connect, EngineConnection
 from shoal.runtimes.container.creating import WORKLOAD_LABEL, Owner
 from shoal.runtimes.container.exec import start_command
+from shoal.runtimes.container.images import ImagePulls
 from shoal.runtimes.container.memory_kills import MemoryKills
 from shoal.runtimes.container.records import RunRecords
 from shoal.runtimes.guard.client import Guard
@@ -62,12 +66,17 @@ _NO_COMMAND = "there is no docker compose, docker-compose or podman-compose on t
 _CREATE = ("up", "--no-start")
 _UP = ("up", "-d")
 _KILL_SECONDS = 30.0
+#: How long a comparison waits for what is done about single projects. What takes longer goes on beside it.
+_SETTLE_SECONDS = 5.0
 _POLL_SECONDS = 0.05
 _LAST_OUTPUT_BYTES = 4096
 
 
 class ComposeRuntime:
     """Runs workloads as compose projects. Implements `Runtime`."""
+
+    #: Of its records, in the data directory.
+    DIRECTORY = "compose"
 
     def __init__(
         self,
@@ -86,20 +95,23 @@ class ComposeRuntime:
         self._workloads = data_dir / "workloads"
         self._projects = data_dir / PROJECTS
         self._sources = Sources(data_dir, allow_privileged=allow_privileged)
-        self._records: RunRecords[ComposeRun] = RunRecords(data_dir / "compose", run_from_json)
+        self._records: RunRecords[ComposeRun] = RunRecords(data_dir / self.DIRECTORY, run_from_json)
         self._guard = Guard(data_dir / "compose-guard", clock=clock)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._scope = TaskScope("compose")
         self._output = ProjectOutput(self._logs_of, self._scope, clock)
         self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
+        self._attention = Attention(self._scope, clock)
+        self._pulls = ImagePulls(clock)
+        self._previous = PreviousProjects(data_dir / self.DIRECTORY)
+        #: The project of each workload that was fetched, and for which run.
+        self._fetched: dict[WorkloadId, tuple[RunId, Project, Path]] = {}
         self._changed = asyncio.Condition()
         #: Held while a project of the workload is started, changed or ended.
         self._busy: dict[WorkloadId, asyncio.Lock] = {}
         #: Runs that have failed and are being ended.
         self._failing: set[RunId] = set()
-        #: What was started last, to return to when an update fails. Contains secrets: in memory only.
-        self._started: dict[RunId, dict[str, Any]] = {}
 
     @property
     def type(self) -> WorkloadType:
@@ -133,9 +145,19 @@ class ComposeRuntime:
 
     async def prepare(self, request: RunRequest) -> None:
         """Check a project, fetch its files and pull its images. Raises `RunError`; nothing that runs is touched."""
-        api = self._connection.engine()
+        await self._load(self._connection.engine(), request)
+
+    async def fetch(self, request: RunRequest) -> None:
+        """The same, for the run that is started next."""
+        checked_spec(request, ComposeSpec)
+        if request.run_id not in self._records.runs:
+            project, folder = await self._load(self._connection.engine(), request)
+            self._fetched[request.workload_id] = (request.run_id, project, folder)
+
+    async def _load(self, api: EngineApi, request: RunRequest) -> tuple[Project, Path]:
         project, folder = await self._sources.load(request, checked_spec(request, ComposeSpec), engine=api.address)
         await self._have_images(api, request, project, folder)
+        return project, folder
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
@@ -150,39 +172,57 @@ class ComposeRuntime:
                 await self._adopt(api, left)
                 if left.run_id == request.run_id:
                     return left.info
-            project, folder = await self._sources.load(request, spec, engine=api.address)
-            name = self._name(request.workload_id)
+            run_id, project, folder = self._fetched.pop(request.workload_id, (None, None, None))
+            if run_id != request.run_id or project is None or folder is None:
+                project, folder = await self._load(api, request)
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
-                await self._make_room(api, request, name)
-                await self._have_images(api, request, project, folder)
+                await self._make_room(api, request, self._name(request.workload_id))
                 await asyncio.to_thread(write_files, folder, request.files)
                 marks = marks_for(request, spec, project, self._owner, {})
                 content = render(project, additions_for(request, self._owner, marks))
                 try:
-                    await self._bring_up(api, request, content, folder, lock)
+                    await self._bring_up(
+                        api, request.workload_id, content, folder=folder, lock=lock, deadline=request.deadline
+                    )
                 except ShoalError:
                     with contextlib.suppress(ShoalError):
                         await self._remove_containers(api, request.workload_id)
                     raise
-            members = await self._members(api, request.workload_id)
-            run = ComposeRun(
-                run_id=request.run_id,
-                workload_id=request.workload_id,
-                project=name,
-                folder=str(folder),
-                started_at_ms=min((each.started_at_ms for each in members), default=epoch_ms(self._clock.wall())),
-                stop_signal=f"SIG{spec.stop.signal or 'TERM'}",
-                grace=spec.stop.grace.total_seconds(),
-                members=members,
-                waves=project.stop_waves,
-                marks=marks,
-                ports=request.ports,
-                services=dict.fromkeys(project.services, "running"),
-                stop_signals=project.stop_signals,
-            )
-            self._started[run.run_id] = content
-            await self._adopt(api, run)
-        return run.info
+            # Cut off from here on, the project would run without a record.
+            work = self._take_in(api, request, project, folder=folder, marks=marks, content=content)
+            return (await to_the_end(work)).info
+
+    async def _take_in(
+        self,
+        api: EngineApi,
+        request: RunRequest,
+        project: Project,
+        *,
+        folder: Path,
+        marks: Mapping[str, ServiceMarks],
+        content: Mapping[str, Any],
+    ) -> ComposeRun:
+        """Write down a run that was brought up."""
+        spec = checked_spec(request, ComposeSpec)
+        members = await self._members(api, request.workload_id)
+        run = ComposeRun(
+            run_id=request.run_id,
+            workload_id=request.workload_id,
+            project=self._name(request.workload_id),
+            folder=str(folder),
+            started_at_ms=min((each.started_at_ms for each in members), default=epoch_ms(self._clock.wall())),
+            stop_signal=f"SIG{spec.stop.signal or 'TERM'}",
+            grace=spec.stop.grace.total_seconds(),
+            members=members,
+            waves=project.stop_waves,
+            marks=marks,
+            ports=request.ports,
+            services=dict.fromkeys(project.services, "running"),
+            stop_signals=project.stop_signals,
+            at_most_one=request.deadline is not None,
+        )
+        await self._previous.keep(run.run_id, content, request.files)
+        return await self._adopt(api, run)
 
     async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
         """Change a run in place: services whose definition changed are replaced, the others go on. Raises `RunError`.
@@ -195,22 +235,21 @@ class ComposeRuntime:
             if run is None or run.end is not None:
                 raise PreconditionError(f"run {run_id!r} does not run")
             api = self._connection.engine()
-            project, folder = await self._sources.load(request, spec, engine=api.address)
-            await self._have_images(api, request, project, folder)
+            project, folder = await self._load(api, request)
             marks = marks_for(request, spec, project, self._owner, run.marks)
             content = render(project, additions_for(request, self._owner, marks))
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
-                await asyncio.to_thread(write_files, folder, request.files)
+                run = await self._put(dataclasses.replace(run, updating=True))
                 try:
-                    await self._bring_up(api, request, content, folder, lock)
+                    await asyncio.to_thread(write_files, folder, request.files)
+                    await self._bring_up(
+                        api, request.workload_id, content, folder=folder, lock=lock, deadline=request.deadline
+                    )
                 except ShoalError:
-                    if run_id in self._started:
-                        with contextlib.suppress(ShoalError):
-                            await self._compose(_UP, self._started[run_id], run.workload_id, folder, lock=lock)
-                    await self._refresh(api, run)
+                    await self._roll_back(api, run, lock, deadline=request.deadline)
                     raise
                 await self._remove_containers(api, request.workload_id, keep=project.services.keys())
-            self._started[run_id] = content
+            await self._previous.keep(run_id, content, request.files)
             changed = dataclasses.replace(
                 run,
                 folder=str(folder),
@@ -221,9 +260,28 @@ class ComposeRuntime:
                 ports=request.ports,
                 services=dict.fromkeys(project.services, "running"),
                 stop_signals=project.stop_signals,
+                at_most_one=request.deadline is not None,
+                updating=False,
             )
             changed = await self._refresh(api, changed)
         return changed.info
+
+    async def _roll_back(self, api: EngineApi, run: ComposeRun, lock: int, *, deadline: float | None) -> None:
+        """Start the project again that ran before an update, also if an earlier agent had started it."""
+        previous = await self._previous.find(run.run_id)
+        if previous is None or not run.folder:
+            log.warning("run %s: the project before its update is not known any more", run.run_id)
+        else:
+            folder = Path(run.folder)
+            try:
+                await asyncio.to_thread(write_files, folder, previous.files)
+                await self._bring_up(
+                    api, run.workload_id, previous.content, folder=folder, lock=lock, deadline=deadline
+                )
+                await self._remove_containers(api, run.workload_id, keep=run.service_names)
+            except ShoalError as error:
+                log.warning("run %s: the project before its update cannot be started: %s", run.run_id, error)
+        await self._refresh(api, dataclasses.replace(run, updating=False))
 
     async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
         """Put new contents into the files of a run. A service sees them where it mounts the directory they are in."""
@@ -235,7 +293,7 @@ class ComposeRuntime:
         """Stop the services, those that need others first, and wait for the end."""
         run = self._records.runs.get(run_id)
         if run is None:
-            return None
+            return await self._stop_left(run_id)
         async with self._lock(run.workload_id):
             run = self._records.runs.get(run_id)
             if run is None or run.end is not None:
@@ -245,9 +303,30 @@ class ComposeRuntime:
             ended = await self._stop_and_end(self._connection.engine(), run)
         return ended.info
 
+    async def _stop_left(self, run_id: RunId) -> RunInfo | None:
+        """End what an interrupted start left in the engine without a record. None if there is nothing.
+
+        A project that came up whole is adopted and stopped as any other; of one that did not, containers are removed.
+        """
+        api = self._connection.engine()
+        labels = [each.get("Labels") or {} for each in await api.containers({**self._owner.labels, RUN_LABEL: run_id})]
+        for workload_id in {WorkloadId(each.get(WORKLOAD_LABEL, "")) for each in labels}:
+            async with (
+                self._lock(workload_id),
+                locked(self._projects / f"{workload_id}.lock", self._clock),  # of a command that has not ended
+            ):
+                found = await self._find_run(api, workload_id)
+                if found is not None and found.run_id == run_id:
+                    await self._adopt(api, found)
+                else:
+                    await self._remove_containers(api, workload_id)
+        return await self.stop(run_id) if run_id in self._records.runs else None
+
     async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
         run = self._records.runs.get(run_id)
+        if run is None:
+            self._connection.check_compared()
         api = self._connection.current
         if run is not None and run.end is None and api is not None and not self._lock(run.workload_id).locked():
             with contextlib.suppress(UnavailableError, DeadlineError):
@@ -266,7 +345,7 @@ class ComposeRuntime:
             return
         if run.end is None:
             raise PreconditionError(f"run {run_id!r} has not ended")
-        await asyncio.to_thread(self._records.drop, run_id)
+        await self._drop(run_id)
 
     async def forget_workload(self, workload_id: WorkloadId, *, delete_data: bool) -> None:
         """Let go of everything kept for a workload; of its volumes only with `delete_data`.
@@ -275,6 +354,7 @@ class ComposeRuntime:
         """
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        self._connection.check_compared()
         runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]
         if any(run.end is None for run in runs):
             raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
@@ -283,11 +363,12 @@ class ComposeRuntime:
             if runs or is_there:
                 await self._remove_project(self._connection.engine(), workload_id, delete_data=delete_data)
             for run in runs:
-                await asyncio.to_thread(self._records.drop, run.run_id)
+                await self._drop(run.run_id)
             for path in (self._workloads / workload_id, self._projects / workload_id):
                 await asyncio.to_thread(shutil.rmtree, path, ignore_errors=True)
             (self._projects / f"{workload_id}.lock").unlink(missing_ok=True)
         self._busy.pop(workload_id, None)
+        self._fetched.pop(workload_id, None)
 
     async def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that ended before first."""
@@ -339,7 +420,7 @@ class ComposeRuntime:
 
     async def _have_images(self, api: EngineApi, request: RunRequest, project: Project, folder: Path) -> None:
         for image, policy in project.images:
-            await images.ensure_image(api, image, policy, clock=self._clock)
+            await self._pulls.ensure(api, image, policy)
         if project.is_built:
             marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, {})
             content = render(project, additions_for(request, self._owner, marks))
@@ -366,14 +447,21 @@ class ComposeRuntime:
         await self._remove_containers(api, request.workload_id)
 
     async def _bring_up(
-        self, api: EngineApi, request: RunRequest, content: dict[str, Any], folder: Path, lock: int
+        self,
+        api: EngineApi,
+        workload_id: WorkloadId,
+        content: dict[str, Any],
+        *,
+        folder: Path,
+        lock: int,
+        deadline: float | None,
     ) -> None:
         """Create and start containers. Those with a deadline are guarded before they start."""
-        if request.deadline is not None:
-            await self._compose(_CREATE, content, request.workload_id, folder, lock=lock)
-            for each in await self._containers(api, request.workload_id):
-                await self._guard.protect(str(each["Id"]), request.deadline)
-        await self._compose(_UP, content, request.workload_id, folder, lock=lock)
+        if deadline is not None:
+            await self._compose(_CREATE, content, workload_id, folder, lock=lock)
+            for each in await self._containers(api, workload_id):
+                await self._guard.protect(str(each["Id"]), deadline)
+        await self._compose(_UP, content, workload_id, folder, lock=lock)
 
     async def _compose(
         self, words: tuple[str, ...], content: dict[str, Any], workload_id: WorkloadId, folder: Path, *, lock: int = -1
@@ -417,23 +505,71 @@ class ComposeRuntime:
 
     # --- following the engine -----------------------------------------------------------------------------
 
-    async def _compare(self, api: EngineApi) -> None:
-        """Compare what is stored with the engine: take in what was missed, and end what has ended."""
+    async def _compare(self, api: EngineApi) -> float | None:
+        """Compare what is stored with the engine: take in what was missed, and end what has ended.
+
+        Each project is looked at on its own. In how many seconds one of them is to be tried again, or None.
+        """
+        listed = [each.get("Labels") or {} for each in await api.containers(self._owner.labels)]
+        runs = {each[RUN_LABEL]: WorkloadId(each.get(WORKLOAD_LABEL, "")) for each in listed if each.get(RUN_LABEL)}
         for run in list(self._records.runs.values()):
             if run.end is None and not self._lock(run.workload_id).locked():
-                await self._output.begin(api, run)
-                await self._look_at(api, run)
-        containers = await api.containers(self._owner.labels)
-        known = {run.run_id for run in self._records.runs.values()}
-        labels = [each.get("Labels") or {} for each in containers]
-        missing = {each[WORKLOAD_LABEL] for each in labels if each.get(RUN_LABEL) and each[RUN_LABEL] not in known}
-        for workload_id in map(WorkloadId, sorted(missing)):
-            if self._lock(workload_id).locked():
-                continue  # being started now
-            async with self._lock(workload_id):
-                found = await self._find_run(api, workload_id)
-                if found is not None and found.run_id not in self._records.runs:
-                    await self._adopt(api, found)
+                self._attention.give(run.run_id, partial(self._follow_run, api, run))
+            elif run.end is not None and run.run_id in runs:
+                self._attention.give(run.run_id, partial(self._remove_left, api, run))
+        for run_id in runs.keys() - self._records.runs.keys():
+            if not self._lock(runs[run_id]).locked():  # else it is being started now
+                self._attention.give(run_id, partial(self._take_up, api, runs[run_id]))
+        self._attention.forget_others(runs.keys() | self._records.runs.keys())
+        return await self._attention.settle(_SETTLE_SECONDS)
+
+    async def _follow_run(self, api: EngineApi, run: ComposeRun) -> None:
+        if run.updating:
+            await self._undo_update(api, run.run_id, run.workload_id)
+            return
+        await self._output.begin(api, run)
+        await self._look_at(api, run)
+        if run.at_most_one and any(self._guard.seconds_left(each.container_id) is None for each in run.members):
+            await self._end_unguarded(run.run_id, run.workload_id)
+
+    async def _undo_update(self, api: EngineApi, run_id: RunId, workload_id: WorkloadId) -> None:
+        """Return to the project before an update that was cut off, because nobody can tell how far it had come."""
+        async with self._lock(workload_id), locked(self._projects / f"{workload_id}.lock", self._clock) as lock:
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None or not run.updating:
+                return
+            log.warning("run %s: an update of it was cut off and is undone", run_id)
+            left = [self._guard.seconds_left(each.container_id) for each in run.members]
+            # What is created anew lives as long as what it is part of.
+            soonest = min((seconds for seconds in left if seconds is not None), default=0.0)
+            deadline = self._clock.monotonic() + soonest if run.at_most_one else None
+            await self._roll_back(api, run, lock, deadline=deadline)
+
+    async def _end_unguarded(self, run_id: RunId, workload_id: WorkloadId) -> None:
+        """Kill an at-most-one run whose guards are gone with an earlier agent: nobody knows its deadline."""
+        async with self._lock(workload_id):
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None:
+                return
+            if all(self._guard.seconds_left(each.container_id) is not None for each in run.members):
+                return
+            log.warning("run %s: its deadline is lost, and it is killed", run_id)
+            by = run.ended_by or "deadline"
+            await self._stop_and_end(self._connection.engine(), dataclasses.replace(run, grace=0.0, ended_by=by))
+
+    async def _remove_left(self, api: EngineApi, run: ComposeRun) -> None:
+        """Remove the containers of a run that has ended, if no later one has begun."""
+        async with self._lock(run.workload_id):
+            others = [each for each in self._records.runs.values() if each.workload_id == run.workload_id]
+            if all(each.end is not None for each in others):
+                await self._remove_project(api, run.workload_id, delete_data=False)
+
+    async def _take_up(self, api: EngineApi, workload_id: WorkloadId) -> None:
+        """Adopt the run of a project whose record is missing."""
+        async with self._lock(workload_id):
+            found = await self._find_run(api, workload_id)
+            if found is not None and found.run_id not in self._records.runs:
+                await self._adopt(api, found)
 
     async def _find_run(self, api: EngineApi, workload_id: WorkloadId) -> ComposeRun | None:
         """The run of a project whose record is missing. One that is not complete is left for a start to remove."""
@@ -444,9 +580,9 @@ class ComposeRuntime:
         """Store what changed in the services of a run, and end it when it has ended or failed."""
         async with self._lock(run.workload_id):
             current = self._records.runs.get(run.run_id)
-            if current is None or current.end is not None:
-                return
-            await self._end_if_over(api, current)
+            # The containers of one whose update was cut off are others than the stored ones.
+            if current is not None and current.end is None and not current.updating:
+                await self._end_if_over(api, current)
 
     async def _end_if_over(self, api: EngineApi, run: ComposeRun) -> bool:
         """End a run whose services have all ended; whether it has. What is left of a failed one is stopped later.
@@ -480,6 +616,8 @@ class ComposeRuntime:
 
     async def _states(self, api: EngineApi, run: ComposeRun, containers: Sequence[dict[str, Any]]) -> list[MemberState]:
         listed = {str(each["Id"]): each for each in containers}
+        if any(member.container_id not in listed for member in run.members):
+            await api.check_identity()
         states: list[MemberState] = []
         for member in run.members:
             seen = listed.get(member.container_id)
@@ -493,6 +631,8 @@ class ComposeRuntime:
 
     async def _stop_and_end(self, api: EngineApi, run: ComposeRun) -> ComposeRun:
         """Stop what still runs, wave by wave, then store the end of the run and remove its containers."""
+        if run.updating:
+            run = await self._refresh(api, dataclasses.replace(run, updating=False))
         deadline = self._clock.monotonic() + run.grace
         for wave in run.waves:
             running = await self._running(api, run, wave)
@@ -526,7 +666,6 @@ class ComposeRuntime:
         )
         await self._put(ended)
         self._let_go(run.members)
-        self._started.pop(run.run_id, None)
         with contextlib.suppress(EngineError):
             await self._remove_project(api, run.workload_id, delete_data=False)
         return ended
@@ -569,6 +708,10 @@ class ComposeRuntime:
 
     def _logs_of(self, workload_id: WorkloadId) -> Path:
         return self._workloads / workload_id / "logs"
+
+    async def _drop(self, run_id: RunId) -> None:
+        await asyncio.to_thread(self._records.drop, run_id)
+        await self._previous.drop(run_id)
 
     async def _put(self, run: ComposeRun) -> ComposeRun:
         await asyncio.to_thread(self._records.put, run)

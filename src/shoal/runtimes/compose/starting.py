@@ -17,6 +17,7 @@ from shoal.runtimes.compose.members import NUMBER_LABEL, PROJECT_LABEL, SERVICE_
 from shoal.runtimes.compose.project import Additions, Project
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks
 from shoal.runtimes.container.creating import (
+    AT_MOST_ONE_LABEL,
     GENERATION_LABEL,
     GRACE_LABEL,
     PORTS_LABEL,
@@ -48,6 +49,7 @@ def marks_for(
         STOP_SIGNAL_LABEL: f"SIG{spec.stop.signal or 'TERM'}",
         GRACE_LABEL: str(spec.stop.grace.total_seconds()),
         WAVES_LABEL: json.dumps(project.stop_waves),
+        **({AT_MOST_ONE_LABEL: "1"} if request.deadline is not None else {}),
     }
     environment = {
         **request.identity,
@@ -136,6 +138,7 @@ def read_run(containers: Sequence[Mapping[str, str]], members: tuple[Member, ...
         waves=waves,
         ports=ports,
         services=dict.fromkeys(services, "running"),
+        at_most_one=AT_MOST_ONE_LABEL in labels,
     )
 
 

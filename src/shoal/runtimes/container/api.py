@@ -25,6 +25,8 @@ API_VERSION = "v1.40"
 #: Of the few calls that only Podman has.
 _PODMAN_API = "v4.0.0"
 _CALL_SECONDS = 30.0
+#: What Podman says, with 500, where Docker says 409.
+_NOT_RUNNING = "container state improper"
 #: An answer that is longer than this is not read to its end.
 _MAX_BODY = 16 << 20
 _STREAM_NAMES = {0: "stdin", 1: "stdout", 2: "stderr"}
@@ -49,6 +51,8 @@ class EngineApi:
         self.address = address
         #: Known after a ping.
         self.is_podman = False
+        #: Which engine it has to be, if that matters.
+        self.expected = ""
         scheme, _, rest = address.partition("://")
         if scheme == "unix":
             transport = httpx.AsyncHTTPTransport(uds=rest)
@@ -85,6 +89,28 @@ class EngineApi:
         """The engine's configuration and its host."""
         return dict(await self._call("GET", "/info"))
 
+    async def identity(self) -> str:
+        """What tells this engine from every other, also after its restart and under another address.
+
+        Docker has an id of its own. Podman is told by where it stores containers: the id that it gives is another one
+        each time. Called after a `ping`.
+        """
+        found = await self.info()
+        if not self.is_podman:
+            return f"docker {found.get('ID') or found.get('DockerRootDir')}"
+        host = "" if self.address.startswith("unix://") else f"{found.get('Name')} "
+        return f"podman {host}{found.get('DockerRootDir')}"
+
+    async def check_identity(self) -> None:
+        """Check that the engine is still the same: another one may listen where the first did.
+
+        Called before something is concluded from what the engine does not have. Raises `UnavailableError`.
+        """
+        if self.expected:
+            await self.ping()
+            if await self.identity() != self.expected:
+                raise UnavailableError(f"another container engine listens at {self.address} now")
+
     async def events(self, labels: Mapping[str, str]) -> AsyncIterator[dict[str, Any]]:
         """Every end of a container that carries all of `labels`, as it happens."""
         filters = {"type": ["container"], "event": ["die", "died"], "label": _label_filter(labels)}
@@ -109,18 +135,23 @@ class EngineApi:
             found = image.get("Healthcheck")
         return dict(found) if isinstance(found, dict) else {}
 
-    async def pull(self, image: str, *, auth: Mapping[str, str] | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Pull an image and yield its progress. A failed pull is an `EngineError` although its HTTP status is 200."""
+    async def pull(self, image: str, *, auth: Mapping[str, str] | None = None) -> AsyncGenerator[dict[str, Any]]:
+        """Pull an image and yield its progress. A failed pull is an `EngineError` although its HTTP status is 200.
+
+        An iterator that is closed ends the pull.
+        """
         headers = (
             {"X-Registry-Auth": base64.urlsafe_b64encode(json.dumps(dict(auth)).encode()).decode()} if auth else {}
         )
         params = {"fromImage": image}
         if "@" not in image and ":" not in image.rpartition("/")[2]:
             params["tag"] = "latest"
-        async for step in self._objects("POST", "/images/create", params=params, headers=headers):
-            if "error" in step:
-                raise EngineError(str(step["error"]), status=200)
-            yield step
+        answer = self._objects("POST", "/images/create", params=params, headers=headers)
+        async with contextlib.aclosing(answer) as steps:
+            async for step in steps:
+                if "error" in step:
+                    raise EngineError(str(step["error"]), status=200)
+                yield step
 
     async def import_image(self, name: str, archive: bytes) -> None:
         """Make an image from the tar archive of a root file system."""
@@ -157,7 +188,11 @@ class EngineApi:
 
     async def kill(self, container: str, signal: str) -> None:
         """Send a signal to the main process. A container that does not run is left alone."""
-        await self._call("POST", f"/containers/{container}/kill", params={"signal": signal}, ok=(204, 404, 409))
+        try:
+            await self._call("POST", f"/containers/{container}/kill", params={"signal": signal}, ok=(204, 404, 409))
+        except EngineError as error:
+            if error.cause != _NOT_RUNNING:
+                raise
 
     async def remove(self, container: str) -> None:
         """Remove a container with its anonymous volumes, running or not. One that is gone is no error."""
@@ -314,7 +349,7 @@ class EngineApi:
         params: Mapping[str, str],
         headers: Mapping[str, str] | None = None,
         content: bytes | None = None,
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncGenerator[dict[str, Any]]:
         """A stream of JSON objects, one after another."""
         rest = b""
         async with self._stream(method, path, params=params, headers=headers, content=content) as pieces:

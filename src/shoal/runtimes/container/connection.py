@@ -28,7 +28,8 @@ _FIRST_TRIES = 10
 _HEALTH_SECONDS = 5.0
 
 Connect = Callable[[], Awaitable[EngineApi]]
-Compare = Callable[[EngineApi], Awaitable[None]]
+#: Returns in how many seconds to compare again; None when that is not urgent.
+Compare = Callable[[EngineApi], Awaitable[float | None]]
 
 
 class EngineConnection:
@@ -43,6 +44,7 @@ class EngineConnection:
         self._api: EngineApi | None = None
         self._problem = "the engine was not asked yet"
         self._compare_now = Signal()
+        self._has_compared = False
 
     @property
     def current(self) -> EngineApi | None:
@@ -55,6 +57,14 @@ class EngineConnection:
             raise UnavailableError(f"the container engine is away: {self._problem}")
         return self._api
 
+    def check_compared(self) -> None:
+        """Check that everything in the engine was seen once, so that what is not known is not there.
+
+        Raises `UnavailableError`. What is started later is known to the one that starts it.
+        """
+        if not self._has_compared:
+            raise UnavailableError(f"the container engine is away since the agent started: {self._problem}")
+
     async def open(self, scope: TaskScope) -> None:
         """Look for the engine, compare with it, and keep looking. One that is down is no error.
 
@@ -63,7 +73,8 @@ class EngineConnection:
         try:
             api = await self._reach()
             for _ in range(_FIRST_TRIES):
-                if await self._compare_once(api) != _AGAIN_SECONDS:
+                await self._compare_once(api)
+                if self._has_compared:
                     break
                 await self._clock.sleep(_AGAIN_SECONDS)
         except ShoalError as error:
@@ -102,9 +113,10 @@ class EngineConnection:
         try:
             while True:
                 again = await self._compare_once(api)
-                if listener.done():
-                    return
                 await self._compare_now.wait(again)
+                if listener.done():
+                    # It restarts, or another one takes its place: which one that is has to be looked at first.
+                    raise UnavailableError("the container engine ended its stream of events")
         finally:
             listener.cancel()
             await asyncio.wait({listener})
@@ -112,11 +124,12 @@ class EngineConnection:
     async def _compare_once(self, api: EngineApi) -> float:
         """Compare, and say when to do it again. A refusal is no outage: only an engine that does not answer is lost."""
         try:
-            await self._compare(api)
+            again = await self._compare(api)
         except EngineError as error:
             log.info("comparing with the container engine is tried again: %s", error)
             return _AGAIN_SECONDS
-        return _COMPARE_SECONDS
+        self._has_compared = True
+        return _COMPARE_SECONDS if again is None else min(_COMPARE_SECONDS, max(_AGAIN_SECONDS, again))
 
     async def _listen(self, api: EngineApi) -> None:
         with contextlib.suppress(ShoalError):

@@ -1,7 +1,8 @@
 """Finds the container engine of this machine, and runs a Podman service when only its binary is there.
 
 Looked for in this order: `DOCKER_HOST`, the sockets that Docker and Podman usually listen on, the `podman` binary.
-Called by `shoal.runtimes.finding` when an agent starts, and again after the engine was lost; also by the demo.
+An agent that has runs in an engine looks for that one only. Called by `shoal.runtimes.finding` when an agent starts,
+and again after the engine was lost; also by the demo.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shoal.core.clock import Clock
 from shoal.core.disk.durable import replace_file
 from shoal.core.errors import ShoalError, UnavailableError
 from shoal.runtimes.container.api import EngineApi
+from shoal.runtimes.container.choice import ChosenEngine, EngineChoice
 from shoal.runtimes.container.podman_settings import service_settings
 
 log = logging.getLogger(__name__)
@@ -47,52 +49,111 @@ def engine_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(f"unix://{path}" for path in sockets)
 
 
-async def connect(environ: Mapping[str, str]) -> EngineApi | None:
-    """The first engine that answers, or None."""
-    for address in engine_addresses(environ):
-        scheme, _, path = address.partition("://")
-        if scheme == "unix" and not await asyncio.to_thread(Path(path).exists):
-            continue
-        api = EngineApi(address)
-        try:
-            await api.ping()
-        except ShoalError as error:
-            log.info("no container engine at %s: %s", address, error)
-            await api.close()
-        else:
-            return api
-    return None
-
-
 class EngineFinder:
-    """The engine of this machine. Its users share one Podman service, started only when no engine listens."""
+    """The engine of this machine. Its users share one Podman service, started only when no engine listens.
 
-    def __init__(self, directory: Path, environ: Mapping[str, str], *, clock: Clock) -> None:
-        """`directory` is where a Podman service has its socket."""
+    An agent keeps to the engine that its runs are in: in another one they would look as if they had ended, and would be
+    started a second time. Which engine that is, is stored.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        environ: Mapping[str, str],
+        *,
+        clock: Clock,
+        choice: EngineChoice | None = None,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        """`directory` is where a Podman service has its socket, `arguments` are its first words. No `choice`: any."""
         self._environ = environ
-        self._podman = PodmanService(directory, clock=clock)
-        self._starting = asyncio.Lock()
+        self._podman = PodmanService(directory, clock=clock, arguments=arguments)
+        self._choice = choice
+        self._choosing = asyncio.Lock()
 
     def is_here(self) -> bool:
-        """Whether there is anything that may be an engine: a named address, a usual socket, or `podman`."""
-        if self._environ.get("DOCKER_HOST"):
+        """Whether there is anything that may be an engine: a named address, a usual socket, `podman`, runs in one."""
+        if self._environ.get("DOCKER_HOST") or (self._choice is not None and self._choice.is_binding()):
             return True
         sockets = (Path(address.removeprefix("unix://")) for address in engine_addresses(self._environ))
         return PodmanService.is_possible() or any(socket.exists() for socket in sockets)
 
     async def connect(self) -> EngineApi:
         """A connection to the engine. Raises `UnavailableError`."""
-        api = await connect(self._environ)
-        if api is not None:
+        async with self._choosing:
+            if self._choice is None:
+                return await self._first()
+            chosen = await asyncio.to_thread(self._choice.read)
+            if chosen is not None and await asyncio.to_thread(self._choice.is_binding):
+                return await self._same(self._choice, chosen)
+            api = await self._first()
+            try:
+                api.expected = await api.identity()
+                await asyncio.to_thread(self._choice.write, ChosenEngine(api.address, api.expected))
+            except ShoalError:
+                await api.close()
+                raise
             return api
+
+    async def _first(self) -> EngineApi:
+        """The first engine that answers; a Podman service when there is none."""
+        for address in engine_addresses(self._environ):
+            if (api := await _reach(address)) is not None:
+                return api
         if not PodmanService.is_possible() or self._environ.get("DOCKER_HOST"):
             raise UnavailableError("no container engine answers, and there is no podman to start")
-        async with self._starting:
-            return await self._podman.open()
+        return await self._podman.open()
+
+    async def _same(self, choice: EngineChoice, chosen: ChosenEngine) -> EngineApi:
+        """The engine that has the runs of this agent, wherever it listens now."""
+        others = []
+        for address in dict.fromkeys((chosen.address, *engine_addresses(self._environ))):
+            if address != self._podman.address and (api := await _reach(address)) is not None:
+                if await self._is_chosen(api, choice, chosen):
+                    return api
+                others.append(address)
+        if chosen.is_podman and PodmanService.is_possible():
+            api = await self._podman.open()
+            if await self._is_chosen(api, choice, chosen):
+                return api
+            others.append(api.address)
+        words = f"the container engine at {chosen.address} does not answer, and runs of this agent are in it"
+        if others:
+            words = f"the engine at {others[0]} does not have the runs of this agent: they are in {chosen.identity!r}"
+        raise UnavailableError(f"{words}; if that one is gone for good, remove {choice.path} and restart the agent")
+
+    @staticmethod
+    async def _is_chosen(api: EngineApi, choice: EngineChoice, chosen: ChosenEngine) -> bool:
+        try:
+            found = await api.identity()
+            if found == chosen.identity:
+                api.expected = found
+                if api.address != chosen.address:
+                    await asyncio.to_thread(choice.write, ChosenEngine(api.address, found))
+                return True
+        except ShoalError as error:
+            log.info("the container engine at %s does not say which one it is: %s", api.address, error)
+        await api.close()
+        return False
 
     async def close(self) -> None:
         """Stop the Podman service, if one was started. Containers go on."""
         await self._podman.close()
+
+
+async def _reach(address: str) -> EngineApi | None:
+    """The engine at an address, or None when none answers there."""
+    scheme, _, path = address.partition("://")
+    if scheme == "unix" and not await asyncio.to_thread(Path(path).exists):
+        return None
+    api = EngineApi(address)
+    try:
+        await api.ping()
+    except ShoalError as error:
+        log.info("no container engine at %s: %s", address, error)
+        await api.close()
+        return None
+    return api
 
 
 class PodmanService:
@@ -105,6 +166,11 @@ class PodmanService:
         self._clock = clock
         self._arguments = arguments
         self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"unix://{self._socket}"
 
     @property
     def pid(self) -> int:
@@ -122,7 +188,7 @@ class PodmanService:
             raise UnavailableError(f"the path of the Podman socket is too long: {self._socket}")
         if self._process is None or self._process.returncode is not None:
             await self._start()
-        api = EngineApi(f"unix://{self._socket}")
+        api = EngineApi(self.address)
         deadline = self._clock.monotonic() + _SERVICE_START_SECONDS
         while True:
             try:

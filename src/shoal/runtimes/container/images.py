@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.core.clock import Clock
-from shoal.model.workloads import ContainerSpec, FailureReason
+from shoal.model.workloads import FailureReason
 from shoal.runtimes.base import RunError
 from shoal.runtimes.container import failures
 from shoal.runtimes.container.api import EngineApi, EngineError
@@ -29,37 +31,68 @@ _MAX_CONFIG = 1 << 20
 #: Between two lines of progress in the agent's log.
 _PROGRESS_SECONDS = 5.0
 _MAX_LAYERS = 1000
+#: Pulls at the same time, of one runtime.
+MAX_PULLS = 8
+#: A pull without a step forward for this long has failed; one that has downloaded everything has longer to unpack it.
+STALL_SECONDS = 120.0
+UNPACK_SECONDS = 1800.0
+#: What Docker says of a layer while it waits to try again.
+_RETRY = re.compile(r"Retrying in \d+ second")
 _MAX_HEALTHCHECKS = 256
 
 
-async def ensure(api: EngineApi, spec: ContainerSpec, *, clock: Clock) -> None:
-    """Have the image at hand, by the spec's pull policy. Raises `RunError`."""
-    await ensure_image(api, spec.image, spec.pull_policy, clock=clock)
+class ImagePulls:
+    """Pulls the images of one runtime, a few at a time. A pull that makes no progress for some time has failed."""
 
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turns = asyncio.Semaphore(MAX_PULLS)
 
-async def ensure_image(api: EngineApi, image: str, policy: str, *, clock: Clock) -> None:
-    """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
-    if policy != "always" and await _is_there(api, image):
-        return
-    if policy == "never":
-        raise RunError(
-            f"the engine has no image {image!r}, and it may not be pulled",
-            failure=FailureReason.IMAGE_NOT_FOUND,
-            hint="load the image on the node, or set pull_policy to missing",
-        )
-    login = await asyncio.to_thread(find_login, image, os.environ)
-    progress = PullProgress()
-    told_at = clock.monotonic()
-    log.info("pulling %s", image)
-    try:
-        async for step in api.pull(image, auth=login):
-            progress.note(step)
-            if clock.monotonic() - told_at >= _PROGRESS_SECONDS:
-                told_at = clock.monotonic()
-                log.info("pulling %s: %s", image, progress)
+    async def ensure(self, api: EngineApi, image: str, policy: str) -> None:
+        """Have an image at hand. Without a policy it is pulled when it is missing. Raises `RunError`."""
+        if policy != "always" and await _is_there(api, image):
+            return
+        if policy == "never":
+            raise RunError(
+                f"the engine has no image {image!r}, and it may not be pulled",
+                failure=FailureReason.IMAGE_NOT_FOUND,
+                hint="load the image on the node, or set pull_policy to missing",
+            )
+        login = await asyncio.to_thread(find_login, image, os.environ)
+        async with self._turns:
+            try:
+                await self._pull(api, image, login)
+            except EngineError as error:
+                raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
+
+    async def _pull(self, api: EngineApi, image: str, login: Mapping[str, str] | None) -> None:
+        log.info("pulling %s", image)
+        progress = PullProgress()
+        told_at = moved_at = self._clock.monotonic()
+        steps = api.pull(image, auth=login)
+        async with contextlib.aclosing(steps):
+            while True:
+                patience = UNPACK_SECONDS if progress.is_downloaded else STALL_SECONDS
+                try:
+                    async with asyncio.timeout(moved_at + patience - self._clock.monotonic()):
+                        step = await anext(steps)
+                except StopAsyncIteration:
+                    break
+                except TimeoutError as error:
+                    # Closing the stream ends the pull.
+                    raise RunError(
+                        f"cannot pull {image}: no progress for {patience:.0f} s ({progress})",
+                        failure=FailureReason.IMAGE_PULL_FAILED,
+                        transient=True,
+                        hint="the registry, or the network on the way to it, does not answer",
+                    ) from error
+                now = self._clock.monotonic()
+                if progress.note(step):
+                    moved_at = now
+                if now - told_at >= _PROGRESS_SECONDS:
+                    told_at = now
+                    log.info("pulling %s: %s", image, progress)
         log.info("pulled %s", image)
-    except EngineError as error:
-        raise failures.run_error(error, failures.judge_pull(error), what=f"cannot pull {image}") from error
 
 
 async def _is_there(api: EngineApi, image: str) -> bool:
@@ -90,21 +123,33 @@ class PullProgress:
     def __init__(self) -> None:
         self._layers: dict[str, tuple[int, int]] = {}
         self._done: set[str] = set()
+        #: The last words about each layer, and about the whole.
+        self._said: dict[str, str] = {}
 
-    def note(self, step: Mapping[str, Any]) -> None:
-        """Take in one step."""
-        layer, status = str(step.get("id") or ""), str(step.get("status") or "")
-        if not layer or len(self._layers) >= _MAX_LAYERS:
-            return
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether every layer is here. Unpacking takes its time, and not every engine tells of it."""
+        return bool(self._layers) and self._done.issuperset(self._layers)
+
+    def note(self, step: Mapping[str, Any]) -> bool:
+        """Take in one step; whether it is one forward. The same words again, or a retry, are none."""
+        layer, status = str(step.get("id") or ""), str(step.get("status") or step.get("stream") or "")
+        if len(self._said) >= _MAX_LAYERS and layer not in self._said:
+            return True
+        is_new = self._said.get(layer) != status and not _RETRY.match(status)
+        self._said[layer] = status
+        if not layer:
+            return is_new
         detail = step.get("progressDetail")
         numbers = detail if isinstance(detail, dict) else {}
         current, total = numbers.get("current"), numbers.get("total")
+        before = self._layers.setdefault(layer, (0, 0))
         if isinstance(current, int) and isinstance(total, int):
             self._layers[layer] = (current, total)
-        else:
-            self._layers.setdefault(layer, (0, 0))
+            is_new = is_new or current > before[0]
         if status in ("Pull complete", "Download complete", "Already exists"):
             self._done.add(layer)
+        return is_new
 
     def __str__(self) -> str:
         current, total = (

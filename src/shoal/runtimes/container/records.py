@@ -7,6 +7,7 @@ does not take or give what it should.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -26,6 +27,8 @@ from shoal.runtimes.cgroups import read_memberships
 from shoal.runtimes.container.health import readiness_of
 
 log = logging.getLogger(__name__)
+
+_RECORD, _MARK = ".json", ".starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,18 @@ class ContainerRun:
         )
 
 
+def is_in_use(directory: Path) -> bool:
+    """Whether a directory of records has a run that was not forgotten, or that was being started. Blocks."""
+    return any(path.suffix in (_RECORD, _MARK) for path in _entries(directory))
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:
+        return []
+
+
 class StoredRun(Protocol):
     """What all records of runs have."""
 
@@ -117,11 +132,14 @@ class RunRecords(Generic[R]):
         self._directory = directory
         self._parse = parse
         self.runs: dict[RunId, R] = {}
+        #: Marks of an earlier agent: it was killed in the middle of these starts.
+        self._left: list[Path] = []
 
     def load(self) -> None:
         """Read what an earlier agent wrote. A damaged file is left alone: its container, if there is one, says more."""
         make_private_directory(self._directory)
-        for path in sorted(self._directory.glob("*.json")):
+        self._left = list(self._directory.glob(f"*{_MARK}"))
+        for path in sorted(self._directory.glob(f"*{_RECORD}")):
             try:
                 run = self._parse(path.read_bytes())
             except (OSError, ValueError) as error:
@@ -129,20 +147,41 @@ class RunRecords(Generic[R]):
             else:
                 self.runs[run.run_id] = run
 
+    def mark(self, run_id: RunId) -> None:
+        """Note that a run is being started. Until it is stored, or known not to be there, `is_in_use` says so."""
+        try:
+            (self._directory / f"{run_id}{_MARK}").touch()
+        except OSError as error:
+            raise UnavailableError(f"run {run_id} cannot be written down: {error}") from error
+
+    def unmark(self, run_id: RunId) -> None:
+        """The run is stored, or there is none."""
+        with contextlib.suppress(OSError):
+            (self._directory / f"{run_id}{_MARK}").unlink(missing_ok=True)
+
+    def forget_left(self) -> None:
+        """What an earlier agent was starting is stored by now, or not there."""
+        for path in self._left:
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        self._left.clear()
+
     def put(self, run: R) -> None:
         """Store a run."""
         try:
             replace_file(
-                self._directory / f"{run.run_id}.json", json.dumps(dataclasses.asdict(cast("Any", run))).encode()
+                self._directory / f"{run.run_id}{_RECORD}", json.dumps(dataclasses.asdict(cast("Any", run))).encode()
             )
         except OSError as error:
             raise UnavailableError(f"run {run.run_id} cannot be written down: {error}") from error
+        if run.run_id not in self.runs:
+            self.unmark(run.run_id)
         self.runs[run.run_id] = run
 
     def drop(self, run_id: RunId) -> None:
         """Forget a run."""
         try:
-            (self._directory / f"{run_id}.json").unlink(missing_ok=True)
+            (self._directory / f"{run_id}{_RECORD}").unlink(missing_ok=True)
         except OSError as error:
             raise UnavailableError(f"the record of run {run_id} cannot be removed: {error}") from error
         self.runs.pop(run_id, None)

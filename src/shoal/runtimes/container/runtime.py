@@ -15,6 +15,7 @@ import logging
 import shutil
 import signal
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from shoal.core.errors import (
     problem,
 )
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
-from shoal.core.tasks import Signal, TaskScope
+from shoal.core.tasks import Signal, TaskScope, to_the_end
 from shoal.model.execs import ExecCommand, ExecEnd
 from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.workloads import ContainerSpec, FailureReason, FileSpec, Usage, WorkloadType
@@ -38,6 +39,7 @@ from shoal.runtimes import log_files
 from shoal.runtimes.base import ExecSession, RunError, RunInfo, RunRequest, checked_spec
 from shoal.runtimes.container import images
 from shoal.runtimes.container.api import EngineApi, EngineError
+from shoal.runtimes.container.attention import Attention
 from shoal.runtimes.container.connection import Connect, EngineConnection
 from shoal.runtimes.container.creating import RUN_LABEL, TRIAL_LABEL, WORKLOAD_LABEL, Owner, RunLabels, read_labels
 from shoal.runtimes.container.exec import start_command
@@ -58,12 +60,17 @@ log = logging.getLogger(__name__)
 _KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.05
 _LAST_OUTPUT_BYTES = 4096
+#: How long a comparison waits for what is done about single containers. What takes longer goes on beside it.
+_SETTLE_SECONDS = 5.0
 #: Between two looks at deadlines while none is near.
 _DEADLINE_SECONDS = 60.0
 
 
 class ContainerRuntime:
     """Runs workloads as containers. Implements `Runtime`."""
+
+    #: Of its records, in the data directory.
+    DIRECTORY = "containers"
 
     def __init__(
         self, data_dir: Path, *, clock: Clock, owner: Owner, connect: Connect, allow_privileged: bool = False
@@ -72,19 +79,23 @@ class ContainerRuntime:
         self._clock = clock
         self._owner = owner
         self._workloads = data_dir / "workloads"
-        self._records = RunRecords(data_dir / "containers", run_from_json)
+        self._records = RunRecords(data_dir / self.DIRECTORY, run_from_json)
         self._memory = MemoryKills()
         self._meter = Meter(clock)
         self._healthchecks = images.Healthchecks()
-        self._guard = Guard(data_dir / "containers" / "guard", clock=clock)
+        self._guard = Guard(data_dir / self.DIRECTORY / "guard", clock=clock)
         self._connection = EngineConnection(connect, self._compare, clock=clock, labels=owner.labels)
         self._starter = Starter(
             self._workloads, owner=owner, guard=self._guard, clock=clock, allow_privileged=allow_privileged
         )
         self._scope = TaskScope("containers")
         self._output = OutputCopies(self._logs_of, self._scope, clock)
+        self._attention = Attention(self._scope, clock)
         self._changed = asyncio.Condition()
+        #: Held while a container of the workload is made.
         self._starting: dict[str, asyncio.Lock] = {}
+        #: The run of each workload whose image was fetched and that has not started yet.
+        self._fetched: dict[WorkloadId, RunId] = {}
         #: One writer of a run's record at a time.
         self._writing: dict[RunId, asyncio.Lock] = {}
         #: When at-most-one runs are asked to end, on the clock's `monotonic()`.
@@ -118,24 +129,41 @@ class ContainerRuntime:
 
     # --- runs ---------------------------------------------------------------------------------------------
 
+    async def fetch(self, request: RunRequest) -> None:
+        """Have the image of a run at hand. Raises `RunError`."""
+        spec = checked_spec(request, ContainerSpec)
+        if request.run_id not in self._records.runs:
+            await self._starter.make_ready(self._connection.engine(), spec)
+            self._fetched[request.workload_id] = request.run_id
+
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a run, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""
         spec = checked_spec(request, ContainerSpec)
-        lock = self._starting.setdefault(request.workload_id, asyncio.Lock())
-        async with lock:
+        async with self._lock(request.workload_id):
             known = self._records.runs.get(request.run_id)
             if known is not None:
                 return known.info
             api = self._connection.engine()
-            await self._starter.make_ready(api, spec)
+            if self._fetched.pop(request.workload_id, None) != request.run_id:
+                await self._starter.make_ready(api, spec)
+            # A few short calls. Cut off in between, nobody could tell what the engine has done by now.
+            run = await to_the_end(self._start(api, request, spec))
+        return run.info
+
+    async def _start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> ContainerRun:
+        await asyncio.to_thread(self._records.mark, request.run_id)
+        try:
             run = await self._make_room(api, request)
             if run is None:
                 run = await self._make(api, request, spec)
-            if run is None:
-                raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
-            if request.deadline is not None:
-                self._plan_end(run, request.deadline)
-            return run.info
+        except RunError:
+            await asyncio.to_thread(self._records.unmark, request.run_id)
+            raise
+        if run is None:
+            raise UnavailableError(f"the container of run {request.run_id!r} lost its labels")
+        if request.deadline is not None:
+            self._plan_end(run, request.deadline)
+        return run
 
     async def prepare(self, request: RunRequest) -> None:
         """Have the image, and see that the container can be made."""
@@ -143,8 +171,9 @@ class ContainerRuntime:
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
         """Ask the main process to end, kill what is left after the grace period, and wait for the end."""
-        run = self._records.runs.get(run_id)
+        run = self._records.runs.get(run_id) or await self._find_left(run_id)
         if run is None:
+            await asyncio.to_thread(self._records.unmark, run_id)
             return None
         if run.end is not None:
             return run.info
@@ -162,6 +191,8 @@ class ContainerRuntime:
     async def inspect(self, run_id: RunId) -> RunInfo | None:
         """What is known of a run."""
         run = self._records.runs.get(run_id)
+        if run is None:
+            self._connection.check_compared()
         api = self._connection.current
         if run is not None and run.end is None and api is not None:
             with contextlib.suppress(UnavailableError, DeadlineError):
@@ -187,6 +218,7 @@ class ContainerRuntime:
         del delete_data
         if not is_identifier(workload_id):
             raise InvalidError([problem("workload_id", workload_id, IDENTIFIER_RULE)])
+        self._connection.check_compared()
         runs = [run for run in self._records.runs.values() if run.workload_id == workload_id]
         if any(run.end is None for run in runs):
             raise PreconditionError(f"a run of workload {workload_id!r} has not ended")
@@ -195,6 +227,7 @@ class ContainerRuntime:
             await self._drop(run.run_id)
         await asyncio.to_thread(shutil.rmtree, self._workloads / workload_id, ignore_errors=True)
         self._starting.pop(workload_id, None)
+        self._fetched.pop(workload_id, None)
 
     async def watch(self) -> AsyncIterator[RunInfo]:
         """Each run as it ends, those that ended before first."""
@@ -338,6 +371,18 @@ class ContainerRuntime:
                 await self._end(api, run, found)
         return self._records.runs.get(labels.run_id, run)
 
+    async def _find_left(self, run_id: RunId) -> ContainerRun | None:
+        """A run that an interrupted start left in the engine without a record. One that never ran is removed."""
+        api = self._connection.engine()
+        left = None
+        for each in await api.containers({**self._owner.labels, RUN_LABEL: run_id}):
+            found = await api.container(str(each["Id"]))
+            if found is not None and has_started(found):
+                left = await self._adopt(api, found)
+            elif found is not None and TRIAL_LABEL not in (each.get("Labels") or {}):
+                await self._remove(api, str(each["Id"]))
+        return left
+
     async def _follow_run(self, api: EngineApi, run: ContainerRun) -> None:
         """Watch a container that runs, unless that is done already."""
         self._memory.watch(run.run_id, run.pid)
@@ -346,16 +391,17 @@ class ContainerRuntime:
             # Its guards are gone with an earlier agent, and nobody knows its deadline.
             log.warning("run %s: its deadline is lost, and it is killed", run.run_id)
             await self._note_ending(run.run_id, by="deadline")
-            await api.kill(run.container_id, "SIGKILL")
+            self._attention.give(run.container_id, lambda: api.kill(run.container_id, "SIGKILL"))
 
     async def _remove_unstarted(self, workload_id: WorkloadId) -> None:
-        """Remove containers of a workload that were made and never started."""
+        """Remove containers of a workload that were made and never started; later, if the engine is away."""
         api = self._connection.current
         if api is None:
             return
-        for each in await api.containers({**self._owner.labels, WORKLOAD_LABEL: workload_id}):
-            if each.get("State") == "created" and RUN_LABEL in (each.get("Labels") or {}):
-                await self._remove(api, str(each["Id"]))
+        with contextlib.suppress(UnavailableError, DeadlineError):
+            for each in await api.containers({**self._owner.labels, WORKLOAD_LABEL: workload_id}):
+                if each.get("State") == "created" and RUN_LABEL in (each.get("Labels") or {}):
+                    await self._remove(api, str(each["Id"]))
 
     async def _remove(self, api: EngineApi, container_id: str) -> None:
         await api.remove(container_id)
@@ -387,8 +433,11 @@ class ContainerRuntime:
 
     # --- following the engine -----------------------------------------------------------------------------
 
-    async def _compare(self, api: EngineApi) -> None:
-        """Compare the records with the engine: take in what was missed, and end what is gone."""
+    async def _compare(self, api: EngineApi) -> float | None:
+        """Compare the records with the engine: take in what was missed, and end what is gone.
+
+        Each container is looked at on its own. In how many seconds one of them is to be tried again, or None.
+        """
         # Those of compose projects carry no such label.
         listed = [each for each in await api.containers(self._owner.labels) if RUN_LABEL in (each.get("Labels") or {})]
         containers = {str(each["Id"]): each for each in listed}
@@ -397,22 +446,37 @@ class ContainerRuntime:
             if run.end is None and (containers.get(run.container_id) or {}).get("State") == "running":
                 await self._follow_run(api, run)
             elif run.end is None:
-                await self._look_at(api, run)
-            elif run.container_id in containers:
-                await self._remove(api, run.container_id)  # stored before, and not removed yet
+                self._attention.give(run.container_id, partial(self._look_at, api, run))
+            elif run.container_id in containers:  # stored before, and not removed yet
+                self._attention.give(run.container_id, partial(self._remove, api, run.container_id))
         for container_id in containers.keys() - known:
-            if TRIAL_LABEL in (containers[container_id].get("Labels") or {}):
-                if container_id not in self._starter.trials:
-                    await api.remove(container_id)  # left by an agent that was killed
-                continue
-            if containers[container_id].get("State") == "created":
-                continue  # being started now, or left by an agent that was killed: the next start removes it
+            self._attention.give(container_id, partial(self._take_up, api, containers[container_id]))
+        self._attention.forget_others(containers.keys() | known)
+        again = await self._attention.settle(_SETTLE_SECONDS)
+        if again is None:
+            await asyncio.to_thread(self._records.forget_left)
+        return again
+
+    async def _take_up(self, api: EngineApi, listed: Mapping[str, Any]) -> None:
+        """Adopt a container that is not known, or remove one that never ran: an agent that was killed left it."""
+        container_id, labels = str(listed["Id"]), listed.get("Labels") or {}
+        if TRIAL_LABEL in labels:
+            if container_id not in self._starter.trials:
+                await api.remove(container_id)
+            return
+        async with self._lock(WorkloadId(labels.get(WORKLOAD_LABEL, ""))):  # it may be being started now
             found = await api.container(container_id)
-            if found is not None:
+            if found is None:
+                return
+            if has_started(found):
                 await self._adopt(api, found)
+            else:
+                await self._remove(api, container_id)
 
     async def _look_at(self, api: EngineApi, run: ContainerRun) -> None:
         found = await api.container(run.container_id)
+        if found is None:
+            await api.check_identity()
         if found is None or not is_running(found):
             await self._end(api, run, found)
 
@@ -469,6 +533,9 @@ class ContainerRuntime:
         return self._workloads / workload_id / "logs"
 
     # --- records ------------------------------------------------------------------------------------------
+
+    def _lock(self, workload_id: WorkloadId) -> asyncio.Lock:
+        return self._starting.setdefault(workload_id, asyncio.Lock())
 
     def _writer_of(self, run_id: RunId) -> asyncio.Lock:
         return self._writing.setdefault(run_id, asyncio.Lock())

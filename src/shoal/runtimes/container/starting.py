@@ -42,7 +42,7 @@ class Starter:
         self._workloads = workloads
         self._owner = owner
         self._guard = guard
-        self._clock = clock
+        self._pulls = images.ImagePulls(clock)
         self._allow_privileged = allow_privileged
         #: The ids of containers that are being tried now.
         self.trials: set[str] = set()
@@ -67,7 +67,7 @@ class Starter:
             )
         if not self._allow_privileged:
             await asyncio.to_thread(check_mounts, spec, own_paths(self._workloads.parent, api.address))
-        await images.ensure(api, spec, clock=self._clock)
+        await self._pulls.ensure(api, spec.image, spec.pull_policy)
 
     async def start(self, api: EngineApi, request: RunRequest, spec: ContainerSpec) -> dict[str, Any]:
         """Make and start the container of a run; what the engine says of it then."""

@@ -196,6 +196,26 @@ class RuntimeSuite:
         if isinstance(runtime, SupportsLogs):
             assert await read_all(runtime) == b"started\n"
 
+    async def test_a_start_that_is_canceled_is_ended_by_a_stop(self, runtime: Runtime) -> None:
+        # Whatever it is doing at that moment; the last one is done.
+        for number, moment in enumerate((0.0, 0.01, 0.1, 0.4, _LONG), 1):
+            run_id = RunId(f"web-{number}")
+            starting = asyncio.ensure_future(runtime.start(self.make_request(_FOREVER, run_id=run_id)))
+            await asyncio.wait({starting}, timeout=moment)
+            starting.cancel()
+            await asyncio.wait({starting})
+            ended = await runtime.stop(run_id)
+            assert ended is None or ended.phase is RunPhase.ENDED
+            assert moment != _LONG or ended is not None
+            assert all(run.phase is RunPhase.ENDED for run in await runtime.list_runs())
+            await runtime.forget(run_id)
+        await runtime.forget_workload(WorkloadId("web"), delete_data=True)
+        assert await runtime.list_runs() == ()
+        info = await runtime.start(self.make_request("echo again; exec sleep 1000", run_id="web-9"))
+        assert info.phase is RunPhase.RUNNING
+        if isinstance(runtime, SupportsLogs):
+            assert await wait_output(runtime, b"again\n") == b"again\n"
+
     async def test_what_is_unknown_is_none(self, runtime: Runtime) -> None:
         assert await runtime.inspect(RunId("nobody")) is None
         assert await runtime.stop(RunId("nobody")) is None

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from shoal.runtimes.container.images import PullProgress, find_login, registry_of
+from shoal.model.workloads import FailureReason
+from shoal.runtimes.base import RunError
+from shoal.runtimes.container.images import (
+    MAX_PULLS,
+    STALL_SECONDS,
+    UNPACK_SECONDS,
+    ImagePulls,
+    PullProgress,
+    find_login,
+    registry_of,
+)
+from shoal.testing.clock import LoopClock
+from tests.unit.agent.making import START
 
 
 @pytest.mark.parametrize(
@@ -69,3 +83,101 @@ def test_the_progress_of_a_pull() -> None:
     ):
         progress.note(step)
     assert str(progress) == "1 of 3 layers, 1 of 4 MiB"
+
+
+@pytest.mark.parametrize(
+    ("step", "is_forward"),
+    [
+        ({"id": "a", "status": "Downloading", "progressDetail": {"current": 2, "total": 9}}, True),
+        ({"id": "a", "status": "Downloading", "progressDetail": {"current": 1, "total": 9}}, False),
+        ({"id": "a", "status": "Download complete"}, True),
+        ({"id": "a", "status": "Retrying in 3 seconds"}, False),
+        ({"id": "b", "status": "Waiting"}, True),
+        ({"status": "Pulling from a"}, False),
+        ({"stream": "Copying config"}, True),
+        ({}, True),
+    ],
+)
+def test_a_step_of_a_pull_that_says_nothing_new_is_none_forward(step: dict[str, object], is_forward: bool) -> None:
+    progress = PullProgress()
+    assert progress.note({"status": "Pulling from a"})
+    assert progress.note({"id": "a", "status": "Downloading", "progressDetail": {"current": 1, "total": 9}})
+    assert progress.note(step) is is_forward
+    assert progress.note(step) is False
+
+
+class ScriptedEngine:
+    """Pulls by a script of (seconds to wait, step). Its last step may be an error, or nothing for ever."""
+
+    def __init__(self, *script: tuple[float, dict[str, object]]) -> None:
+        self.script = script
+        self.pulling = self.most = self.closed = 0
+
+    async def image(self, name: str) -> None:
+        return None
+
+    async def pull(self, image: str, *, auth: object = None) -> AsyncIterator[dict[str, object]]:
+        self.pulling += 1
+        self.most = max(self.most, self.pulling)
+        try:
+            for seconds, step in self.script:
+                await asyncio.sleep(seconds)
+                yield step
+        finally:
+            self.pulling -= 1
+            self.closed += 1
+
+
+def moved(current: int) -> dict[str, object]:
+    return {"id": "a", "status": "Downloading", "progressDetail": {"current": current, "total": 1000}}
+
+
+DONE = {"id": "a", "status": "Download complete"}
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    "script",
+    [
+        [],
+        [(119, moved(number)) for number in range(50)],
+        [(1, moved(1)), (100, DONE), (1700, {"status": "Writing manifest"})],
+    ],
+    ids=["at once", "slow", "long unpacking"],
+)
+async def test_a_pull_that_goes_on_takes_as_long_as_it_needs(script: list[tuple[float, dict[str, object]]]) -> None:
+    engine = ScriptedEngine(*script)
+    await ImagePulls(LoopClock(START)).ensure(engine, "a:1", "missing")
+    assert (engine.pulling, engine.closed) == (0, 1)
+
+
+@pytest.mark.looptime
+@pytest.mark.parametrize(
+    ("script", "after"),
+    [
+        ([(1e9, {})], STALL_SECONDS),
+        ([(1, moved(1)), (1e9, {})], 1 + STALL_SECONDS),
+        ([(1, moved(5)), *[(10, moved(5)) for _ in range(1000)]], 1 + STALL_SECONDS),
+        ([(1, moved(5)), *[(10, {"id": "a", "status": f"Retrying in {n} seconds"}) for n in range(1000)]], 121.0),
+        ([(1, DONE), (1e9, {})], 1 + UNPACK_SECONDS),
+    ],
+    ids=["silent", "stalled", "the same again", "retries", "never unpacked"],
+)
+async def test_a_pull_without_progress_fails_and_can_be_tried_again(
+    script: list[tuple[float, dict[str, object]]], after: float
+) -> None:
+    engine = ScriptedEngine(*script)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(RunError, match="no progress") as raised:
+        await ImagePulls(LoopClock(START)).ensure(engine, "a:1", "missing")
+    assert (raised.value.failure, raised.value.transient) == (FailureReason.IMAGE_PULL_FAILED, True)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(after)
+    assert engine.pulling == 0
+
+
+@pytest.mark.looptime
+async def test_pulls_at_the_same_time_are_bounded() -> None:
+    engine = ScriptedEngine((10, DONE))
+    pulls = ImagePulls(LoopClock(START))
+    await asyncio.gather(*(pulls.ensure(engine, f"a:{number}", "always") for number in range(30)))
+    assert (engine.most, engine.closed) == (MAX_PULLS, 30)
