@@ -13,6 +13,7 @@ from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.states import end_of, has_started, is_running
 from shoal.testing.engine import FakeEngine
 from tests.e2e.runtimes.containers import engine, owner, registry, service
+from tests.e2e.runtimes.engine_failures import ULIMITS
 from tests.services.engine import IMAGE
 
 __all__ = ["engine", "owner", "registry", "service"]
@@ -45,7 +46,7 @@ async def test_the_life_of_a_container(api: EngineApi, owner: Owner) -> None:
     assert await api.identity() == await api.identity()
     name, labels = f"shoal-{owner.node_id}-web", {"shoal.test": owner.node_id}
     body = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "Labels": labels}
-    body["HostConfig"] = {"Init": True, "Ulimits": [{"Name": "nproc", "Soft": 1024, "Hard": 1024}]}
+    body["HostConfig"] = {"Init": True, "Ulimits": ULIMITS}
     assert await api.image("localhost/nobody:1") is None
     assert await api.image(IMAGE) is not None
     assert await status_of(api.create(name, {**body, "Image": "localhost/nobody:1"})) == 404
