@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import ItemsView, Mapping, ValuesView
+from collections.abc import KeysView, Mapping, ValuesView
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -145,9 +145,12 @@ class Contacts:
         self._contacts[node_id] = contact
         self.changed.set()
 
-    def items(self) -> ItemsView[NodeId, Contact]:
-        """Every node with its contact."""
-        return self._contacts.items()
+    def __len__(self) -> int:
+        return len(self._contacts)
+
+    def keys(self) -> KeysView[NodeId]:
+        """Every node that there is contact with."""
+        return self._contacts.keys()
 
     def values(self) -> ValuesView[Contact]:
         """Every contact."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from shoal.control.nodes.contacts import Contacts
 from shoal.control.state.events import Origin, node_event
@@ -57,9 +57,12 @@ class LostNodes:
         #: Why no work is moved from lost nodes; empty when the brake is off.
         self.brake = ""
 
-    async def judge(self, now: float, *, alive: int, suspect: int) -> float:
-        """Declare nodes lost as fast as the settings allow. Returns the seconds until the next look."""
-        health = self._health(now, alive=alive, suspect=suspect)
+    async def judge(self, now: float, silent: Iterable[NodeId], *, alive: int, suspect: int) -> float:
+        """Declare nodes lost as fast as the settings allow. Returns the seconds until the next look.
+
+        `silent`: every node that is NotReady, and perhaps others.
+        """
+        health = self._health(now, silent, alive=alive, suspect=suspect)
         verdict = judge_evictions(
             health,
             self._bucket,
@@ -73,12 +76,12 @@ class LostNodes:
         self._bucket, self._brake = verdict.bucket, verdict.brake
         return verdict.next_in if verdict.next_in is not None else math.inf
 
-    def _health(self, now: float, *, alive: int, suspect: int) -> FleetHealth:
+    def _health(self, now: float, silent: Iterable[NodeId], *, alive: int, suspect: int) -> FleetHealth:
         held: list[LostNode] = []
         lately = 0
-        for node_id, contact in self._contacts.items():
-            node = self._fleet.nodes.get(node_id)
-            if node is None or node.state is not NodeState.NOT_READY:
+        for node_id in silent:
+            node, contact = self._fleet.nodes.get(node_id), self._contacts.get(node_id)
+            if node is None or contact is None or node.state is not NodeState.NOT_READY:
                 continue
             if not node.declared_lost:
                 contact.lost_at = now if contact.lost_at is None else contact.lost_at

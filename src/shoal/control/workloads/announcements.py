@@ -66,6 +66,8 @@ class Announcements:
         self._tree = tree
         self._clock = clock
         self._everything = True
+        #: The workloads that have reported a named port. The others are never announced, and most are others.
+        self._named: set[WorkloadId] = set()
         self._dirty: set[WorkloadId] = set()
         self._published: dict[WorkloadId, Announcement] = {}
         self._wake = Signal()
@@ -89,14 +91,16 @@ class Announcements:
         self._wake.set()
 
     def _stored(self, batch: Batch) -> None:
-        self._dirty.update(each.workload_id for each in batch.workloads)
-        self._dirty.update(batch.removed_workloads)
-        self._dirty.update(batch.forgotten_observations)
-        self._dirty.update(each.status.workload_id for each in batch.observations)
-        for node in batch.nodes:
-            self._dirty.update(self._ledger.fleet.owned_by(node.node_id))
-        for node_id in batch.removed_nodes:
-            self._dirty.update(self._ledger.fleet.owned_by(node_id))
+        self._named.update(each.status.workload_id for each in batch.observations if each.status.ports)
+        if not self._named:
+            return
+        changed = {each.workload_id for each in batch.workloads}
+        changed.update(each.status.workload_id for each in batch.observations)
+        changed.update(batch.removed_workloads, batch.forgotten_observations)
+        for node_id in (*(each.node_id for each in batch.nodes), *batch.removed_nodes):
+            changed |= self._ledger.fleet.owned_by(node_id)
+        self._dirty |= changed & self._named
+        self._named.difference_update(batch.removed_workloads)
         if self._dirty:
             self._wake.set()
 
@@ -104,7 +108,8 @@ class Announcements:
         fleet = self._ledger.fleet
         if self._everything:
             self._published = self._stored_ones()
-            self._dirty = {*fleet.workloads, *self._published}
+            self._named = {each for each, known in fleet.observations.items() if known.status.ports}
+            self._dirty = self._named | self._published.keys()
             self._everything = False
         dirty, self._dirty = self._dirty, set()
         changed = {
