@@ -170,6 +170,7 @@ async def measure_nodes(scale: Scale, *, at_rest: bool) -> dict[str, float]:
             found |= {"store_growth": (after - before) / KB, "store_size": after / KB}
         held, _failed = await heartbeats.highest(here, scale.rates, scale.each_rate)
         found["heartbeats_highest"] = held.per_second if held is not None else 0.0
+        await heartbeats.spread(here, scale.interval)  # those that were paced before all come back at once
         taken = await silent.updates(here, silent=scale.silent, count=scale.updates)
         found["update_beside_silent_p50"] = 1000 * percentile(taken, 0.5)
         found["update_beside_silent_p99"] = 1000 * percentile(taken, 0.99)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sqlite3
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -169,7 +170,18 @@ async def stage(*, nodes: int, seeded: int, interval: float) -> AsyncIterator[St
         stack.push_async_callback(hollow.stop)
         here = Stage(fleet, control, hollow, psutil.Process(fleet.pid_of(CONTROL)), arrivals)
         here.add_nodes(names, seeded=seeded)
+        stack.enter_context(_without_collections())
         yield here
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Without the garbage collector in this process: it holds every node, and a pause would count as the answer's."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _Transports:

@@ -43,8 +43,9 @@ ENV_NAMES = {
     "max_events": ("SHOAL_MAX_EVENTS",),
 }
 
-COLLECT = (50_000, 20, 100)
-"""How many new objects, and how many smaller collections, there are between two collections."""
+COLLECT = (20_000, 50, 100)
+"""How many new objects, and how many smaller collections, there are between two collections. Heartbeats wait for each:
+one of so many objects takes 20 ms."""
 
 
 def register(app: typer.Typer) -> None:

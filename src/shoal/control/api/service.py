@@ -405,7 +405,7 @@ class ControlService:
 
     async def get_cluster_summary(self, _request: pb.GetClusterSummaryRequest, _call: Call) -> pb.ClusterSummary:
         """The fleet in numbers."""
-        return convert.cluster_summary_to_proto(self._views.summary())
+        return convert.cluster_summary_to_proto(await self._views.summary())
 
     async def remove_node(self, request: pb.RemoveNodeRequest, call: Call) -> pb.RemoveNodeResponse:
         """Remove the record of a node that is gone for good."""

@@ -52,7 +52,9 @@ def place(
     """
     fleet = _Fleet(_by_id(nodes), strategy)
     _refuse_twins("requests", [request.workload_id for request in requests])
-    return PlacementPlan(tuple(fleet.settle(request, explain=explain) for request in requests))
+    plan = PlacementPlan(tuple(fleet.settle(request, explain=explain) for request in requests))
+    fleet.close()
+    return plan
 
 
 def place_together(
@@ -79,6 +81,7 @@ def place_together(
         fleet = _Fleet(known, chosen)
         decided = {index: fleet.settle(requests[index], explain=explain) for index in order}
         decisions = [decided[index] for index in range(len(requests))]
+        fleet.close()
         if _left_over(decisions) == 0:
             return PlacementPlan(tuple(decisions))
         if best is None or _left_over(decisions) < _left_over(best):
@@ -100,6 +103,7 @@ def _tries(
     waits = {demand: any(not rule.apart and not rule.names_itself for rule in demand.required) for demand in size}
     yield sorted(range(len(requests)), key=lambda i: (waits[demands[i]], -size[demands[i]], i)), strategy
     choices = {demand: fleet.choices(demand) for demand in size}
+    fleet.close()
     yield (
         sorted(range(len(requests)), key=lambda i: (waits[demands[i]], choices[demands[i]], -size[demands[i]], i)),
         Strategy.BINPACK,
@@ -118,6 +122,10 @@ class _Fleet:
         self._shortlists: OrderedDict[Demand, _Shortlist] = OrderedDict()
         # By identity of the spec: the requests keep theirs alive for as long as this lives.
         self._demands: dict[tuple[int, bool], Demand] = {}
+
+    def close(self) -> None:
+        """Drop the shortlists. They refer to this fleet, and only a pause for the garbage collector would free both."""
+        self._shortlists.clear()
 
     def demand_of(self, request: PlacementRequest) -> Demand:
         """What a request asks for."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
@@ -39,6 +40,19 @@ def test_requests_see_what_those_before_them_took() -> None:
 def test_who_asks_for_nothing_goes_where_the_fewest_are() -> None:
     nodes = [node("a", tenants={WorkloadId("t"): {}}), node("b"), node("c")]
     assert where(some(5), nodes) == ["b", "c", "a", "b", "c"]
+
+
+@pytest.mark.parametrize("plan", [place, place_together])
+@pytest.mark.parametrize("cpu", [100, 3000, 9000], ids=["fits", "tries again", "fits nowhere"])
+def test_a_plan_leaves_nothing_to_the_garbage_collector(plan, cpu: int) -> None:
+    """A pause for it delays every heartbeat."""
+    gc.collect()
+    gc.disable()
+    try:
+        plan(some(5, cpu=cpu), fleet("a", "b", "c"))
+        assert not [each for each in gc.get_objects() if isinstance(each, NodeFacts | scheduler._Shortlist)]
+    finally:
+        gc.enable()
 
 
 def test_binpack_fills_one_node_before_the_next() -> None:
