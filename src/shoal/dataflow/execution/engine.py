@@ -37,6 +37,7 @@ from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import PhysicalPlan, Step, key_groups_of
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
+from shoal.dataflow.plan.prepared import read_prepared, write_prepared
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,9 @@ def start_prepared(
         sinks = [step.node for step in stage.steps]
         checked = {"parallelism": stage.parallelism, "has_checkpoints": chosen.checkpoint is not None}
         check_connectors(sinks, "check_run", **checked)
-    flow = RunningFlow(name, physical, prepared.facts, chosen, clock or SystemClock(), is_look=is_look)
+    # Tasks are built from the document and nothing else, in this process as in any other.
+    plan = read_prepared(write_prepared(prepared, physical, is_local=True))
+    flow = RunningFlow(name, plan.physical, plan.facts, chosen, clock or SystemClock(), is_look=is_look)
     flow.begin()
     return flow
 

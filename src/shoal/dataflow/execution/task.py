@@ -258,6 +258,7 @@ class SourceTask(Task):
         step = self._chain.first
         step.call(self._driver.open)
         emit = step.output.emit
+        self._advance()  # as far as the checkpoint had come, also when it is stopped before it reads
         self._obey()
         while not self._stopping and not self._driver.is_done():
             timeout = self._patience()

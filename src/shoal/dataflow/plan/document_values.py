@@ -12,6 +12,7 @@ import base64
 import dataclasses
 import datetime as dt
 import enum
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -37,7 +38,9 @@ from shoal.dataflow.language.logical import (
     OnError,
 )
 from shoal.dataflow.language.windows import CountWindow, Firing, SessionWindow, SlidingWindow
+from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.foreign import ForeignConnector
+from shoal.dataflow.plan.physical import Edge, Exchange, Link, Role
 
 _CONNECTORS = "shoal.dataflow.connectors"
 _MODULE = re.compile(r"[a-z_]+:[A-Za-z]+")
@@ -54,10 +57,26 @@ class BadValueError(Exception):
 
 
 class Blobs:
-    """Bytes beside a document."""
+    """What lies beside a document: bytes; and, for a document that stays in its process, live objects."""
 
-    def __init__(self, contents: Mapping[str, bytes] | None = None) -> None:
+    def __init__(self, contents: Mapping[str, bytes] | None = None, *, live: Mapping[str, Any] | None = None) -> None:
         self.contents: dict[str, bytes] = dict(contents or {})
+        #: Functions, data and connectors as they are, by name; None when the document may leave the process.
+        self.live: dict[str, Any] | None = None if live is None else dict(live)
+
+    def keep(self, value: Any) -> str | None:
+        """The name of a live object; None when the document may leave the process."""
+        if self.live is None:
+            return None
+        name = f"live-{len(self.live)}"
+        self.live[name] = value
+        return name
+
+    def find(self, name: Any, at: str) -> Any:
+        """The live object of a name."""
+        if self.live is None or name not in self.live:
+            raise BadValueError("names an object of another process", value=name, at=at)
+        return self.live[name]
 
     def put(self, prefix: str, content: bytes) -> str:
         """Keep bytes under a name that is made of them."""
@@ -77,11 +96,13 @@ _VALUES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         Aggregation,
-        Call,
         Column,
         CountWindow,
+        Edge,
         EventTime,
+        Facts,
         Firing,
+        Link,
         Literal,
         Location,
         Named,
@@ -89,7 +110,7 @@ _VALUES: dict[str, Any] = {
         SlidingWindow,
     )
 }
-_ENUMS: dict[str, type[enum.Enum]] = {kind.__name__: kind for kind in (JoinKind, JoinMode, OnError)}
+_ENUMS: dict[str, type[enum.Enum]] = {kind.__name__: kind for kind in (Exchange, JoinKind, JoinMode, OnError, Role)}
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -104,14 +125,25 @@ def encode(value: Any, blobs: Blobs, *, at: Location | None = None) -> Any:
         return value if math.isfinite(value) else {"$": "float", "value": str(value)}
     if isinstance(value, tuple | list):
         return [encode(each, blobs, at=at) for each in value]
-    if isinstance(value, FunctionRef):
-        return _encode_function(value, blobs, at)
+    if isinstance(value, FunctionRef | Call):
+        return (_encode_call if isinstance(value, Call) else _encode_function)(value, blobs, at)  # type: ignore[arg-type]
     if type(value).__name__ in _VALUES and isinstance(value, _VALUES[type(value).__name__]):
         return {"$": type(value).__name__, **_encode_fields(value, blobs, at)}
     for kind, write in _WRITERS.items():
         if isinstance(value, kind):
             return write(value, blobs)
-    return _encode_connector(value, blobs, at)
+    return _encode_object(value, blobs, at)
+
+
+def _encode_object(value: Any, blobs: Blobs, at: Location | None) -> dict[str, Any]:
+    """A connector; of a document that stays in its process whatever else there is."""
+    try:
+        return _encode_connector(value, blobs, at)
+    except BadValueError:
+        name = blobs.keep(value)
+        if name is None:
+            raise
+        return {"$": "live", "name": name}
 
 
 def _encode_fields(value: Any, blobs: Blobs, at: Location | None) -> dict[str, Any]:
@@ -120,9 +152,36 @@ def _encode_fields(value: Any, blobs: Blobs, at: Location | None) -> dict[str, A
     }
 
 
+def _encode_call(value: Call, blobs: Blobs, at: Location | None) -> dict[str, Any]:
+    """The parts of an expression, each behind those that it is made of, and once. Not nested: some are very deep."""
+    parts: list[Any] = []
+    numbers: dict[int, int] = {}
+    waiting: list[Expression] = [value]
+    while waiting:
+        part = waiting[-1]
+        missing = [each for each in _arguments(part) if id(each) not in numbers]
+        if missing:
+            waiting += reversed(missing)
+            continue
+        waiting.pop()
+        if id(part) not in numbers:
+            numbers[id(part)] = len(parts)
+            given = [numbers[id(each)] for each in _arguments(part)]
+            own = {"call": part.function, "of": given} if isinstance(part, Call) else encode(part, blobs, at=at)
+            parts.append(own)
+    return {"$": "Call", "parts": parts}
+
+
+def _arguments(part: Expression) -> tuple[Expression, ...]:
+    return part.arguments if isinstance(part, Call) else ()
+
+
 def _encode_function(ref: FunctionRef, blobs: Blobs, at: Location | None) -> dict[str, Any]:
     name = ref.name
     if ref.target is not None:
+        live = blobs.keep(ref.target)
+        if live is not None:
+            return {"$": "function", "name": live, "label": ref.label, "reads": ref.reads}
         name, content = pickle_function(ref, at=at)
         blobs.contents[name] = content
     return {"$": "function", "name": name, "label": ref.label, "reads": ref.reads}
@@ -133,6 +192,9 @@ def _encode_schema(value: Any, _blobs: Blobs) -> dict[str, Any]:
 
 
 def _encode_batch(value: Any, blobs: Blobs) -> dict[str, Any]:
+    live = blobs.keep(value)
+    if live is not None:
+        return {"$": "live", "name": live}
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, value.schema) as writer:
         writer.write_batch(value)
@@ -169,6 +231,8 @@ def _encode_connector(value: Any, blobs: Blobs, at: Location | None) -> dict[str
             raise BadValueError("collects into the memory of this process", hint=hint)
         name = f"{module.removeprefix(f'{_CONNECTORS}.')}:{type(value).__name__}"
         return {"$": "connector", "class": name, "fields": _encode_fields(value, blobs, at)}
+    if blobs.live is not None:
+        raise BadValueError("is a connector of the user's own")
     ref = FunctionRef("", type(value).__name__, "", value)
     name, content = pickle_function(ref, at=at)
     blobs.contents[name] = content
@@ -207,7 +271,7 @@ def decode(given: Any, blobs: Blobs, at: str = "") -> Any:
 
 
 def _decode_value(kind: Any, given: Mapping[str, Any], blobs: Blobs, at: str) -> Any:
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     values: dict[str, Any] = {}
     for name, each in given.items():
         if name == "$":
@@ -227,10 +291,12 @@ def _decode_value(kind: Any, given: Mapping[str, Any], blobs: Blobs, at: str) ->
     return kind(**values)
 
 
-def _decode_function(given: Mapping[str, Any], _blobs: Blobs, at: str) -> FunctionRef:
+def _decode_function(given: Mapping[str, Any], blobs: Blobs, at: str) -> FunctionRef:
     fields = [given.get("name"), given.get("label"), given.get("reads", "")]
     if not all(isinstance(each, str) for each in fields) or not given.get("name"):
         raise BadValueError("must have a name and a label", value=given.get("name"), at=at)
+    if blobs.live is not None and fields[0] in blobs.live:
+        return FunctionRef("", str(fields[1]), str(fields[2]), blobs.live[str(fields[0])])
     return FunctionRef(str(fields[0]), str(fields[1]), str(fields[2]))
 
 
@@ -251,6 +317,28 @@ def _decode_batch(given: Mapping[str, Any], blobs: Blobs, at: str) -> Any:
     return batch
 
 
+def _decode_call(given: Mapping[str, Any], blobs: Blobs, at: str) -> Expression:
+    parts: list[Expression] = []
+    entries = given.get("parts")
+    if not isinstance(entries, list) or not entries:
+        raise BadValueError("must be a list of parts", value=entries, at=f"{at}.parts")
+    for number, entry in enumerate(entries):
+        place = f"{at}.parts[{number}]"
+        if not isinstance(entry, Mapping) or "call" not in entry:
+            part = decode(entry, blobs, place)
+            if not isinstance(part, Expression):
+                raise BadValueError("must be an expression", value=entry, at=place)
+            parts.append(part)
+            continue
+        of = entry.get("of")
+        if not isinstance(of, list) or not all(type(each) is int and 0 <= each < number for each in of):
+            raise BadValueError("must be numbers of earlier parts", value=of, at=f"{place}.of")
+        if not isinstance(entry["call"], str):
+            raise BadValueError("must be the name of a function", value=entry["call"], at=f"{place}.call")
+        parts.append(Call(entry["call"], tuple(parts[each] for each in of)))
+    return parts[-1]
+
+
 def _decode_map(given: Mapping[str, Any], blobs: Blobs, at: str) -> dict[Any, Any]:
     return {decode(name, blobs, at): decode(value, blobs, at) for name, value in given["items"]}
 
@@ -267,7 +355,7 @@ def _decode_connector(given: Mapping[str, Any], blobs: Blobs, at: str) -> Any:
     if unknown:
         raise BadValueError("is not a known field", at=f"{at}.fields.{unknown[0]}")
     values = {each: decode(value, blobs, f"{at}.fields.{each}") for each, value in fields.items()}
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for each, value in values.items():
         if not matches(value, hints[each]):
             raise BadValueError(f"must be {words_for(hints[each])}", value=fields[each], at=f"{at}.fields.{each}")
@@ -306,13 +394,23 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Blobs, str], Any]] = {
     "batch": _decode_batch,
     "function": _decode_function,
     "map": _decode_map,
+    "Call": _decode_call,
     "connector": _decode_connector,
     "foreign": _decode_foreign,
+    "live": lambda given, blobs, at: blobs.find(given.get("name"), at),
 }
 
 
 # ---------------------------------------------------------------------------------------------------------
 # Types of fields
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The declared types of a class's fields."""
+    return _hints_of(kind)
+
+
+_hints_of = functools.cache(typing.get_type_hints)
 
 
 def matches(value: Any, hint: Any) -> bool:

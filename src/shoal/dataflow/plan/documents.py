@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,7 +39,7 @@ from shoal.dataflow.language.logical import (
     Union,
     walk,
 )
-from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode, encode, matches, words_for
+from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode, encode, hints_of, matches, words_for
 
 FORMAT = 1
 MAX_NODES = 10_000
@@ -76,6 +75,8 @@ class PlanDocument:
     body: Mapping[str, Any]
     #: Pickled functions and Arrow data, by names that are made of their contents.
     blobs: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    #: Of a document that stays in its process: functions, data and connectors as they are.
+    live: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def to_json(self) -> str:
         """The document as text, the same for the same plan."""
@@ -84,15 +85,18 @@ class PlanDocument:
 
 def write_plan(sinks: Sequence[Node]) -> PlanDocument:
     """Write a plan down. Raises `PlanError` for a function or a value that cannot leave its process."""
+    blobs = Blobs()
+    return PlanDocument({"format": FORMAT, **write_nodes(sinks, blobs)}, blobs.contents)
+
+
+def write_nodes(sinks: Sequence[Node], blobs: Blobs) -> dict[str, Any]:
+    """The nodes of a plan and the numbers of its sinks."""
     nodes = list(walk(*sinks))
     numbers = {node: number for number, node in enumerate(nodes)}
-    blobs = Blobs()
-    body = {
-        "format": FORMAT,
+    return {
         "nodes": [_node_to_body(node, numbers, blobs) for node in nodes],
         "sinks": [numbers[sink] for sink in sinks],
     }
-    return PlanDocument(body, blobs.contents)
 
 
 def read_plan(
@@ -150,21 +154,38 @@ def _read(body: Any, blobs: Blobs, problems: list[Problem]) -> tuple[Node, ...]:
     if not isinstance(body, Mapping):
         problems.append(problem("document", body, "must be a mapping"))
         return ()
-    if body.get("format") != FORMAT:
-        rule = f"must be {FORMAT}: another version of the engine wrote this"
-        problems.append(problem("format", body.get("format"), rule))
+    if not check_format(body, FORMAT, problems):
         return ()
     problems += [
         unknown_field(key, ("format", "nodes", "sinks")) for key in body if key not in ("format", "nodes", "sinks")
     ]
+    return read_nodes(body, blobs, problems)[1]
+
+
+def check_format(body: Mapping[str, Any], known: int, problems: list[Problem]) -> bool:
+    """Whether a document is of the format that is known here; says so when a newer version wrote it."""
+    found = body.get("format")
+    if found == known and not isinstance(found, bool):
+        return True
+    is_newer = isinstance(found, int) and not isinstance(found, bool) and found > known
+    newer = ": a newer version of Shoal wrote this, and this one cannot run it"
+    rule = f"must be {known}{newer if is_newer else ': another version of the engine wrote this'}"
+    problems.append(problem("format", found, rule))
+    return False
+
+
+def read_nodes(
+    body: Mapping[str, Any], blobs: Blobs, problems: list[Problem]
+) -> tuple[Sequence[Node | None], tuple[Node, ...]]:
+    """Every node by its number, None where there is a problem; and the sinks."""
     entries = body.get("nodes")
     if not isinstance(entries, list) or len(entries) > MAX_NODES:
         problems.append(problem("nodes", entries, f"must be a list of at most {MAX_NODES:,} nodes"))
-        return ()
+        return (), ()
     nodes: list[Node | None] = []
     for number, entry in enumerate(entries):
         nodes.append(_read_node(entry, f"nodes[{number}]", nodes, blobs, problems))
-    return _read_sinks(body.get("sinks"), nodes, problems)
+    return nodes, _read_sinks(body.get("sinks"), nodes, problems)
 
 
 def _read_sinks(given: Any, nodes: Sequence[Node | None], problems: list[Problem]) -> tuple[Node, ...]:
@@ -205,7 +226,7 @@ def _read_node(entry: Any, at: str, nodes: Sequence[Node | None], blobs: Blobs, 
         return None
     values: dict[str, Any] = {"inputs": tuple(_refer(inputs, f"{at}.inputs", nodes, problems))}
     _check_arity(kind, len(inputs), at, problems)
-    hints = typing.get_type_hints(kind)
+    hints = hints_of(kind)
     for key, given in entry.items():
         if key in ("node", "inputs"):
             continue
@@ -218,6 +239,9 @@ def _read_node(entry: Any, at: str, nodes: Sequence[Node | None], blobs: Blobs, 
         for each in dataclasses.fields(kind)
         if each.name not in values and each.default is dataclasses.MISSING
     ]
+    opens = {Source: "open_reader", Sink: "open_writer"}.get(kind)
+    if opens is not None and "connector" in values and not hasattr(values["connector"], opens):
+        problems.append(problem(f"{at}.connector", entry["connector"], f"must be a connector with {opens}"))
     if len(problems) > before or len(values["inputs"]) != len(inputs):
         return None
     return kind(**values)

@@ -220,7 +220,7 @@ def at(path: str, body: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize(
     ("path", "value", "field", "said"),
     [
-        ("format", 2, "format", "another version of the engine"),
+        ("format", 2, "format", "a newer version of Shoal"),
         ("nodes", 5, "nodes", "must be a list"),
         ("sinks", [], "sinks", "must be a list of numbers"),
         ("sinks", [99], "sinks[0]", "must be the number of an earlier node"),
@@ -233,7 +233,10 @@ def at(path: str, body: Any) -> tuple[Any, Any]:
         ("nodes.1.predicat", 1, "nodes[1].predicat", "did you mean predicate?"),
         ("nodes.1.predicate", 7, "nodes[1].predicate", "must be an expression or a FunctionRef"),
         ("nodes.1.predicate.$", "Kall", "nodes[1].predicate.$", "is no kind of value"),
-        ("nodes.1.predicate.arguments.0.name", 7, "nodes[1].predicate.arguments[0].name", "must be text"),
+        ("nodes.1.predicate.parts.0.name", 7, "nodes[1].predicate.parts[0].name", "must be text"),
+        ("nodes.1.predicate.parts.2.of", [0, 2], "nodes[1].predicate.parts[2].of", "earlier parts"),
+        ("nodes.1.predicate.parts", [], "nodes[1].predicate.parts", "must be a list of parts"),
+        ("nodes.1.predicate.parts.0", 5, "nodes[1].predicate.parts[0]", "must be an expression"),
         ("nodes.1.parallelism", "two", "nodes[1].parallelism", "must be a whole number"),
         ("nodes.2.keys", "user", "nodes[2].keys", "must be a list of text"),
         ("nodes.2.window.size", -1, "nodes[2].window.size", "must be above 0"),
@@ -285,7 +288,7 @@ def test_an_expression_that_is_nested_without_end_is_refused() -> None:
     body = good()
     deep: Any = {"$": "Column", "name": "a"}
     for _ in range(5_000):
-        deep = {"$": "Call", "function": "not", "arguments": [deep]}
+        deep = {"$": "Call", "parts": [deep]}
     body["nodes"][1]["predicate"] = deep
     with pytest.raises(DocumentError, match="nested too deep"):
         read_plan(body, BLOBS)
