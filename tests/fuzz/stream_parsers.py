@@ -27,7 +27,6 @@ from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode
 from shoal.dataflow.plan.documents import read_plan, write_plan
 from shoal.dataflow.state.blobs import pack, unpack
-from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
 from shoal.dataflow.state.keycodec import decode_key, encode_key
 from shoal.dataflow.state.tables import TableState
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
@@ -64,7 +63,6 @@ TWO = np.array([0, 7])
 STEP = OperatorState(shared=b"shared", tables={"cells": TableState(ROWS, TWO, ("key",), ROWS, TWO, ("n", 1))})
 HEADER = encode({"sum": STEP, "own": OperatorState({0: b"zero", 7: b"seven"}), "out": OperatorState()})[0][0][START:]
 BLOB = pack({"cells": pa.table({"text": ["a", "b"]}), "none": pa.table({"n": pa.array([], pa.int64())})}, watermark=5)
-GROUP = pack_entries(3, [Entry("a", b"key", b"value"), Entry("b", b"", b"", 9)])
 KEY = encode_key((None, True, 12, 1.5, "text", b"bytes"))
 PLAN = write_plan(every_kind())
 BODY = json.loads(PLAN.to_json())
@@ -123,11 +121,6 @@ def _read_pieces(content: bytes) -> object:
     reader = FileReader("file", 0, lambda offset, size: content[offset : offset + size])
     found = reader.tables(StepIndex((0, 0, 0), {}, {"cells": table}), 0, 8)
     return found["cells"].rows.to_pylist()
-
-
-def _unpack_entries(content: bytes) -> object:
-    group, found = unpack_entries(content)
-    return group, list(found)
 
 
 LAYOUT = Layout(key_groups=8, kinds={"sum": "aggregate"}, widths={"sum": 1})
@@ -210,12 +203,6 @@ STREAM_PARSERS: dict[str, ParserCase] = {
     # State and checkpoints.
     "shoal.dataflow.state.blobs.unpack": ParserCase(
         _unpack, _changed(BLOB), (DamagedError, UnsupportedError), (BLOB, pack({}))
-    ),
-    "shoal.dataflow.state.entries.unpack_entries": ParserCase(
-        _unpack_entries,
-        _changed(GROUP) | st.sampled_from((BLOB, pack({}, group=1), pack({"entries": pa.table({"a": [1]})}, group=1))),
-        (DamagedError, UnsupportedError),
-        (GROUP, pack_entries(0, [])),
     ),
     "shoal.dataflow.state.keycodec.decode_key": ParserCase(
         decode_key,

@@ -26,9 +26,18 @@ from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import (
+    check_fingerprint,
+    fingerprint,
+    key_names,
+    numbers_of,
+    restored_slots,
+    state_table,
+)
 from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.dirty import DirtyCells
+from shoal.dataflow.state.tables import TableState
 
 _COUNT, _PLACE = "__count", "__place"
 _OPEN = -1
@@ -41,7 +50,7 @@ class CountAggregate(Aggregating):
 
     def __init__(self, *, grouping: Grouping, window: CountWindow) -> None:
         super().__init__(grouping)
-        self._kept = said_kept(grouping.keys, grouping.description, window)
+        self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._pane = math.gcd(window.size, window.slide)
         self._length = window.size // self._pane
         self._step = window.slide // self._pane
@@ -51,6 +60,7 @@ class CountAggregate(Aggregating):
         self._open, self._ring = Store(()), Store(())
         self._arrived = 0
         self._watermark = START_OF_TIME
+        self._dirty = DirtyCells()
 
     def open(self, context: Context) -> None:
         """Remember the sizes."""
@@ -64,6 +74,7 @@ class CountAggregate(Aggregating):
         times = self._times(batch)
         slots = self._index.slots(batch)
         self._ensure(len(self._index))
+        self._dirty.mark(slots, len(self._index))
         panes = (self._counts[slots] + occurrence(slots)) // self._pane
         touched, pane_slots, pane_numbers, of_row, lasts = _groups(slots, panes)
         filled = Store(plan.specs, len(pane_slots))
@@ -94,17 +105,33 @@ class CountAggregate(Aggregating):
         if self._plan is None:
             return OperatorState()
         shared = pack(
-            {"input": self._plan.schema.empty_table()}, arrived=self._arrived, watermark=self._watermark, **self._kept
+            {"input": self._plan.schema.empty_table()},
+            arrived=self._arrived,
+            watermark=self._watermark,
+            **self._fingerprint,
         )
-        everyone = np.arange(len(self._index))
-        ring = self._ring.present()
+        if not self._index.is_bound:
+            return OperatorState(shared=shared)
+        is_whole = self._dirty.is_mostly(len(self._index))
+        changed = self._dirty.take()
+        everyone = np.arange(len(self._index)) if is_whole else changed
+        ring = self._ring.present() if is_whole else self._ring_of(changed)
         slots = np.concatenate([everyone, ring // self._length])
         places = np.concatenate([np.full(len(everyone), _OPEN), ring % self._length])
         sparse = concat([self._open.take(everyone), self._ring.take(ring)])
         extra = {_COUNT: self._counts[slots], _PLACE: places}
         table = state_table(self._index, slots, self._plan, sparse, extra)
         groups = self._index.groups(slots, self._context.key_groups.total)
-        return OperatorState(pack_groups({"panes": (table, groups)}), shared)
+        # All panes of a key are written together, and take the place of those that it had.
+        panes = TableState(table, groups, key_names(self._index))
+        return OperatorState(shared=shared, tables={"panes": panes}, is_whole=is_whole)
+
+    def _ring_of(self, slots: Integers) -> Integers:
+        """The full panes that some keys have in the ring."""
+        if self._length == 1:
+            return np.zeros(0, np.int64)
+        cells: Integers = (slots[:, None] * self._length + np.arange(self._length)).reshape(-1)
+        return np.asarray(cells[self._ring.rows[cells] != 0])
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take counts and panes in."""
@@ -113,12 +140,12 @@ class CountAggregate(Aggregating):
             if not state.shared:
                 continue
             shared = unpack(state.shared)
-            check_kept(shared.facts, self._kept)
+            check_fingerprint(shared.facts, self._fingerprint)
             plan = self._plan or self._bind(shared.tables["input"].schema)
             self._arrived = max(self._arrived, shared.facts["arrived"])
             watermarks.append(shared.facts["watermark"])
-            for content in state.keyed.values():
-                table = unpack(content).tables["panes"]
+            if "panes" in state.tables:
+                table = state.tables["panes"].rows.combine_chunks()
                 slots = restored_slots(self._index, table)
                 self._ensure(len(self._index))
                 self._counts[slots] = numbers_of(table, _COUNT)
@@ -129,6 +156,7 @@ class CountAggregate(Aggregating):
                 self._ring.merge(sparse.at(full).with_cells(slots[full] * self._length + places[full]))
         self._watermark = min(watermarks, default=START_OF_TIME)
         self._is_restored = self._plan is not None
+        self._dirty.begin()
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)

@@ -14,16 +14,25 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language.elements import START_OF_TIME, Batch
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import Firing, SlidingWindow, Window
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import check_kept, key_table, numbers_of, restored_slots, said_kept
+from shoal.dataflow.operators.keyed_state import (
+    check_fingerprint,
+    fingerprint,
+    key_names,
+    key_table,
+    numbers_of,
+    restored_slots,
+)
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
-from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.dirty import DirtyCells
+from shoal.dataflow.state.tables import TableState
 
 _WINDOW = "__window"
 _UNTIL = "until"
@@ -38,7 +47,7 @@ class Distinct(Operator):
         if window is not None and (not isinstance(window, SlidingWindow) or window.size != window.slide):
             raise InvalidError([problem("window", window, "must be a tumbling one for distinct")])
         self._columns = columns
-        self._kept = said_kept(columns, "distinct rows", window)
+        self._fingerprint = fingerprint(columns, "distinct rows", window)
         self._window = window
         self._lateness = firing.allowed_lateness if firing is not None else 0
         self._ttl = ttl
@@ -50,6 +59,7 @@ class Distinct(Operator):
         self._count = 0
         self._watermark = START_OF_TIME
         self._late = 0
+        self._dirty = DirtyCells()
 
     def open(self, context: Context) -> None:
         """Remember the clock."""
@@ -97,14 +107,21 @@ class Distinct(Operator):
 
     def snapshot(self) -> OperatorState:
         """Combinations by key group: that of the columns, whatever the window."""
-        shared = pack({}, watermark=self._watermark, **self._kept)
-        count = self._count
-        if not count:
-            return OperatorState(shared=shared)
-        slots = np.arange(count)
-        table = key_table(self._index, slots, {_UNTIL: self._until})
-        groups = self._groups(slots)
-        return OperatorState(pack_groups({"seen": (table, groups)}), shared)
+        shared = pack({}, watermark=self._watermark, **self._fingerprint)
+        if not self._count:
+            return OperatorState(shared=shared, is_whole=not self._dirty.is_tracking)
+        is_whole = self._dirty.is_mostly(self._count)
+        changed = self._dirty.take()
+        slots = np.arange(self._count) if is_whole else changed
+        table = key_table(self._index, slots, {_UNTIL: self._until[slots]})
+        floor = (_UNTIL, self._first_needed()) if self._ttl or self._window is not None else None
+        seen = TableState(table, self._groups(slots), key_names(self._index), floor=floor)
+        return OperatorState(shared=shared, tables={"seen": seen}, is_whole=is_whole)
+
+    def _first_needed(self) -> int:
+        """What is remembered until an earlier moment does not count any more."""
+        last = self._closed() if self._window is not None else processing_time(self._context.clock)
+        return last + 1 if last < END_OF_TIME else END_OF_TIME
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take combinations in."""
@@ -112,13 +129,14 @@ class Distinct(Operator):
         for state in states:
             if state.shared:
                 facts = unpack(state.shared).facts
-                check_kept(facts, self._kept)
+                check_fingerprint(facts, self._fingerprint)
                 watermarks.append(facts["watermark"])
-            for content in state.keyed.values():
-                table = unpack(content).tables["seen"]
+            if "seen" in state.tables and len(state.tables["seen"].rows):
+                table = state.tables["seen"].rows.combine_chunks()
                 slots = restored_slots(self._index, table)
                 self._remember(slots, numbers_of(table, _UNTIL))
         self._watermark = min(watermarks, default=START_OF_TIME)
+        self._dirty.begin()
 
     @property
     def _until(self) -> Integers:
@@ -156,6 +174,7 @@ class Distinct(Operator):
         self._room = with_room(self._room, len(self._index))
         self._count = len(self._index)
         self._until[slots] = until
+        self._dirty.mark(slots, self._count)
 
     def _forget(self, now: int, *, always: bool = False) -> None:
         count = self._count
@@ -163,7 +182,7 @@ class Distinct(Operator):
             return
         live = self._until > now
         if self._liveness.decide(live) or always:
-            self._index.compact(live)
+            self._dirty.renumber(self._index.compact(live))
             self._room = self._until[live]
             self._count = len(self._room)
 

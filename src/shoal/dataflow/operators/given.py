@@ -14,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
-from shoal.dataflow.operators.keyed_state import key_table, numbers_of, restored_slots
+from shoal.dataflow.operators.keyed_state import key_names, key_table, numbers_of, restored_slots
 from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.state.tables import TableState
 
 _END, _RESULT = "__end", "__result_"
 
@@ -48,11 +50,16 @@ class GivenResults:
 
     def __init__(self) -> None:
         self._by_end: dict[int, Results] = {}
+        #: The cells whose results changed since the last snapshot, by the window's end; None before the first one.
+        self._changed: dict[int, list[Integers]] | None = None
+        self._floor = START_OF_TIME
 
     def change(self, end: int, new: Results) -> Iterator[Change]:
         """What has to be said for these results to stand."""
         order = np.argsort(new.cells, kind="stable")
         new = new.at(order)
+        if self._changed is not None:
+            self._changed.setdefault(end, []).append(new.cells)
         old = self._by_end.get(end)
         if old is None:
             self._by_end[end] = new
@@ -70,30 +77,52 @@ class GivenResults:
 
     def drop(self, time: int) -> None:
         """Forget windows that ended up to a moment: they change no more."""
+        self._floor = max(self._floor, min(time + 1, END_OF_TIME))
         for end in [end for end in self._by_end if end <= time]:
             del self._by_end[end]
+            if self._changed is not None:
+                self._changed.pop(end, None)
 
     def renumber(self, moved: Integers) -> None:
         """Slots have new numbers, in the same order."""
         for end, results in self._by_end.items():
             self._by_end[end] = Results(moved[results.cells], results.columns)
+        if self._changed is not None:
+            self._changed = {end: [moved[cells] for cells in parts] for end, parts in self._changed.items()}
 
     def live_slots(self, live: Any) -> None:
         """Mark the slots that have results."""
         for results in self._by_end.values():
             live[results.cells] = True
 
-    def to_table(self, index: KeyIndex) -> tuple[Any, Integers] | None:
-        """All of them with their keys, and the slot of each."""
-        if not self._by_end:
-            return None
-        slots = np.concatenate([results.cells for results in self._by_end.values()])
-        ends = np.concatenate([np.full(len(results.cells), end) for end, results in self._by_end.items()])
+    def changes(self, index: KeyIndex, plan: AggregatePlan, total: int) -> TableState:
+        """Those that changed since the last time, with their keys; all of them at first."""
+        changed, self._changed = self._changed, {}
+        found = dict(self._by_end)
+        if changed is not None:
+            found = {
+                end: results.at(np.flatnonzero(np.isin(results.cells, np.concatenate(changed[end]))))
+                for end, results in self._by_end.items()
+                if end in changed
+            }
+        slots = np.concatenate([np.zeros(0, np.int64), *(each.cells for each in found.values())])
+        ends = np.concatenate([np.zeros(0, np.int64), *(np.full(len(each.cells), end) for end, each in found.items())])
+        parts = [[each.columns[place] for each in found.values()] for place in range(len(plan.outputs))]
         columns = [
-            pa.concat_arrays(parts) for parts in zip(*(each.columns for each in self._by_end.values()), strict=True)
+            pa.concat_arrays(arrays) if arrays else pa.array([], output.type)
+            for arrays, output in zip(parts, plan.outputs, strict=True)
         ]
         extra = {_END: ends, **{f"{_RESULT}{place}": column for place, column in enumerate(columns)}}
-        return key_table(index, slots, extra), slots
+        rows, groups = key_table(index, slots, extra), index.groups(slots, total)
+        return TableState(rows, groups, (*key_names(index), _END), floor=(_END, self._floor))
+
+    def begin_tracking(self) -> None:
+        """All that there is now is known."""
+        self._changed = {}
+
+    def end_tracking(self) -> None:
+        """The next snapshot has everything."""
+        self._changed = None
 
     def take_in(self, table: Any, index: KeyIndex, plan: AggregatePlan) -> None:
         """The inverse, for some keys."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
@@ -18,14 +20,21 @@ from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.state.blobs import unpack
 
 _KEY = "__key_"
-_KEPT = "kept"
+#: A column in place of keys where there are none: all rows have one key.
+_ALL = "__all"
+_FINGERPRINT = "fingerprint"
+_NO_COLUMNS: Mapping[str, Any] = MappingProxyType({})
 
 
-def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any]) -> Any:
-    """A table with the keys of these slots, and other columns: at least one, since there may be no keys."""
-    keys = index.take(slots) if len(index.names) and len(slots) else []
-    names = [f"{_KEY}{place}" for place in range(len(keys))]
-    return pa.table([*keys, *map(_arrow, extra.values())], names=[*names, *extra])
+def key_names(index: KeyIndex) -> tuple[str, ...]:
+    """The key columns of such tables."""
+    return tuple(f"{_KEY}{place}" for place in range(len(index.names))) or (_ALL,)
+
+
+def key_table(index: KeyIndex, slots: Integers, extra: Mapping[str, Any] = _NO_COLUMNS) -> Any:
+    """A table with the keys of these slots, and other columns."""
+    keys = index.take(slots) if len(index.names) else [pa.array(np.zeros(len(slots), np.int8))]
+    return pa.table([*keys, *map(_arrow, extra.values())], names=[*key_names(index), *extra])
 
 
 def state_table(index: KeyIndex, slots: Integers, plan: AggregatePlan, sparse: Sparse, extra: Mapping[str, Any]) -> Any:
@@ -45,18 +54,18 @@ def numbers_of(table: Any, name: str) -> Integers:
     return values
 
 
-def said_kept(keys: Sequence[str], what: str, window: Window | None = None) -> dict[str, str]:
+def fingerprint(keys: Sequence[str], what: str, window: Window | None = None) -> dict[str, str]:
     """What a snapshot says that it is state of, so that state of something else is not taken for it."""
     by = f" by {', '.join(keys)}" if keys else ""
-    return {_KEPT: f"{what}{by}" + (f" in {window}" if window is not None else "")}
+    return {_FINGERPRINT: f"{what}{by}" + (f" in {window}" if window is not None else "")}
 
 
-def check_kept(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
+def check_fingerprint(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
     """Refuse state of another form: read as this one it would give wrong numbers, and nobody would notice."""
-    if facts.get(_KEPT) == mine[_KEPT]:
+    if facts.get(_FINGERPRINT) == mine[_FINGERPRINT]:
         return
     raise PreconditionError(
-        f"its state in the checkpoint is of {facts.get(_KEPT)}, and the program has {mine[_KEPT]}",
+        f"its state in the checkpoint is of {facts.get(_FINGERPRINT)}, and the program has {mine[_FINGERPRINT]}",
         hint="a step that keeps something else is another step: give it a uid of its own, .uid(…), and start with "
         "allow_missing_state and allow_unknown_state; or start the job under another name",
     )
@@ -64,12 +73,12 @@ def check_kept(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
 
 def restore_windows(
     states: Iterable[OperatorState],
-    kept: Mapping[str, str],
+    mine: Mapping[str, str],
     *,
     bind: Callable[[Schema], object],
     take_in: Callable[[Mapping[str, Any]], None],
 ) -> int:
-    """Take in what tasks with windows have snapshotted: the columns by `bind`, once, then the tables of each key group.
+    """Take in what tasks with windows have snapshotted: the columns by `bind`, once, then the rows of each table.
 
     Gives the watermark. All tasks had one, because barriers come after the same ones everywhere.
     """
@@ -78,13 +87,14 @@ def restore_windows(
     for state in states:
         if state.shared:
             shared = unpack(state.shared)
-            check_kept(shared.facts, kept)
+            check_fingerprint(shared.facts, mine)
             watermarks.append(shared.facts["watermark"])
             if "input" in shared.tables and not is_bound:
                 bind(shared.tables["input"].schema)
                 is_bound = True
-        for content in state.keyed.values():
-            take_in(unpack(content).tables)
+        tables = {name: table.rows.combine_chunks() for name, table in state.tables.items() if len(table.rows)}
+        if tables:
+            take_in(tables)
     return min(watermarks, default=START_OF_TIME)
 
 

@@ -49,6 +49,11 @@ class KeyIndex:
     def __len__(self) -> int:
         return self._count if self.names else 1
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the types of keys are known: rows have come, or were restored."""
+        return bool(self._types) or not self.names
+
     def slots(self, batch: Batch) -> Integers:
         """The slot of each row; new keys get new slots."""
         return self.slots_of([batch.column(name) for name in self.names], batch.num_rows)

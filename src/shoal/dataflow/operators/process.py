@@ -120,19 +120,14 @@ class ProcessOperator(Operator):
         return {**self._policy.statistics(), "timers": len(self._timers) + len(self._clock_timers)}
 
     def snapshot(self) -> OperatorState:
-        """State and timers by key group."""
+        """State and timers that changed, by key group."""
         self._state.flush()
-        timers, clock_timers = self._timers.by_group(), self._clock_timers.by_group()
-        keyed: dict[int, bytes] = {}
-        for group in sorted(self._backend.groups() | timers.keys() | clock_timers.keys()):
-            tables = {"state": pa.table({"content": pa.array([self._backend.snapshot(group)], pa.large_binary())})}
-            if group in timers:
-                tables["timers"] = timers[group]
-            if group in clock_timers:
-                tables["clock_timers"] = clock_timers[group]
-            keyed[group] = pack(tables)
+        found = {name: part.changes() for name, part in self._parts().items()}
+        is_whole = all(each for _table, each in found.values())
         known = {} if self._input is None else {"input": self._input.empty_table()}
-        return OperatorState(keyed, pack(known, watermark=self._watermark, has_time=self._has_time))
+        shared = pack(known, watermark=self._watermark, has_time=self._has_time)
+        tables = {name: table for name, (table, _each) in found.items()}
+        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take state and timers in."""
@@ -144,14 +139,14 @@ class ProcessOperator(Operator):
                 self._has_time = self._has_time or shared.facts["has_time"]
                 if "input" in shared.tables:
                     self._input = shared.tables["input"].schema
-            for group, content in state.keyed.items():
-                tables = unpack(content).tables
-                self._backend.restore(tables["state"].column("content")[0].as_py())
-                if "timers" in tables:
-                    self._timers.take_in(group, tables["timers"])
-                if "clock_timers" in tables:
-                    self._clock_timers.take_in(group, tables["clock_timers"])
+            for name, part in self._parts().items():
+                if name in state.tables:
+                    part.restore(state.tables[name])
         self._watermark = self._current.watermark = min(watermarks, default=START_OF_TIME)
+
+    def _parts(self) -> dict[str, StateBackend | Timers]:
+        """What is in a snapshot, by the name of its table."""
+        return {"state": self._backend, "timers": self._timers, "clock_timers": self._clock_timers}
 
     def close(self) -> None:
         """Close the function and its state."""

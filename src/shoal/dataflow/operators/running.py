@@ -23,10 +23,19 @@ from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.given import rows_differ
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import check_kept, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import (
+    check_fingerprint,
+    fingerprint,
+    key_names,
+    key_table,
+    restored_slots,
+    state_table,
+)
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
-from shoal.dataflow.state.blobs import pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
+from shoal.dataflow.state.tables import TableState
 
 
 class RunningAggregate(Aggregating):
@@ -34,13 +43,14 @@ class RunningAggregate(Aggregating):
 
     def __init__(self, *, grouping: Grouping, gives_changes: bool, takes_changes: bool = False) -> None:
         super().__init__(grouping)
-        self._kept = said_kept(grouping.keys, grouping.description)
+        self._fingerprint = fingerprint(grouping.keys, grouping.description)
         self._gives_changes = gives_changes
         self._takes_changes = takes_changes
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
         self._store = Store(())
         self._arrived = 0
+        self._dirty, self._gone = DirtyCells(), GoneKeys()
 
     def open(self, context: Context) -> None:
         """Remember the sizes."""
@@ -54,6 +64,7 @@ class RunningAggregate(Aggregating):
         times = self._times(batch)
         slots = self._index.slots(batch)
         self._store.ensure(len(self._index))
+        self._dirty.mark(slots, len(self._index))
         if not self._gives_changes:
             self._update(plan, batch, slots, times)
             return
@@ -78,16 +89,20 @@ class RunningAggregate(Aggregating):
         return {"keys": len(self._index)}
 
     def snapshot(self) -> OperatorState:
-        """Results so far, by key group."""
+        """Results that changed, by key group."""
         if self._plan is None:
             return OperatorState()
-        shared = pack({"input": self._plan.schema.empty_table()}, arrived=self._arrived, **self._kept)
-        cells = self._store.present()
-        if not len(cells):
+        shared = pack({"input": self._plan.schema.empty_table()}, arrived=self._arrived, **self._fingerprint)
+        if not self._index.is_bound:
             return OperatorState(shared=shared)
+        is_whole = self._dirty.is_mostly(len(self._index))
+        changed, gone = self._dirty.take(), self._gone.take()
+        cells = self._store.present() if is_whole else changed[self._store.rows[changed] != 0]
         table = state_table(self._index, cells, self._plan, self._store.take(cells), {})
         groups = self._index.groups(cells, self._context.key_groups.total)
-        return OperatorState(pack_groups({"cells": (table, groups)}), shared)
+        gone = (None, groups[:0]) if is_whole else gone
+        cells_table = TableState(table, groups, key_names(self._index), *gone)
+        return OperatorState(shared=shared, tables={"cells": cells_table}, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take results in."""
@@ -95,15 +110,16 @@ class RunningAggregate(Aggregating):
             if not state.shared:
                 continue
             shared = unpack(state.shared)
-            check_kept(shared.facts, self._kept)
+            check_fingerprint(shared.facts, self._fingerprint)
             plan = self._plan or self._bind(shared.tables["input"].schema)
             self._arrived = max(self._arrived, shared.facts["arrived"])
-            for content in state.keyed.values():
-                table = unpack(content).tables["cells"]
+            if "cells" in state.tables:
+                table = state.tables["cells"].rows.combine_chunks()
                 slots = restored_slots(self._index, table)
                 self._store.ensure(len(self._index))
                 self._store.merge(plan.from_arrow(slots, table))
         self._is_restored = self._plan is not None
+        self._dirty.begin()
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema, takes_back=self._takes_changes)
@@ -146,6 +162,10 @@ class RunningAggregate(Aggregating):
         self._give(after, new, more, words=np.where(was, "+U", "+I"), out=out, time=time)
         if gone.any():
             self._store.clear(before.cells[gone])
+            if self._dirty.is_tracking:
+                slots = before.cells[gone]
+                keys = key_table(self._index, slots)
+                self._gone.add(keys, self._index.groups(slots, self._context.key_groups.total))
             self._forget()
 
     def _give(
@@ -176,3 +196,4 @@ class RunningAggregate(Aggregating):
             moved = self._index.compact(live)
             self._store = Store(self._plan.specs, len(self._index))
             self._store.merge(kept.with_cells(moved[cells]))
+            self._dirty.renumber(moved)

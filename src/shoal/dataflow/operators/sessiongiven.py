@@ -6,13 +6,14 @@ Then what was given is taken back (`-D`) and the new one is given (`+I`); with e
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from shoal.dataflow.language.keys import Array, Integers
+from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.given import rows_differ
 from shoal.dataflow.operators.keyed_state import key_table, numbers_of, restored_slots
 from shoal.dataflow.operators.keyindex import KeyIndex
@@ -77,12 +78,14 @@ class GivenSessions:
         for cell in cells.tolist():
             self._by_cell.pop(cell, None)
 
-    def to_table(self, index: KeyIndex, table: SessionTable) -> tuple[Any, Integers] | None:
-        """All of them with their keys, and the slot of each."""
-        rows = [(int(table.slots[cell]), each) for cell, given in self._by_cell.items() for each in given]
-        if not rows:
-            return None
-        change = _change("", rows)
+    def to_table(
+        self, index: KeyIndex, table: SessionTable, cells: Integers, plan: AggregatePlan
+    ) -> tuple[Any, Integers]:
+        """Those of some cells with their keys, and the slot of each."""
+        by_cell = ((cell, self._by_cell.get(cell, [])) for cell in cells.tolist())
+        change = _change("", [(int(table.slots[cell]), each) for cell, given in by_cell for each in given])
+        if not change.columns:
+            change = replace(change, columns=[pa.array([], output.type) for output in plan.outputs])
         extra = {_START: change.windows[0], _END: change.windows[1]}
         extra |= {f"{_RESULT}{place}": column for place, column in enumerate(change.columns)}
         return key_table(index, change.slots, extra), change.slots

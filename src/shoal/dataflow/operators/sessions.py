@@ -25,12 +25,22 @@ from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import (
+    fingerprint,
+    key_names,
+    key_table,
+    numbers_of,
+    restore_windows,
+    restored_slots,
+    state_table,
+)
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.operators.sessiongiven import GivenSessions
 from shoal.dataflow.operators.sessiontable import SessionTable, Spans, find_spans, join_spans
-from shoal.dataflow.state.blobs import pack, pack_groups
+from shoal.dataflow.state.blobs import pack
+from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
+from shoal.dataflow.state.tables import TableState
 
 _LOW, _HIGH, _GIVEN = "__low", "__high", "__given"
 
@@ -40,7 +50,7 @@ class SessionAggregate(Aggregating):
 
     def __init__(self, *, grouping: Grouping, window: SessionWindow, firing: Firing | None = None) -> None:
         super().__init__(grouping)
-        self._kept = said_kept(grouping.keys, grouping.description, window)
+        self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._gap = window.gap
         self._firing = firing or Firing()
         self._given = None if self._firing == Firing() else GivenSessions()
@@ -51,6 +61,8 @@ class SessionAggregate(Aggregating):
         self._watermark = START_OF_TIME
         self._next_early: int | None = None
         self._late = 0
+        #: The keys whose sessions changed since the last snapshot, and those that have none any more.
+        self._dirty, self._gone = DirtyCells(), GoneKeys()
 
     def open(self, context: Context) -> None:
         """Remember the clock and the sizes."""
@@ -65,6 +77,7 @@ class SessionAggregate(Aggregating):
         slots = self._index.slots(batch)
         spans, of_row = find_spans(slots, times, self._gap)
         touched = np.unique(spans.slots)
+        self._dirty.mark(touched, len(self._index))
         there = self._table.cells_of(touched)
         merged = join_spans(spans, self._table.spans(there), self._gap)
         is_late = merged.spans.highs + self._gap + self._firing.allowed_lateness <= self._watermark
@@ -111,25 +124,31 @@ class SessionAggregate(Aggregating):
     def snapshot(self) -> OperatorState:
         """Open sessions by key group."""
         if self._plan is None:
-            return OperatorState(shared=pack({}, watermark=self._watermark, **self._kept))
-        shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._kept)
-        cells = self._table.alive()
-        if not len(cells):
+            return OperatorState(shared=pack({}, watermark=self._watermark, **self._fingerprint))
+        shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._fingerprint)
+        if not self._index.is_bound:
             return OperatorState(shared=shared)
+        is_whole = self._dirty.is_mostly(len(self._index))
+        changed, gone = self._dirty.take(), self._gone.take()
+        cells = self._table.alive() if is_whole else self._table.cells_of(changed)
+        gone = (None, np.zeros(0, np.int64)) if is_whole else gone
         flags = self._table.given[cells].astype(np.int64)
         extra = {_LOW: self._table.lows[cells], _HIGH: self._table.highs[cells], _GIVEN: flags}
         slots, total = self._table.slots[cells], self._context.key_groups.total
-        table = state_table(self._index, slots, self._plan, self._store.take(cells), extra)
-        tables = {"sessions": (table, self._index.groups(slots, total))}
-        given = None if self._given is None else self._given.to_table(self._index, self._table)
-        if given is not None:
-            tables["given"] = (given[0], self._index.groups(given[1], total))
-        return OperatorState(pack_groups(tables), shared)
+        rows = state_table(self._index, slots, self._plan, self._store.take(cells), extra)
+        # All sessions of a key are written together, and take the place of those that it had.
+        keys = key_names(self._index)
+        tables = {"sessions": TableState(rows, self._index.groups(slots, total), keys, *gone)}
+        if self._given is not None:
+            rows, slots = self._given.to_table(self._index, self._table, cells, self._plan)
+            tables["given"] = TableState(rows, self._index.groups(slots, total), keys, *gone)
+        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take sessions in."""
-        self._watermark = restore_windows(states, self._kept, bind=self._bind, take_in=self._take_in)
+        self._watermark = restore_windows(states, self._fingerprint, bind=self._bind, take_in=self._take_in)
         self._is_restored = self._plan is not None
+        self._dirty.begin()
 
     # -- sessions ---------------------------------------------------------------------------------------------
 
@@ -173,6 +192,7 @@ class SessionAggregate(Aggregating):
     def _give(self, cells: Integers, out: Output) -> None:
         if self._plan is None:
             return
+        self._dirty.mark(self._table.slots[cells], len(self._index))
         for start in range(0, len(cells), self._context.max_rows):
             some = cells[start : start + self._context.max_rows]
             sparse, slots = self._store.take(some), self._table.slots[some]
@@ -199,17 +219,29 @@ class SessionAggregate(Aggregating):
             self._liveness.note(slots, len(self._index))
         self._store.clear(cells)
         self._table.remove(cells, slots)
+        self._note_gone(slots)
         if self._given is not None:
             self._given.forget(cells)
         if self._liveness.is_due(len(self._index)):
             live = self._liveness.begin(len(self._index))
             live[self._table.slots[self._table.alive()]] = True
             if self._liveness.decide(live):
-                self._table.renumber(self._index.compact(live))
+                moved = self._index.compact(live)
+                self._table.renumber(moved)
+                self._dirty.renumber(moved)
+
+    def _note_gone(self, slots: Integers) -> None:
+        """Some sessions of these keys were dropped; some keys may have others."""
+        if self._dirty.is_tracking:
+            self._dirty.mark(slots, len(self._index))
+            gone = slots[~np.isin(slots, self._table.slots[self._table.cells_of(slots)])]
+            self._gone.add(key_table(self._index, gone), self._index.groups(gone, self._context.key_groups.total))
 
     def _take_in(self, tables: Mapping[str, Any]) -> None:
         if self._plan is None:
             raise InternalError("sessions without a schema")
+        if "sessions" not in tables:
+            return
         table = tables["sessions"]
         slots = restored_slots(self._index, table)
         order = np.argsort(slots, kind="stable")

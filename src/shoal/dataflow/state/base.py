@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeAlias
 
+from shoal.dataflow.state.tables import TableState
+
 #: A key group and a key.
 StateKey: TypeAlias = tuple[int, bytes]
 
@@ -45,12 +47,12 @@ class StateBackend(Protocol):
         """The key groups that have values."""
         ...
 
-    def snapshot(self, group: int) -> bytes:
-        """Everything of a key group, as Arrow IPC bytes."""
+    def changes(self) -> tuple[TableState, bool]:
+        """The values that changed since the last call, and whether these are all that there are, as at first."""
         ...
 
-    def restore(self, content: bytes) -> None:
-        """Take in what `snapshot` gave, of any backend."""
+    def restore(self, table: TableState) -> None:
+        """Take in what `changes` gave, of any backend, merged. That is no change."""
         ...
 
     def close(self) -> None:

@@ -1,20 +1,22 @@
-"""The values of a key group as bytes: the same for every backend, so that state moves between them."""
+"""The values of keyed state as a table: the same for every backend, so that state moves between them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import DamagedError
-from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.tables import TableState
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One value."""
 
+    group: int
     namespace: str
     key: bytes
     value: bytes
@@ -24,37 +26,40 @@ class Entry:
 
 _SCHEMA = pa.schema(
     {
-        "namespace": pa.dictionary(pa.int32(), pa.string()),
+        "namespace": pa.string(),
         "key": pa.large_binary(),
         "value": pa.large_binary(),
         "expires_at": pa.int64(),
     }
 )
+_KEYS = ("namespace", "key")
 
 
-#: Numbers of key groups have two bytes.
-_GROUPS = 1 << 16
-
-
-def pack_entries(group: int, entries: Iterable[Entry]) -> bytes:
-    """Values as bytes."""
-    listed = list(entries)
+def entries_table(entries: Iterable[Entry], gone: Iterable[tuple[int, str, bytes]] = ()) -> TableState:
+    """Values, and (key group, namespace, key) of those that are gone."""
+    listed, removed = list(entries), list(gone)
     columns = [
-        pa.array([entry.namespace for entry in listed], pa.string()).dictionary_encode().cast(_SCHEMA.types[0]),
+        pa.array([entry.namespace for entry in listed], pa.string()),
         pa.array([entry.key for entry in listed], pa.large_binary()),
         pa.array([entry.value for entry in listed], pa.large_binary()),
         pa.array([entry.expires_at for entry in listed], pa.int64()),
     ]
-    return pack({"entries": pa.table(columns, schema=_SCHEMA)}, group=group)
+    keys = [
+        pa.array([namespace for _group, namespace, _key in removed], pa.string()),
+        pa.array([key for _group, _namespace, key in removed], pa.large_binary()),
+    ]
+    return TableState(
+        pa.table(columns, schema=_SCHEMA),
+        np.array([entry.group for entry in listed], np.int64),
+        _KEYS,
+        pa.table(keys, names=list(_KEYS)),
+        np.array([group for group, _namespace, _key in removed], np.int64),
+    )
 
 
-def unpack_entries(content: bytes) -> tuple[int, Iterator[Entry]]:
-    """The inverse: the key group, and its values. Raises `DamagedError`, as `unpack` does."""
-    blob = unpack(content)
-    group, table = blob.facts.get("group"), blob.tables.get("entries")
-    if not isinstance(group, int) or not 0 <= group < _GROUPS:
-        raise DamagedError(f"state is of no key group: {str(group)[:40]}")
-    if table is None or not table.schema.equals(_SCHEMA) or any(column.null_count for column in table.columns):
-        raise DamagedError(f"state of key group {group} has no table of values", group=group)
-    columns = [column.to_pylist() for column in table.columns]
-    return group, (Entry(*row) for row in zip(*columns, strict=True))
+def entries_of(table: TableState) -> Iterator[Entry]:
+    """The values of such a table. Raises `DamagedError` for one that is none."""
+    if not table.rows.schema.equals(_SCHEMA) or any(column.null_count for column in table.rows.columns):
+        raise DamagedError(f"a table of {len(table.rows)} rows is none of values: {table.rows.schema.names}")
+    columns = [column.to_pylist() for column in table.rows.columns]
+    return (Entry(*row) for row in zip(table.groups.tolist(), *columns, strict=True))

@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 
 from shoal.dataflow.state.base import StateKey
-from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
+from shoal.dataflow.state.entries import Entry, entries_of, entries_table
+from shoal.dataflow.state.tables import TableState
 
 
 class MemoryState:
@@ -16,6 +17,8 @@ class MemoryState:
         self._values: dict[tuple[str, int], dict[bytes, tuple[bytes, int]]] = {}
         #: (moment, namespace, group, key) of values that will go; some of them were replaced meanwhile.
         self._expiries: list[tuple[int, str, int, bytes]] = []
+        #: (group, namespace, key) of values that changed since the last snapshot; None before the first one.
+        self._changed: set[tuple[int, str, bytes]] | None = None
 
     def get_many(self, namespace: str, keys: Sequence[StateKey], *, now: int = 0) -> list[bytes | None]:
         """The value of each key."""
@@ -62,23 +65,30 @@ class MemoryState:
         """The key groups that have values."""
         return frozenset(group for _namespace, group in self._values)
 
-    def snapshot(self, group: int) -> bytes:
-        """Everything of a key group."""
-        return pack_entries(
-            group,
-            [
-                Entry(namespace, key, value, expires_at)
-                for (namespace, other), values in sorted(self._values.items())
-                if other == group
+    def changes(self) -> tuple[TableState, bool]:
+        """What changed; everything at first."""
+        changed, self._changed = self._changed, set()
+        if changed is None:
+            everything = [
+                Entry(group, namespace, key, value, expires_at)
+                for (namespace, group), values in self._values.items()
                 for key, (value, expires_at) in values.items()
-            ],
-        )
+            ]
+            return entries_table(everything), True
+        found, gone = [], []
+        for group, namespace, key in changed:
+            entry = self._values.get((namespace, group), _EMPTY).get(key)
+            if entry is None:
+                gone.append((group, namespace, key))
+            else:
+                found.append(Entry(group, namespace, key, *entry))
+        return entries_table(found, gone), False
 
-    def restore(self, content: bytes) -> None:
-        """Take a key group in."""
-        group, entries = unpack_entries(content)
-        for entry in entries:
-            self._put(entry.namespace, group, entry.key, entry.value, entry.expires_at)
+    def restore(self, table: TableState) -> None:
+        """Take values in."""
+        for entry in entries_of(table):
+            self._put(entry.namespace, entry.group, entry.key, entry.value, entry.expires_at)
+        self._changed = set()
 
     def close(self) -> None:
         """Forget everything."""
@@ -89,6 +99,8 @@ class MemoryState:
         values = self._values.setdefault((namespace, group), {})
         before = values.get(key)
         values[key] = (value, expires_at)
+        if self._changed is not None:
+            self._changed.add((group, namespace, key))
         # One that is put again and again is remembered once for each moment, and the heap is rebuilt when most of it
         # is of values that are gone or will go later.
         if expires_at and (before is None or before[1] != expires_at):
@@ -97,7 +109,11 @@ class MemoryState:
 
     def _delete(self, namespace: str, group: int, key: bytes) -> None:
         values = self._values.get((namespace, group))
-        if values is not None and values.pop(key, None) is not None and not values:
+        if values is None or values.pop(key, None) is None:
+            return
+        if self._changed is not None:
+            self._changed.add((group, namespace, key))
+        if not values:
             del self._values[namespace, group]
 
     def _tidy(self) -> None:

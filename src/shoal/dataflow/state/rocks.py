@@ -18,7 +18,8 @@ import rocksdict
 from rocksdict import Options, Rdict, WriteBatch
 
 from shoal.dataflow.state.base import StateKey
-from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
+from shoal.dataflow.state.entries import Entry, entries_of, entries_table
+from shoal.dataflow.state.tables import TableState
 
 #: What a database takes of memory: tables that are being filled or written out, and a cache of what was read. These are
 #: RocksDB's own defaults today; the guide names them, so they are said here.
@@ -52,6 +53,8 @@ class RocksState:
         self._path = path
         #: Nothing that is to go has an earlier moment.
         self._earliest = _NO_MOMENT
+        #: The places of values that changed since the last snapshot; None before the first one.
+        self._changed: set[bytes] | None = None
         self._database: Any = Rdict(str(path), options)
         options_of_writing: Any = rocksdict.WriteOptions
         self._writing = options_of_writing()
@@ -74,7 +77,7 @@ class RocksState:
         """Forget keys."""
         batch, prefix = WriteBatch(raw_mode=True), _namespace(namespace)
         for group, key in keys:
-            batch.delete(_GROUP.pack(group) + prefix + key)
+            self._delete(batch, _GROUP.pack(group) + prefix + key)
         self._database.write(batch, self._writing)
 
     def scan(self, namespace: str, group: int, prefix: bytes = b"", *, now: int = 0) -> Iterator[tuple[bytes, bytes]]:
@@ -94,7 +97,7 @@ class RocksState:
             for key, place, value in zip(some, places, self._database.get(places), strict=True):
                 batch.delete(key)
                 if value is not None and value[:8] == key[2:10]:  # else it was put again, for longer
-                    batch.delete(place)
+                    self._delete(batch, place)
                     freed += 1
             self._database.write(batch, self._writing)
         self._earliest = max(self._earliest, min(now + 1, _NO_MOMENT))
@@ -118,18 +121,26 @@ class RocksState:
             start = _GROUP.pack(group + 1)
         return frozenset(found)
 
-    def snapshot(self, group: int) -> bytes:
-        """Everything of a key group."""
-        return pack_entries(group, (_entry(key, value) for key, value in self._from(_GROUP.pack(group))))
+    def changes(self) -> tuple[TableState, bool]:
+        """What changed; everything at first, which is soon after the start."""
+        changed, self._changed = self._changed, set()
+        if changed is None:
+            every = itertools.takewhile(lambda item: not item[0].startswith(_EXPIRIES), self._database.items())
+            return entries_table(_entry(key, value) for key, value in every), True
+        places = sorted(changed)
+        values = self._database.get(places) if places else []
+        found = [_entry(place, value) for place, value in zip(places, values, strict=True) if value is not None]
+        missing = [_entry(place, _NEVER) for place, value in zip(places, values, strict=True) if value is None]
+        return entries_table(found, [(entry.group, entry.namespace, entry.key) for entry in missing]), False
 
-    def restore(self, content: bytes) -> None:
-        """Take a key group in."""
-        group, entries = unpack_entries(content)
+    def restore(self, table: TableState) -> None:
+        """Take values in."""
         batch = WriteBatch(raw_mode=True)
-        for entry in entries:
-            place = _GROUP.pack(group) + _namespace(entry.namespace) + entry.key
+        for entry in entries_of(table):
+            place = _GROUP.pack(entry.group) + _namespace(entry.namespace) + entry.key
             self._put(batch, place, entry.value, _MOMENT.pack(entry.expires_at))
         self._database.write(batch, self._writing)
+        self._changed = set()
 
     def close(self) -> None:
         """Remove the directory: nobody will open it again."""
@@ -138,9 +149,16 @@ class RocksState:
 
     def _put(self, batch: Any, place: bytes, value: bytes, moment: bytes) -> None:
         batch.put(place, moment + value)
+        if self._changed is not None:
+            self._changed.add(place)
         if moment != _NEVER:
             batch.put(_EXPIRIES + moment + place, b"")
             self._earliest = min(self._earliest, max(0, _MOMENT.unpack(moment)[0]))
+
+    def _delete(self, batch: Any, place: bytes) -> None:
+        batch.delete(place)
+        if self._changed is not None:
+            self._changed.add(place)
 
     def _from(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         for key, value in self._database.items(from_key=prefix):
@@ -180,5 +198,5 @@ def _alive(value: bytes, now: int) -> bytes | None:
 
 
 def _entry(key: bytes, value: bytes) -> Entry:
-    size = _GROUP.unpack(key[2:4])[0]
-    return Entry(key[4 : 4 + size].decode(), key[4 + size :], value[8:], _MOMENT.unpack(value[:8])[0])
+    group, size = _GROUP.unpack(key[:2])[0], _GROUP.unpack(key[2:4])[0]
+    return Entry(group, key[4 : 4 + size].decode(), key[4 + size :], value[8:], _MOMENT.unpack(value[:8])[0])

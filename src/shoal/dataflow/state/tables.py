@@ -89,7 +89,12 @@ def _newest(
 ) -> tuple[list[TableState], Table | None, Integers]:
     """Of each key the rows of the newest part that has it."""
     named = [table for part in parts for table in (part.gone, part.rows) if table is not None]
-    codes = key_codes(stack([table.select(keys) for table in named]), keys)
+    all_groups = [groups for part in parts for groups in (None if part.gone is None else part.gone_groups, part.groups)]
+    codes = key_codes(
+        stack([table.select(keys) for table in named]),
+        keys,
+        np.concatenate([groups for groups in all_groups if groups is not None]),
+    )
     latest = np.full(int(codes.max()) + 1 if len(codes) else 0, -1, np.int64)
     # A key that is gone in a part is newer than the rows before, and older than those of the same part.
     turns, at = [], 0
@@ -130,8 +135,8 @@ def _at(part: TableState, mask: Any) -> TableState:
     return replace(part, rows=part.rows.filter(pa.array(mask)), groups=part.groups[mask])
 
 
-def key_codes(table: Table, keys: Sequence[str]) -> Integers:
-    """A whole number for each row, the same for equal keys."""
+def key_codes(table: Table, keys: Sequence[str], groups: Integers) -> Integers:
+    """A whole number for each row, the same for equal keys of one key group."""
     codes = np.zeros(len(table), np.int64)
     for name in keys:
         column = table.column(name)
@@ -142,7 +147,14 @@ def key_codes(table: Table, keys: Sequence[str]) -> Integers:
         codes = codes * (len(encoded.dictionary) + 1) + found
         if len(keys) > 1:
             codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
-    return codes
+    if not len(codes):
+        return codes
+    found = np.zeros(int(codes.max()) + 1, np.int64)
+    found[codes] = groups
+    if (found[codes] == groups).all():  # mostly a key is of one group by itself
+        return codes
+    both = codes * (int(groups.max()) + 1) + groups
+    return np.asarray(np.unique(both, return_inverse=True)[1], np.int64)
 
 
 def _one_array(column: Any) -> Any:
@@ -151,11 +163,16 @@ def _one_array(column: Any) -> Any:
 
 
 def stack(tables: Sequence[Table]) -> Table:
-    """Tables one after the other. Their columns may differ in what is allowed to be null, or in width."""
+    """Tables one after the other. Their columns may differ in what may be null, and in width.
+
+    A column that some of them lack is left out: a hidden one, which nobody needs then.
+    """
     if len(tables) == 1:
         return tables[0]
     if all(each.schema.equals(tables[0].schema) for each in tables):
         return pa.concat_tables(tables)
+    names = [name for name in tables[0].schema.names if all(name in each.schema.names for each in tables)]
+    tables = [each.select(names) for each in tables]
     return pa.concat_tables([each.replace_schema_metadata() for each in tables], promote_options="permissive")
 
 

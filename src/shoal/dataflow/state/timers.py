@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from shoal.dataflow.state.base import StateKey
-from shoal.dataflow.state.blobs import Table
+from shoal.dataflow.state.tables import TableState
 
 _SCHEMA = pa.schema({"time": pa.int64(), "key": pa.large_binary()})
 
@@ -19,6 +20,8 @@ class Timers:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, bytes]] = []
         self._set: set[tuple[int, int, bytes]] = set()
+        #: Those that were set, called or deleted since the last snapshot; None before the first one.
+        self._changed: set[tuple[int, int, bytes]] | None = None
 
     def __len__(self) -> int:
         return len(self._set)
@@ -28,11 +31,15 @@ class Timers:
         timer = (time, *key)
         if timer not in self._set:
             self._set.add(timer)
+            self._note(timer)
             heapq.heappush(self._heap, timer)
 
     def delete(self, time: int, key: StateKey) -> None:
         """Ask no more."""
-        self._set.discard((time, *key))
+        timer = (time, *key)
+        if timer in self._set:
+            self._set.discard(timer)
+            self._note(timer)
         if len(self._heap) > 2 * len(self._set) + 64:
             self._heap = sorted(self._set)  # what was deleted would else lie there until its time comes
 
@@ -47,19 +54,32 @@ class Timers:
         while (first := self.next_time()) is not None and first <= time:
             moment, group, key = heapq.heappop(self._heap)
             self._set.discard((moment, group, key))
+            self._note((moment, group, key))
             yield moment, (group, key)
 
-    def by_group(self) -> dict[int, Table]:
-        """All of them, for a snapshot."""
-        found: dict[int, list[tuple[int, bytes]]] = {}
-        for moment, group, key in sorted(self._set):
-            found.setdefault(group, []).append((moment, key))
-        return {
-            group: pa.table([[time for time, _key in timers], [key for _time, key in timers]], schema=_SCHEMA)
-            for group, timers in found.items()
-        }
+    def changes(self) -> tuple[TableState, bool]:
+        """Those that changed since the last call, and whether these are all that there are, as at first."""
+        changed, self._changed = self._changed, set()
+        if changed is None:
+            return _table(self._set, ()), True
+        return _table(changed & self._set, changed - self._set), False
 
-    def take_in(self, group: int, table: Table) -> None:
-        """The inverse, for one group."""
-        for time, key in zip(*(column.to_pylist() for column in table.columns), strict=True):
+    def restore(self, table: TableState) -> None:
+        """Take in what `changes` gave, merged. That is no change."""
+        times, keys = (column.to_pylist() for column in table.rows.columns)
+        for time, group, key in zip(times, table.groups.tolist(), keys, strict=True):
             self.set(time, (group, key))
+        self._changed = set()
+
+    def _note(self, timer: tuple[int, int, bytes]) -> None:
+        if self._changed is not None:
+            self._changed.add(timer)
+
+
+def _table(timers: Iterable[tuple[int, int, bytes]], gone: Iterable[tuple[int, int, bytes]]) -> TableState:
+    tables = []
+    for listed in (list(timers), list(gone)):
+        columns = [[time for time, _group, _key in listed], [key for _time, _group, key in listed]]
+        groups = np.array([group for _time, group, _key in listed], np.int64)
+        tables.append((pa.table(columns, schema=_SCHEMA), groups))
+    return TableState(*tables[0], tuple(_SCHEMA.names), *tables[1])

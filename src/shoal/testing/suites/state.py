@@ -16,6 +16,7 @@ import pytest
 
 from shoal.dataflow.state.base import StateBackend
 from shoal.dataflow.state.memory import MemoryState
+from shoal.dataflow.state.tables import merge
 
 
 class StateSuite:
@@ -95,23 +96,41 @@ class StateSuite:
     def test_a_snapshot_moves_a_group_to_another_backend(self, backend: StateBackend) -> None:
         backend.put_many("one", [((1, b"a"), b"x"), ((2, b"a"), b"other")])
         backend.put_many("two", [((1, b"\x00"), b"y")], expires_at=500)
-        content = backend.snapshot(1)
+        found, is_whole = backend.changes()
+        assert is_whole
         backend.put_many("one", [((1, b"a"), b"changed")])
         other = MemoryState()
-        other.restore(content)
+        other.restore(found.of_groups(1, 2))
         assert other.groups() == frozenset({1})
         assert other.get_many("one", [(1, b"a"), (2, b"a")]) == [b"x", None]
         assert other.get_many("two", [(1, b"\x00")], now=499) == [b"y"]
-        assert other.expire(500) == 1
-        again = other.snapshot(1)
-        backend.restore(again)
+        backend.restore(found)
         assert backend.get_many("one", [(1, b"a")]) == [b"x"]
         assert backend.get_many("two", [(1, b"\x00")], now=499) == [b"y"]
+        assert not backend.changes()[0].has_changes  # what was restored is no change
 
-    def test_a_group_without_values_has_an_empty_snapshot(self, backend: StateBackend) -> None:
+    def test_without_values_a_snapshot_is_empty(self, backend: StateBackend) -> None:
         other = MemoryState()
-        other.restore(backend.snapshot(7))
+        other.restore(backend.changes()[0])
         assert other.groups() == frozenset()
+
+    def test_a_snapshot_has_what_changed_since_the_last_one(self, backend: StateBackend) -> None:
+        backend.put_many("one", [((group, b"a"), b"x") for group in range(100)])
+        backend.put_many("one", [((3, b"old"), b"x")], expires_at=50)
+        parts = [backend.changes()[0]]
+        backend.put_many("one", [((1, b"a"), b"new"), ((2, b"b"), b"y")])
+        backend.delete_many("one", [(4, b"a"), (4, b"never")])
+        backend.expire(60)
+        found, is_whole = backend.changes()
+        assert not is_whole
+        assert len(found.rows) == 2
+        assert found.gone is not None
+        parts.append(found)
+        assert not backend.changes()[0].has_changes
+        other = MemoryState()
+        other.restore(merge(parts))
+        assert other.get_many("one", [(1, b"a"), (2, b"b"), (4, b"a"), (3, b"old")]) == [b"new", b"y", None, None]
+        assert len(other.groups()) == 99
 
     def test_many_values(self, backend: StateBackend) -> None:
         keys = [(number % 16, f"key-{number}".encode()) for number in range(3_000)]

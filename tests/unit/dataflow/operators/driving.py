@@ -7,11 +7,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from shoal.dataflow.language.elements import END_OF_TIME, TIME
 from shoal.dataflow.language.keys import key_groups, partition, tasks_of
 from shoal.dataflow.operators.base import Context, KeyGroups, Operator, OperatorState
+from shoal.dataflow.state import dirty
 from shoal.dataflow.state.blobs import unpack
+from shoal.dataflow.state.tables import merge_tables
 
 TOTAL = 16
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -96,20 +99,24 @@ class Fleet:
         self.out = Collected()
         self.clock = clock or HandClock()
         self.operators = []
+        #: The snapshots that each operator's state is made of, and how many calls there were.
+        self.layers: list[list[OperatorState]] = []
+        self.calls = 0
         for subtask in range(width):
             operator = make()
             groups = KeyGroups(-(-subtask * TOTAL // width), -(-(subtask + 1) * TOTAL // width), TOTAL)
             place = f"{scratch}/{width}-{subtask}" if scratch else ""
             operator.open(Context("op", subtask, width, groups, self.clock, place, max_rows))
             if states:
-                mine = [
-                    OperatorState({g: b for g, b in state.keyed.items() if g in groups}, state.shared)
-                    for state in states
-                ]
+                mine = [cut_state(state, groups) for state in states]
                 operator.restore(mine)
+                self.layers.append([merged_state(mine)])
+            else:
+                self.layers.append([])
             self.operators.append(operator)
 
     def feed(self, batch: Any, port: int = 0) -> None:
+        self.look()
         names = self.keys[port]
         if self.width == 1:
             self.operators[0].process(batch, self.out, port=port)
@@ -118,7 +125,17 @@ class Fleet:
         for task, part in partition(batch, tasks, self.width):
             self.operators[task].process(part, self.out, port=port)
 
+    def look(self) -> None:
+        """Checkpoints come between any two calls; here at every third."""
+        self.calls += 1
+        if self.calls % 3 == 0:
+            with pytest.MonkeyPatch.context() as patch:
+                if self.calls % 6:  # else all is taken where most has changed
+                    patch.setattr(dirty, "_MOST", 0)
+                self.snapshot()
+
     def watermark(self, time: int) -> None:
+        self.look()
         for operator in self.operators:
             operator.on_watermark(time, self.out)
 
@@ -135,12 +152,19 @@ class Fleet:
             operator.close()
 
     def snapshot(self) -> list[OperatorState]:
-        states = [operator.snapshot() for operator in self.operators]
-        for state in states:
+        """What a restart would get: the last whole snapshot of each, and what changed since."""
+        found = []
+        for operator, layers in zip(self.operators, self.layers, strict=True):
+            state = operator.snapshot()
             for content in [*state.keyed.values(), *([state.shared] if state.shared else [])]:
                 assert isinstance(content, bytes)
                 unpack(content)
-        return states
+            if state.is_whole:
+                layers.clear()
+            layers.append(state)
+            layers[:] = [merged_state(layers)]
+            found.append(layers[0])
+        return found
 
     def restored(self, width: int) -> Fleet:
         """Others in the place of these, from their snapshot; what came out so far stays with them."""
@@ -158,6 +182,21 @@ class Fleet:
         )
         other.out = self.out
         return other
+
+
+def merged_state(layers: Sequence[OperatorState]) -> OperatorState:
+    """Snapshots one after the other as one."""
+    last = layers[-1]
+    return OperatorState(last.keyed, last.shared, merge_tables([layer.tables for layer in layers]))
+
+
+def cut_state(state: OperatorState, groups: KeyGroups) -> OperatorState:
+    """What concerns some key groups."""
+    return OperatorState(
+        {group: content for group, content in state.keyed.items() if group in groups},
+        state.shared,
+        {name: table.of_groups(groups.first, groups.end) for name, table in state.tables.items()},
+    )
 
 
 def batch_of(rows: Sequence[tuple[int, Any, Any]], key: Any = None, value: Any = None) -> Any:

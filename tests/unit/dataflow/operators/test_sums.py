@@ -17,11 +17,8 @@ from shoal import Stream, count, session, sliding, tumbling
 from shoal.dataflow.language.elements import CHANGE, TIME
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Aggregation
-from shoal.dataflow.operators.aggregates import exact
-from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.running import RunningAggregate
-from shoal.dataflow.state.blobs import pack, unpack
 from tests.unit.dataflow.operators.driving import Fleet
 
 MOST = Decimal("9" * 38)
@@ -215,23 +212,3 @@ def test_a_sum_that_stays_not_a_number_is_no_change():
     fleet.feed(changes(pa.float64(), ("+I", math.nan)))
     fleet.feed(changes(pa.float64(), ("+I", 1.0)))
     assert fleet.out.rows(CHANGE) == [("+I",)]
-
-
-def test_checkpoints_that_have_sums_as_floats_are_read():
-    fleet = fleet_of()
-    fleet.feed(changes(pa.float64(), ("+I", 1.5), ("+I", 2.5)))
-    (state,) = fleet.snapshot()
-    before = OperatorState({group: as_before(content) for group, content in state.keyed.items()}, state.shared)
-    again = Fleet(fleet.make, fleet.keys, states=[before])
-    again.feed(changes(pa.float64(), ("-D", 1.5)))
-    assert last(again) == (2.5, 2.5)
-
-
-def as_before(content: bytes) -> bytes:
-    """The state of a sum as it was kept before: one column of floats."""
-    cells = unpack(content).tables["cells"]
-    names = [f"__lane_0_{place}" for place in range(4)]
-    part = exact.from_arrow([cells.column(name).combine_chunks() for name in names])
-    place = cells.schema.get_field_index(names[0])
-    cells = cells.set_column(place, names[0], pa.array(exact.rounded(part)))
-    return pack({"cells": cells.drop_columns(names[1:])})

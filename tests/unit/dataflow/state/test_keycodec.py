@@ -5,15 +5,17 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.core.errors import DamagedError, InternalError, InvalidError, UnsupportedError
-from shoal.dataflow.state.blobs import pack, split, unpack
-from shoal.dataflow.state.entries import Entry, pack_entries, unpack_entries
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.entries import entries_of, entries_table
 from shoal.dataflow.state.keycodec import decode_key, encode_key
+from shoal.dataflow.state.tables import TableState, merge
 from shoal.dataflow.state.timers import Timers
 
 values = st.one_of(
@@ -89,10 +91,10 @@ def test_another_format_is_refused():
 
 
 def test_torn_state_is_refused():
-    content = pack_entries(3, [Entry("n", b"key", b"value")])
+    content = pack({"t": pa.table({"text": ["abc", "de"]})})
     for end in (1, 100, len(content) - 20):
         with pytest.raises(DamagedError, match="of state cannot be read"):
-            unpack_entries(content[:end])
+            unpack(content[:end])
 
 
 def test_places_that_lead_elsewhere_are_refused():
@@ -102,28 +104,10 @@ def test_places_that_lead_elsewhere_are_refused():
         unpack(content[: place + 4] + b"\xff\xff\xff\x7f" + content[place + 8 :])
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pack({}, group=3), "no table of values"),
-        (pack({"entries": pa.table({"a": [1]})}, group=3), "no table of values"),
-        (pack({}), "no key group"),
-        (pack({}, group=1 << 16), "no key group"),
-    ],
-)
-def test_state_without_values_is_refused(content, message):
-    with pytest.raises(DamagedError, match=message):
-        unpack_entries(content)
-
-
-def test_a_table_is_cut_by_group_in_order():
-    table = pa.table({"x": [1, 2, 3, 4, 5]})
-    groups = pa.array([7, 0, 7, 0, 127]).to_numpy()
-    assert [(group, part["x"].to_pylist()) for group, part in split(table, groups)] == [
-        (0, [2, 4]),
-        (7, [1, 3]),
-        (127, [5]),
-    ]
+@pytest.mark.parametrize("rows", [pa.table({"a": [1]}), entries_table([]).rows.drop_columns(["value"])])
+def test_a_table_without_values_is_refused(rows):
+    with pytest.raises(DamagedError, match="is none of values"):
+        entries_of(TableState(rows, np.zeros(len(rows), np.int64)))
 
 
 def test_timers_come_once_and_in_order():
@@ -140,3 +124,19 @@ def test_timers_come_once_and_in_order():
         timers.delete(10_000 + time, (1, b"x"))
     assert len(timers._heap) < 100
     assert list(timers.pop_due(10**9)) == [(9, (1, b"c"))]
+
+
+def test_a_snapshot_of_timers_has_what_changed():
+    timers = Timers()
+    timers.set(5, (1, b"a"))
+    timers.set(7, (2, b"b"))
+    first, is_whole = timers.changes()
+    assert is_whole
+    assert list(timers.pop_due(5)) == [(5, (1, b"a"))]
+    timers.set(9, (3, b"c"))
+    second, is_whole = timers.changes()
+    assert not is_whole
+    other = Timers()
+    other.restore(merge([first, second]))
+    assert list(other.pop_due(100)) == [(7, (2, b"b")), (9, (3, b"c"))]
+    assert not timers.changes()[0].has_changes

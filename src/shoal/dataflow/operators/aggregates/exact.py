@@ -105,14 +105,7 @@ def to_arrow(part: Part) -> list[Any]:
 
 
 def from_arrow(arrays: list[Any]) -> Part:
-    """The inverse. One column of floats is what checkpoints had before sums over changes were exact."""
-    if len(arrays) == 1:
-        values = arrays[0].to_numpy(zero_copy_only=False)
-        lane = ExactSumLane()
-        lane.grow(len(values))
-        cells = np.arange(len(values))
-        lane.update(cells, Numbers(values, None), cells, None)
-        return lane.take(cells)
+    """The inverse."""
     totals = np.fromiter(
         (int.from_bytes(each, "little", signed=True) for each in arrays[0].to_pylist()), object, len(arrays[0])
     )

@@ -206,15 +206,8 @@ class AggregatePlan:
 
     def from_arrow(self, cells: Cells, batch: Any) -> Sparse:
         """The inverse, from a batch or a table that has those columns."""
-        names = set(batch.schema.names)
         parts = tuple(
-            spec.from_arrow(
-                [
-                    batch.column(name)
-                    for place in range(len(spec.state_types()))
-                    if (name := f"__lane_{number}_{place}") in names or not place
-                ]
-            )
+            spec.from_arrow([batch.column(f"__lane_{number}_{place}") for place in range(len(spec.state_types()))])
             for number, spec in enumerate(self.specs)
         )
         return Sparse(cells, combined(batch.column("__rows")).to_numpy(), parts)

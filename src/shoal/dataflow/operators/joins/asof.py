@@ -61,8 +61,9 @@ class AsOfJoin(KeyedJoin):
         if left is not None:
             partners = np.full(len(left), -1) if right is None else self._partners(left, right)
             ready = self._ready(left, right, partners)
-            self._give(left.at(np.flatnonzero(ready)), right, partners[ready], out)
-            self.buffers[LEFT].replace([left.at(np.flatnonzero(~ready))])
+            done = left.at(np.flatnonzero(ready))
+            self._give(done, right, partners[ready], out)
+            self.buffers[LEFT].replace([left.at(np.flatnonzero(~ready))], [done], self.groups_of)
         if right is not None:
             self._free_right(right)
         self.forget_keys()
@@ -127,7 +128,7 @@ class AsOfJoin(KeyedJoin):
         waiting = [int(segment.times.min()) for segment in self.buffers[LEFT].segments]
         bound = min([self.watermark, *waiting])
         if bound == END_OF_TIME:
-            self.buffers[RIGHT].replace([])
+            self.buffers[RIGHT].replace([], [right], self.groups_of)
             return
         needed = right.times >= bound
         if self._direction != "forward":
@@ -136,7 +137,8 @@ class AsOfJoin(KeyedJoin):
             last[:-1] = (right.slots[1:] != right.slots[:-1]) | needed[1:]
             needed |= last & (right.times >= bound - self._tolerance if self._tolerance else True)
         if not needed.all():
-            self.buffers[RIGHT].replace([right.at(np.flatnonzero(needed))])
+            gone = right.at(np.flatnonzero(~needed))
+            self.buffers[RIGHT].replace([right.at(np.flatnonzero(needed))], [gone], self.groups_of)
 
 
 def _times(left: Segment, rows: Integers) -> Integers:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from shoal.dataflow.language.elements import START_OF_TIME, Batch, Schema
@@ -16,15 +15,15 @@ from shoal.dataflow.operators.batches import same_type
 from shoal.dataflow.operators.joins.buffer import RowBuffer, Segment
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
 from shoal.dataflow.operators.joins.matching import pairs
-from shoal.dataflow.operators.keyed_state import check_kept, numbers_of, said_kept
+from shoal.dataflow.operators.keyed_state import check_fingerprint, fingerprint
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
-from shoal.dataflow.state.blobs import Table, pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.tables import Table
 
 LEFT, RIGHT = 0, 1
 _SIDES = ("left", "right")
 _LATE = (LATE, LATE_RIGHT)
-_TIME, _MATCHED = "__join_time", "__join_matched"
 
 
 class KeyedJoin(Operator):
@@ -48,7 +47,7 @@ class KeyedJoin(Operator):
         self.late = [0, 0]
         self._keys = (left_keys, right_keys)
         self._types = [left.field(name).type for name in left_keys]
-        self.kept = said_kept(left_keys, described(kind, left, right, right_keys))
+        self.fingerprint = fingerprint(left_keys, described(kind, left, right, right_keys))
         self._liveness = Liveness()
 
     def open(self, context: Context) -> None:
@@ -129,17 +128,13 @@ class KeyedJoin(Operator):
                 buffer.renumber(moved)
 
     def snapshot(self) -> OperatorState:
-        """Waiting rows by key group."""
-        parts: dict[str, tuple[Table, Integers]] = {}
-        for name, buffer in zip(_SIDES, self.buffers, strict=True):
-            whole = buffer.whole()
-            if whole is not None:
-                table = pa.Table.from_batches([whole.rows])
-                table = table.append_column(_TIME, pa.array(whole.times)).append_column(
-                    _MATCHED, pa.array(whole.matched)
-                )
-                parts[name] = (table, self.index.groups(whole.slots, self.context.key_groups.total))
-        return OperatorState(pack_groups(parts), pack({}, watermark=self.watermark, **self.kept))
+        """Waiting rows that changed, by key group."""
+        found = {name: buffer.changes(self.groups_of) for name, buffer in zip(_SIDES, self.buffers, strict=True)}
+        return OperatorState(
+            shared=pack({}, watermark=self.watermark, **self.fingerprint),
+            tables={name: table for name, (table, _whole) in found.items() if table is not None},
+            is_whole=all(is_whole for _table, is_whole in found.values()),
+        )
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take waiting rows in."""
@@ -147,17 +142,16 @@ class KeyedJoin(Operator):
         for state in states:
             if state.shared:
                 facts = unpack(state.shared).facts
-                check_kept(facts, self.kept)
+                check_fingerprint(facts, self.fingerprint)
                 watermarks.append(facts["watermark"])
-            for content in state.keyed.values():
-                tables = unpack(content).tables
-                for port, name in enumerate(_SIDES):
-                    if name in tables:
-                        self._take_in(tables[name], port)
+            for port, name in enumerate(_SIDES):
+                if name in state.tables:
+                    self._take_in(state.tables[name].rows, port)
         self.watermark = min(watermarks, default=START_OF_TIME)
 
-    def _take_in(self, table: Table, port: int) -> None:
-        matched = table.column(_MATCHED).combine_chunks().to_numpy(zero_copy_only=False)
-        times = numbers_of(table, _TIME)
-        rows = table.drop_columns([_TIME, _MATCHED]).combine_chunks().to_batches()[0]
-        self.buffers[port].add(rows, self.slots_of(rows, port), times, np.array(matched, np.bool_))
+    def _take_in(self, rows: Table, port: int) -> None:
+        self.buffers[port].restore(rows, lambda batch: self.slots_of(batch, port))
+
+    def groups_of(self, slots: Integers) -> Integers:
+        """The key groups of slots."""
+        return self.index.groups(slots, self.context.key_groups.total)

@@ -97,4 +97,4 @@ def _mark(segment: Segment, ranges: tuple[Integers, Integers]) -> None:
     steps = np.zeros(len(segment) + 1, np.int64)
     np.add.at(steps, ranges[0], 1)
     np.add.at(steps, ranges[1], -1)
-    segment.matched |= np.cumsum(steps)[:-1] > 0
+    segment.mark_matched(np.cumsum(steps)[:-1] > 0)

@@ -23,12 +23,15 @@ from shoal.dataflow.operators.joins.buffer import RowBuffer
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
 from shoal.dataflow.operators.joins.matching import pairs, slot_ranges
 from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import check_kept, said_kept
+from shoal.dataflow.operators.keyed_state import check_fingerprint, fingerprint
 from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.state.blobs import Table, pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
+from shoal.dataflow.state.tables import Table, TableState, stack
 
 _ONLY_RIGHT = frozenset({RIGHT})
 _ANY: frozenset[int] = frozenset()
+_WAITS = "__join_waits"
 
 
 class LookupJoin(Operator):
@@ -49,10 +52,13 @@ class LookupJoin(Operator):
             raise InvalidError([problem("kind", kind.value, "must be inner or left for a join that looks up")])
         self.columns = JoinedColumns(left, right, left_keys, right_keys, suffix)
         self.index = KeyIndex(right_keys)
-        self._kept = said_kept(left_keys, described(kind, left, right, right_keys))
+        self._fingerprint = fingerprint(left_keys, described(kind, left, right, right_keys))
         self._keeps_left = kind is JoinKind.LEFT
         self._is_waiting = waits
         self._waiting: list[Batch] = []
+        #: How many of them are in a snapshot already, and the columns that they had.
+        self._snapshotted = 0
+        self._waiting_schema: Schema | None = None
 
     def open(self, context: Context) -> None:
         """Remember the sizes."""
@@ -66,6 +72,7 @@ class LookupJoin(Operator):
             self.learn(batch)
         elif self._is_waiting:
             self._waiting.append(batch)
+            self._waiting_schema = batch.schema
         else:
             self.join(batch, out)
 
@@ -73,7 +80,7 @@ class LookupJoin(Operator):
         """The second input is complete."""
         if port == RIGHT:
             self._is_waiting = False
-            waiting, self._waiting = self._waiting, []
+            waiting, self._waiting, self._snapshotted = self._waiting, [], 0
             for batch in waiting:
                 self.join(batch, out)
 
@@ -119,21 +126,33 @@ class LookupJoin(Operator):
                 slots[column.is_null().to_numpy(zero_copy_only=False)] = -1
         return slots
 
-    def waiting_rows(self) -> Table | None:
-        """Left rows that wait, for a snapshot."""
-        return pa.Table.from_batches(self._waiting) if self._waiting else None
+    def waiting_rows(self, *, is_whole: bool = True) -> Table | None:
+        """Left rows that wait, for a snapshot: all, or those that are in none yet. None when there never were any."""
+        batches = self._waiting if is_whole else self._waiting[self._snapshotted :]
+        self._snapshotted = len(self._waiting)
+        if self._waiting_schema is None:
+            return None
+        return stack([self._waiting_schema.empty_table(), *(pa.Table.from_batches([batch]) for batch in batches)])
 
     def take_waiting(self, table: Table) -> None:
         """Left rows of a snapshot."""
         self._waiting.extend(table.to_batches())
+        self._snapshotted = len(self._waiting)
+        self._waiting_schema = table.schema
 
     def facts(self) -> dict[str, Any]:
         """What a snapshot says besides rows."""
-        return {"is_waiting": self._is_waiting, "subtask": self.context.subtask, **self._kept}
+        has_waiting = bool(self._waiting)
+        return {
+            "is_waiting": self._is_waiting,
+            "has_waiting": has_waiting,
+            "subtask": self.context.subtask,
+            **self._fingerprint,
+        }
 
     def take_facts(self, facts: dict[str, Any]) -> None:
         """The inverse."""
-        check_kept(facts, self._kept)
+        check_fingerprint(facts, self._fingerprint)
         self._is_waiting = self._is_waiting and facts["is_waiting"]
 
 
@@ -145,6 +164,7 @@ class TableJoin(LookupJoin):
         self._pieces: list[Batch] = []
         self._rows = 0
         self._live = 0
+        self._dirty, self._gone = DirtyCells(), GoneKeys()
         self._places = np.full(0, -1, np.int64)
 
     def statistics(self) -> dict[str, int]:
@@ -167,6 +187,7 @@ class TableJoin(LookupJoin):
             self._places = with_room(self._places, len(self.index))
             self._places[known:] = -1
         self._places[touched] = np.where(gone, -1, self._rows + rows)
+        self._note(touched, gone)
         self._pieces.append(batch)
         self._rows += batch.num_rows
         self._live = int((self._places[: len(self.index)] >= 0).sum())
@@ -188,29 +209,44 @@ class TableJoin(LookupJoin):
         self.give_alone(batch.filter(pa.array(~found)), out)
 
     def snapshot(self) -> OperatorState:
-        """The table and what waits, by key group."""
-        total = self.context.key_groups.total
-        parts: dict[str, tuple[Table, Integers]] = {}
-        if self._live:
-            self._tidy()
-            table = pa.Table.from_batches(self._pieces)
-            parts["table"] = (table, key_groups(table, self.columns.right_keys, total))
-        waiting = self.waiting_rows()
+        """What changed of the table and came to wait, by key group."""
+        total, tables = self.context.key_groups.total, {}
+        is_whole = self._dirty.is_mostly(self._live)
+        changed, gone = self._dirty.take(), self._gone.take()
+        if self._pieces:
+            places = self._places[: len(self.index)] if is_whole else self._places[changed]
+            rows = pa.Table.from_batches([self._table().take(pa.array(places[places >= 0]))])
+            groups = key_groups(rows, self.columns.right_keys, total)
+            removed = (None, groups[:0]) if is_whole else gone
+            tables["table"] = TableState(rows, groups, self.columns.right_keys, *removed)
+        waiting = self.waiting_rows(is_whole=is_whole)
         if waiting is not None:
-            parts["waiting"] = (waiting, key_groups(waiting, self.columns.left_keys, total))
-        return OperatorState(pack_groups(parts), pack({}, **self.facts()))
+            groups = key_groups(waiting, self.columns.left_keys, total)
+            rows = waiting.append_column(_WAITS, pa.array(np.zeros(len(waiting), np.int64)))
+            # All of them go at once, when the second input has ended.
+            tables["waiting"] = TableState(rows, groups, floor=(_WAITS, 0 if self._waiting else 1))
+        return OperatorState(shared=pack({}, **self.facts()), tables=tables, is_whole=is_whole)
+
+    def _note(self, slots: Integers, gone: Any) -> None:
+        """These keys changed, some of them are gone."""
+        if self._dirty.is_tracking:
+            self._dirty.mark(slots, len(self.index))
+            if gone.any():
+                keys = pa.table(self.index.take(slots[gone]), names=list(self.columns.right_keys))
+                self._gone.add(keys, self.index.groups(slots[gone], self.context.key_groups.total))
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take the table in, and what waits."""
         for state in states:
-            if state.shared:
-                self.take_facts(dict(unpack(state.shared).facts))
-            for content in state.keyed.values():
-                tables = unpack(content).tables
-                for batch in tables["table"].combine_chunks().to_batches() if "table" in tables else []:
-                    self.learn(batch)
-                if "waiting" in tables:
-                    self.take_waiting(tables["waiting"])
+            facts = dict(unpack(state.shared).facts) if state.shared else {}
+            if facts:
+                self.take_facts(facts)
+            tables = {name: table.rows for name, table in state.tables.items()}
+            for batch in tables["table"].combine_chunks().to_batches() if "table" in tables else []:
+                self.learn(batch)
+            if "waiting" in tables and facts.get("has_waiting"):
+                self.take_waiting(tables["waiting"].drop_columns([_WAITS]))
+        self._dirty.begin()
 
     def _table(self) -> Batch:
         if len(self._pieces) > 1:
@@ -223,7 +259,7 @@ class TableJoin(LookupJoin):
         rows = self._places[: len(self.index)][live]
         self._pieces = [self._table().take(pa.array(rows))]
         self._rows = len(rows)
-        self.index.compact(live)
+        self._dirty.renumber(self.index.compact(live))
         self._places = np.arange(len(rows))
 
 
@@ -260,7 +296,7 @@ class BroadcastJoin(LookupJoin):
         if whole is not None and self.context.subtask == 0:  # every task has the same
             tables["table"] = pa.Table.from_batches([whole.rows])
         waiting = self.waiting_rows()
-        if waiting is not None:
+        if waiting is not None and len(waiting):
             tables["waiting"] = waiting
         return OperatorState(shared=pack(tables, **self.facts()))
 

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.keys import Integers
+from shoal.dataflow.language.elements import START_OF_TIME, Batch
+from shoal.dataflow.language.keys import Integers, key_groups
+from shoal.dataflow.state.tables import Table, TableState, stack
 
 #: Neighbours with fewer rows are put together: else a stream of single rows would be a list of single rows.
 _SMALL = 4_096
+_PANE = "__join_pane"
 
 
 class PaneRows:
@@ -25,6 +28,10 @@ class PaneRows:
     def __init__(self) -> None:
         self._panes: dict[int, list[Batch]] = {}
         self.rows = 0
+        #: Rows that came since the last snapshot, with the pane of each; None before the first one.
+        self._fresh: list[tuple[Batch, Integers]] | None = None
+        self._schema: Any = None
+        self._floor = START_OF_TIME
 
     def __len__(self) -> int:
         return self.rows
@@ -39,6 +46,9 @@ class PaneRows:
         if not len(panes):
             return
         self.rows += len(panes)
+        self._schema = rows.schema
+        if self._fresh is not None:
+            self._fresh.append((rows, panes))
         first = int(panes[0])
         if (panes == first).all():
             self._append(first, rows)
@@ -61,13 +71,40 @@ class PaneRows:
             return None
         return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
-    def whole(self) -> Batch | None:
-        """All rows."""
-        parts = [part for pane in sorted(self._panes) for part in self._panes[pane]]
-        return pa.concat_batches(parts) if parts else None
+    def changes(self, keys: Sequence[str], total: int) -> tuple[TableState | None, bool]:
+        """The rows that came since the last time, and whether these are all that there are, as at first.
+
+        None when there never was a row.
+        """
+        fresh, self._fresh = self._fresh, []
+        if self._schema is None:
+            return None, fresh is None
+        parts = fresh
+        if parts is None:
+            parts = [(part, np.full(part.num_rows, pane)) for pane in self._panes for part in self._panes[pane]]
+        rows = stack([self._schema.empty_table(), *(pa.Table.from_batches([batch]) for batch, _panes in parts)])
+        panes = np.concatenate([np.zeros(0, np.int64), *(panes for _batch, panes in parts)])
+        table = rows.append_column(_PANE, pa.array(panes))
+        return TableState(table, key_groups(rows, keys, total), floor=(_PANE, self._floor)), fresh is None
+
+    def restore(self, rows: Table, first: int) -> None:
+        """Take in what `changes` gave, merged, without panes before the first that is needed. That is no change."""
+        self._fresh = None
+        if len(rows):
+            rows = rows.combine_chunks()
+            panes = rows.column(_PANE).combine_chunks().to_numpy()
+            needed = np.flatnonzero(panes >= first)
+            if len(needed):
+                batch = rows.drop_columns([_PANE]).take(pa.array(needed)).combine_chunks().to_batches()[0]
+                self.add(batch, panes[needed])
+
+    def begin_tracking(self) -> None:
+        """All that there is now is known."""
+        self._fresh = []
 
     def free_before(self, pane: int) -> None:
         """Forget the panes before one."""
+        self._floor = max(self._floor, pane)
         for each in [each for each in self._panes if each < pane]:
             self.rows -= sum(part.num_rows for part in self._panes.pop(each))
 

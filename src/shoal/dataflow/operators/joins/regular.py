@@ -91,7 +91,7 @@ class RegularJoin(KeyedJoin):
         if first.any():
             if self._gives_changes:
                 self.give_alone(segment.rows.filter(pa.array(first)), port, out, change="-D")
-            segment.matched |= first
+            segment.mark_matched(first)
 
     def _take_in(self, table: Any, port: int) -> None:
         super()._take_in(table, port)

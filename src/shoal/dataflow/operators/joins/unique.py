@@ -15,15 +15,17 @@ import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.keys import Integers
+from shoal.dataflow.language.keys import Integers, key_groups
 from shoal.dataflow.operators.base import OperatorState, Output
 from shoal.dataflow.operators.batches import stacked
 from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.buffer import Segment
 from shoal.dataflow.operators.joins.matching import slot_ranges
 from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import check_kept
-from shoal.dataflow.state.blobs import Table, pack, pack_groups, unpack
+from shoal.dataflow.operators.keyed_state import check_fingerprint
+from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.dirty import DirtyCells
+from shoal.dataflow.state.tables import Table, TableState
 
 _MATCHED = "__join_matched"
 #: The newest rows are put to the others when they are more than this, and more than a share of them.
@@ -41,6 +43,8 @@ class UniqueJoin(KeyedJoin):
         self._number = np.full(0, -1, np.int64)
         #: Whether each right row has had a partner, and its slot. Kept where rows without a partner come out.
         self._matched = np.zeros(0, np.bool_)
+        #: The right rows that changed since the last snapshot, by number.
+        self._dirty = DirtyCells()
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Find partners among the rows of the other side, then wait for them."""
@@ -68,33 +72,34 @@ class UniqueJoin(KeyedJoin):
         return {"left_rows": len(self.buffers[LEFT]), "right_rows": len(self._partners), "keys": len(self.index)}
 
     def snapshot(self) -> OperatorState:
-        """Rows by key group."""
-        total = self.context.key_groups.total
-        parts: dict[str, tuple[Table, Integers]] = {}
-        waiting = self.buffers[LEFT].whole()
-        if waiting is not None:
-            parts["left"] = (pa.Table.from_batches([waiting.rows]), self.index.groups(waiting.slots, total))
-        rows = self._partners.whole()
-        if rows is not None:
-            matched = pa.array(self._matched[: rows.num_rows])
-            groups = self.index.groups(self.slots_of(rows, RIGHT), total)
-            parts["right"] = (pa.Table.from_batches([rows]).append_column(_MATCHED, matched), groups)
-        return OperatorState(pack_groups(parts), pack({}, **self.kept))
+        """Rows that changed, by key group."""
+        left, _is_whole = self.buffers[LEFT].changes(self.groups_of)
+        tables = {} if left is None else {"left": left}
+        is_whole = not self._dirty.is_tracking
+        changed = self._dirty.take()
+        if len(self._partners):
+            numbers = np.arange(len(self._partners)) if is_whole else changed
+            order, rows = self._partners.take(numbers)
+            numbers = numbers if order is None else numbers[order]
+            table = pa.Table.from_batches([rows]).append_column(_MATCHED, pa.array(self._matched[numbers]))
+            # A key has one row, so its slot is known by the row; the name of a key column is the right side's.
+            groups = key_groups(rows, self.columns.right_keys, self.context.key_groups.total)
+            tables["right"] = TableState(table, groups, self.columns.right_keys)
+        return OperatorState(shared=pack({}, **self.fingerprint), tables=tables, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take rows in."""
         for state in states:
             if state.shared:
-                check_kept(unpack(state.shared).facts, self.kept)
-            for content in state.keyed.values():
-                tables = unpack(content).tables
-                if "right" in tables:
-                    matched = tables["right"].column(_MATCHED).to_numpy()
-                    self._remember(_batch(tables["right"].drop_columns([_MATCHED])), matched)
-                if "left" in tables:
-                    rows = _batch(tables["left"])
-                    self._wait(rows, self.slots_of(rows, LEFT))
-                    self._number = _grown(self._number, len(self.index))
+                check_fingerprint(unpack(state.shared).facts, self.fingerprint)
+            if "right" in state.tables and len(state.tables["right"].rows):
+                rows = state.tables["right"].rows
+                matched = rows.column(_MATCHED).to_numpy()
+                self._remember(_batch(rows.drop_columns([_MATCHED])), matched)
+            if "left" in state.tables:
+                self._take_in(state.tables["left"].rows, LEFT)
+                self._number = _grown(self._number, len(self.index))
+        self._dirty.begin()
 
     # -- rows in ----------------------------------------------------------------------------------------------
 
@@ -107,6 +112,7 @@ class UniqueJoin(KeyedJoin):
             places = np.flatnonzero(found)
             batch, numbers = batch.take(pa.array(places)), numbers[places]
         if len(numbers) and self.keeps[RIGHT]:
+            self._dirty.mark(numbers[~self._matched[numbers]], len(self._partners))
             self._matched[numbers] = True
         for start in range(0, len(numbers), self.context.max_rows):
             some = slice(start, start + self.context.max_rows)
@@ -118,6 +124,7 @@ class UniqueJoin(KeyedJoin):
         self._refuse_second(batch, slots)
         numbers = self._remember(batch, np.zeros(len(slots), np.bool_), slots)
         kept: list[Segment] = []
+        gone: list[Segment] = []
         for segment in self.buffers[LEFT].segments:
             ranges = slot_ranges(segment.slots, slots)
             found = ranges[1] > ranges[0]
@@ -126,8 +133,10 @@ class UniqueJoin(KeyedJoin):
                 continue
             self._matched[numbers[found]] = True
             self.give_pairs(batch, RIGHT, segment, ranges, out)
-            kept.append(segment.at(np.flatnonzero(~np.isin(segment.slots, slots[found]))))
-        self.buffers[LEFT].replace(kept)
+            met = np.isin(segment.slots, slots[found])
+            kept.append(segment.at(np.flatnonzero(~met)))
+            gone.append(segment.at(np.flatnonzero(met)))
+        self.buffers[LEFT].replace(kept, gone, self.groups_of)
 
     def _wait(self, rows: Batch, slots: Integers) -> None:
         self.buffers[LEFT].add(rows, slots, np.zeros(len(slots), np.int64))
@@ -141,6 +150,7 @@ class UniqueJoin(KeyedJoin):
         self._number[slots] = numbers
         self._matched = with_room(self._matched, len(self._partners))
         self._matched[numbers] = matched
+        self._dirty.mark(numbers, len(self._partners))
         return numbers
 
     def _refuse_second(self, batch: Batch, slots: Integers) -> None:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Batch
-from shoal.dataflow.language.keys import Array, Integers, combined, key_groups
+from shoal.dataflow.language.keys import Array, Integers, combined
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.base import OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, same_type
@@ -27,10 +27,10 @@ from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.columns import keys_of
 from shoal.dataflow.operators.joins.matching import pairs, slot_ranges, spread
 from shoal.dataflow.operators.joins.panes import PaneRows
-from shoal.dataflow.operators.keyed_state import check_kept
+from shoal.dataflow.operators.keyed_state import check_fingerprint
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.windows import bounds
-from shoal.dataflow.state.blobs import Table, pack, pack_groups, unpack
+from shoal.dataflow.state.blobs import pack, unpack
 
 _SIDES = ("left", "right")
 
@@ -40,7 +40,7 @@ class WindowJoin(KeyedJoin):
 
     def __init__(self, *, window: SlidingWindow, emits_time: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
-        self.kept = {name: f"{words} in {window}" for name, words in self.kept.items()}
+        self.fingerprint = {name: f"{words} in {window}" for name, words in self.fingerprint.items()}
         self._window = window
         self._emits_time = emits_time
         self._sides = (PaneRows(), PaneRows())
@@ -77,29 +77,28 @@ class WindowJoin(KeyedJoin):
         return {**self.late_rows(), "left_rows": len(left), "right_rows": len(right)}
 
     def snapshot(self) -> OperatorState:
-        """Waiting rows by key group."""
-        parts: dict[str, tuple[Table, Integers]] = {}
-        for port, name in enumerate(_SIDES):
-            whole = self._sides[port].whole()
-            if whole is not None:
-                groups = key_groups(whole, self._key_names(port), self.context.key_groups.total)
-                parts[name] = (pa.Table.from_batches([whole]), groups)
-        return OperatorState(pack_groups(parts), pack({}, watermark=self.watermark, **self.kept))
+        """Waiting rows that came, by key group."""
+        total = self.context.key_groups.total
+        found = {name: self._sides[port].changes(self._key_names(port), total) for port, name in enumerate(_SIDES)}
+        return OperatorState(
+            shared=pack({}, watermark=self.watermark, **self.fingerprint),
+            tables={name: table for name, (table, _whole) in found.items() if table is not None},
+            is_whole=all(is_whole for _table, is_whole in found.values()),
+        )
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take waiting rows in."""
-        watermarks = []
-        for state in states:
-            if state.shared:
-                facts = unpack(state.shared).facts
-                check_kept(facts, self.kept)
-                watermarks.append(facts["watermark"])
-            for content in state.keyed.values():
-                tables = unpack(content).tables
-                for port, name in enumerate(_SIDES):
-                    for batch in tables[name].to_batches() if name in tables else ():
-                        self._sides[port].add(batch, event_times(batch) // self._window.pane)
-        self.watermark = min(watermarks, default=START_OF_TIME)
+        states = list(states)
+        facts = [unpack(state.shared).facts for state in states if state.shared]
+        for each in facts:
+            check_fingerprint(each, self.fingerprint)
+        self.watermark = min((each["watermark"] for each in facts), default=START_OF_TIME)
+        first = bounds.first_needed(self._window, self.watermark) // self._window.pane
+        for port, name in enumerate(_SIDES):
+            for state in states:
+                if name in state.tables:
+                    self._sides[port].restore(state.tables[name].rows, first)
+            self._sides[port].begin_tracking()
 
     # -- pairs ------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,14 @@ from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, processing_time
 from shoal.dataflow.operators.given import Change, GivenResults, Results
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import numbers_of, restore_windows, restored_slots, said_kept, state_table
+from shoal.dataflow.operators.keyed_state import (
+    fingerprint,
+    key_names,
+    numbers_of,
+    restore_windows,
+    restored_slots,
+    state_table,
+)
 from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.operators.windows import bounds, spans
@@ -37,7 +44,9 @@ from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
 from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
 from shoal.dataflow.operators.windows.thin import Block, ThinPanes, distinct_panes, together
-from shoal.dataflow.state.blobs import pack, pack_groups
+from shoal.dataflow.state.blobs import pack
+from shoal.dataflow.state.dirty import are_most
+from shoal.dataflow.state.tables import TableState
 
 LATE = "late"
 _PANE = "__pane"
@@ -51,7 +60,7 @@ class WindowAggregate(Aggregating):
 
     def __init__(self, *, grouping: Grouping, window: SlidingWindow, firing: Firing | None = None) -> None:
         super().__init__(grouping)
-        self._kept = said_kept(grouping.keys, grouping.description, window)
+        self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._window = window
         self._firing = firing or Firing()
         self._given = None if self._firing == Firing() else GivenResults()
@@ -69,6 +78,8 @@ class WindowAggregate(Aggregating):
         self._results: list[tuple[Integers, Sparse]] = []
         self._said: list[tuple[int, Change]] = []
         self._waiting = 0
+        #: Whether there was a snapshot: from then on only what changes is in the next one.
+        self._is_tracking = False
 
     def open(self, context: Context) -> None:
         """Remember the clock and the sizes."""
@@ -138,28 +149,60 @@ class WindowAggregate(Aggregating):
     def snapshot(self) -> OperatorState:
         """Panes by key group."""
         if self._plan is None:
-            return OperatorState(shared=pack({}, watermark=self._watermark, **self._kept))
-        shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._kept)
-        parts = [(pane, self._panes[pane].peek(len(self._index))) for pane in self._pane_order()]
+            return OperatorState(shared=pack({}, watermark=self._watermark, **self._fingerprint))
+        shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._fingerprint)
+        if not self._index.is_bound:
+            return OperatorState(shared=shared)
+        is_whole = not self._is_tracking or self._has_changed_mostly()
+        if is_whole:
+            self._forget_changes()
+        self._is_tracking = True
+        tables = {"panes": self._changed_panes(self._plan)}
+        if self._given is not None:
+            tables["given"] = self._given.changes(self._index, self._plan, self._context.key_groups.total)
+        return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
+
+    def _changed_panes(self, plan: AggregatePlan) -> TableState:
+        capacity = len(self._index)
+        parts = ((pane, self._panes[pane].changes(capacity)) for pane in self._pane_order())
         blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
-        if self._thin:
-            blocks.append(self._thin.whole(len(self._index)))
-        total = self._context.key_groups.total
-        tables: dict[str, tuple[Any, Integers]] = {}
-        if blocks:
-            sparse = concat([block.sparse for block in blocks])
-            panes = np.concatenate([block.panes for block in blocks])
-            table = state_table(self._index, sparse.cells, self._plan, sparse, {_PANE: panes})
-            tables["panes"] = (table, self._index.groups(sparse.cells, total))
-        given = None if self._given is None else self._given.to_table(self._index)
-        if given is not None:
-            tables["given"] = (given[0], self._index.groups(given[1], total))
-        return OperatorState(pack_groups(tables), shared)
+        blocks.append(self._thin.changes(capacity))
+        sparse = concat([block.sparse for block in blocks])
+        panes = np.concatenate([block.panes for block in blocks])
+        table = state_table(self._index, sparse.cells, plan, sparse, {_PANE: panes})
+        groups = self._index.groups(sparse.cells, self._context.key_groups.total)
+        floor = (_PANE, self._first_needed())
+        return TableState(table, groups, (*key_names(self._index), _PANE), floor=floor)
+
+    def _has_changed_mostly(self) -> bool:
+        """Whether so much changed that everything is written, and nothing has to be merged."""
+        changed = self._thin.count_changed() + sum(pane.dirty.count() for pane in self._panes.values())
+        return are_most(changed, self._thin.count() + sum(pane.count() for pane in self._panes.values()))
+
+    def _forget_changes(self) -> None:
+        """The next snapshot has everything."""
+        self._thin.end_tracking()
+        for pane in self._panes.values():
+            pane.dirty.is_tracking = False
+        if self._given is not None:
+            self._given.end_tracking()
+
+    def _first_needed(self) -> int:
+        """Panes before it are in no window that is open."""
+        limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
+        return max(bounds.first_needed(self._window, limit) // self._window.pane, START_OF_TIME)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
         """Take panes in."""
-        self._watermark = restore_windows(states, self._kept, bind=self._bind, take_in=self._take_in)
-        self._is_restored = self._plan is not None
+        self._watermark = restore_windows(states, self._fingerprint, bind=self._bind, take_in=self._take_in)
+        self._is_restored = self._is_tracking = self._plan is not None
+        if self._is_tracking:
+            self._drop_panes()  # what had ended is not taken out of files one by one
+            self._thin.begin_tracking()
+            for pane in self._panes.values():
+                pane.dirty.begin()
+            if self._given is not None:
+                self._given.begin_tracking()
 
     # -- rows in ----------------------------------------------------------------------------------------------
 
@@ -219,12 +262,12 @@ class WindowAggregate(Aggregating):
         if len(panes):
             for number, part in self._thin.take(panes, len(self._index)).each():
                 self._panes[number] = self._new_pane()
-                self._panes[number].begin(part)
+                self._panes[number].begin(part, len(self._index))
             self._order = None
 
     def _new_pane(self) -> Pane:
         padded = self._matrix is not None and self._matrix.is_possible
-        return Pane(self._plan_there().specs, can_be_padded=padded)
+        return Pane(self._plan_there().specs, can_be_padded=padded, is_tracking=self._is_tracking)
 
     def _pane(self, number: int) -> Pane:
         pane = self._panes.get(number)
@@ -404,7 +447,7 @@ class WindowAggregate(Aggregating):
     def _drop_panes(self) -> None:
         """Let go of panes whose windows are all over, and of keys that have no rows any more."""
         limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
-        needed = bounds.first_needed(self._window, limit) // self._window.pane
+        needed = self._first_needed()
         order = self._pane_order()
         gone, self._order = order[: bisect.bisect_left(order, needed)], order[bisect.bisect_left(order, needed) :]
         if self._given is not None:

@@ -14,6 +14,7 @@ from shoal.dataflow.operators.aggregates.columns import Cells
 from shoal.dataflow.operators.aggregates.plan import LaneSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse, in_order
 from shoal.dataflow.operators.aggregates.store import Rows, Store, combine
+from shoal.dataflow.state.dirty import DirtyCells
 
 #: Pieces wait as they are while they have less than one row for so many slots: arrays over all would be mostly empty.
 _THIN = 8
@@ -26,9 +27,11 @@ _FULL = 4
 class Pane:
     """The rows of one stretch of time."""
 
-    __slots__ = ("_base", "_can_be_padded", "_pieces", "_specs", "_store", "_waiting")
+    __slots__ = ("_base", "_can_be_padded", "_pieces", "_specs", "_store", "_waiting", "dirty")
 
-    def __init__(self, specs: Sequence[LaneSpec], *, can_be_padded: bool = False) -> None:
+    def __init__(self, specs: Sequence[LaneSpec], *, can_be_padded: bool = False, is_tracking: bool = False) -> None:
+        #: The slots that changed since the last snapshot.
+        self.dirty = DirtyCells(is_tracking=is_tracking)
         self._specs = specs
         self._can_be_padded = can_be_padded
         self._base: Sparse | None = None
@@ -38,6 +41,8 @@ class Pane:
 
     def add(self, piece: Sparse | Rows, capacity: int) -> None:
         """Take rows in, or what was aggregated elsewhere. `capacity` is above every slot."""
+        if self.dirty.is_tracking:
+            self.dirty.mark(piece.cells, capacity)
         if self._can_be_padded and isinstance(piece, Sparse) and self._is_empty():
             self._base = in_order(piece)
             return
@@ -53,9 +58,10 @@ class Pane:
         self._store.ensure(capacity)
         self._store.add(piece)
 
-    def begin(self, base: Sparse) -> None:
+    def begin(self, base: Sparse, capacity: int) -> None:
         """Begin with what was kept elsewhere, in the order of slots."""
         self._base = base
+        self.dirty.mark(base.cells, capacity)
 
     def _is_empty(self) -> bool:
         return self._base is None and self._store is None and not self._pieces
@@ -66,6 +72,27 @@ class Pane:
         if self._store is not None:
             pieces.append(self._store.take(self._store.present()))
         return combine(self._specs, [*pieces, *self._pieces], capacity)
+
+    def count(self) -> int:
+        """How many slots it has, about."""
+        kept = 0 if self._base is None else len(self._base)
+        return kept + self._waiting if self._store is None else kept + int(np.count_nonzero(self._store.rows))
+
+    def changes(self, capacity: int) -> Sparse:
+        """What changed since the last time; all of it at first."""
+        if not self.dirty.is_tracking:
+            self.dirty.begin()
+            return self.peek(capacity)
+        changed = self.dirty.take()
+        if self._store is not None and self._base is None and not self._pieces:
+            changed = changed[changed < self._store.capacity]
+            return self._store.take(changed[self._store.rows[changed] != 0])
+        if not len(changed):
+            return combine(self._specs, [], capacity)
+        whole = self.peek(capacity)
+        flags = np.zeros(capacity, np.bool_)
+        flags[changed] = True
+        return whole.at(np.flatnonzero(flags[whole.cells]))
 
     def freeze(self, capacity: int) -> Sparse:
         """Keep the compressed form only, and give it. Some of its slots may have no rows."""
@@ -78,6 +105,7 @@ class Pane:
         """Slots have new numbers, in the same order."""
         sparse = present_only(self.freeze(capacity))
         self._base = sparse.with_cells(moved[sparse.cells])
+        self.dirty.renumber(moved)
 
     def _compressed(self, capacity: int) -> Sparse:
         store = self._store

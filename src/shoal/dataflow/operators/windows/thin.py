@@ -55,6 +55,8 @@ class ThinPanes:
     def __init__(self, specs: Sequence[LaneSpec]) -> None:
         self._specs = specs
         self._blocks: list[Block] = []
+        #: The panes that rows came into since the last snapshot; None before the first one.
+        self._changed: list[Cells] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._blocks)
@@ -88,6 +90,8 @@ class ThinPanes:
     def add(self, piece: Sparse | Rows, panes: Cells, capacity: int) -> None:
         """Take rows in; in a `Sparse` a pane may have a slot twice. `capacity` is above every slot."""
         found = distinct_panes([panes])
+        if self._changed is not None:
+            self._changed.append(found)
         cells = np.searchsorted(found, panes) * capacity + piece.cells
         pieces: Sequence[Sparse | Rows] = [Rows(cells, piece.inputs)] if isinstance(piece, Rows) else []
         if isinstance(piece, Sparse):
@@ -112,9 +116,32 @@ class ThinPanes:
         """Panes `first` up to, not including, `end`."""
         return _merged(self._specs, [block.between(first, end) for block in self._blocks], capacity)
 
-    def whole(self, capacity: int) -> Block:
-        """All of it."""
-        return _merged(self._specs, self._blocks, capacity)
+    def changes(self, capacity: int) -> Block:
+        """The panes that changed since the last time, whole; all of them at first."""
+        changed, self._changed = self._changed, []
+        if changed is None or not self._blocks:
+            return _merged(self._specs, self._blocks, capacity)
+        panes = distinct_panes(changed)
+        if not len(panes):
+            return _merged(self._specs, [], capacity)
+        block = self.peek(int(panes[0]), int(panes[-1]) + 1, capacity)
+        return block.at(np.flatnonzero(np.isin(block.panes, panes)))
+
+    def count_changed(self) -> int:
+        """How many panes changed, about."""
+        return 0 if self._changed is None else sum(map(len, self._changed))
+
+    def count(self) -> int:
+        """How many entries there are, about."""
+        return sum(map(len, self._blocks))
+
+    def end_tracking(self) -> None:
+        """The next snapshot has everything."""
+        self._changed = None
+
+    def begin_tracking(self) -> None:
+        """All that there is now is known."""
+        self._changed = []
 
     def slots(self) -> Cells:
         """The slots that have rows; some of them more than once."""
