@@ -5,15 +5,18 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
 
+from shoal.core.errors import InvalidError, UnsupportedError
 from shoal.core.tfrecords import frame as frame_record
 from shoal.core.tfrecords import read_records
 from shoal.records.bad_records import BadRecords
+from shoal.records.exports import read_manifest, read_state
 from shoal.records.feature_list import load_feature_list, parse_feature_list
 from shoal.records.formats.compression import Compression, Sink, Source
 from shoal.records.formats.documents import DocumentFormat, load_message, parse_message
@@ -21,9 +24,14 @@ from shoal.records.formats.dumps import parse_dump
 from shoal.records.formats.frames import FrameFormat, frame, read_frames
 from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
 from shoal.records.formats.tfrecords import read_tfrecords
-from shoal.testing.fuzz import ParserCase, changed_bytes, changed_text
+from shoal.records.parsing.engines import Engine, read_columns
+from shoal.records.parsing.schema import LINE_ID_TYPES, RowSchema, floats, ids, ints, texts
+from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
+from shoal.testing.messages import changed
+from shoal.wire.pb.idl.matrix.proto.example_pb2 import Example, ExampleBatch, Feature
 from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
-from tests.fuzz.inputs import blobs, file_named, flipped_bytes, texts, with_folder
+from tests.fuzz import inputs
+from tests.fuzz.inputs import blobs, file_named, flipped_bytes, with_folder
 
 INSTANCE = Instance(fid=[1, 2], label=[1.0])
 INSTANCE.feature.add(name="fc_a", fid=[3])
@@ -66,6 +74,39 @@ def _messages(folder: Path) -> object:
     return list(read_messages(str(folder / "f"), Instance, RecordFormat(FrameFormat(), Compression.NONE)))
 
 
+EXPORT = {
+    "model_name": "m",
+    "sub_graph": "entry",
+    "version": 7,
+    "files": [{"path": "a/b", "size": 3, "sha256": "0" * 64}],
+    "tables": [{"name": "t", "path": "a/b", "format": "dump"}],
+    "versions": {"shoal": "1"},
+}
+STATE = 'entries {\n  export_dir: "/m/entry/7"\n  global_step: 50\n}\n'
+SCHEMA = RowSchema(
+    (ids("fc_a"), ids("fc_slot_0"), floats("f", size=2), ints("i"), texts("t")), line_id=tuple(LINE_ID_TYPES)
+)
+EXAMPLE = Example(label=[1.0])
+EXAMPLE.named_feature.add(name="fc_a").feature.fid_v2_list.value.extend([1, 2])
+EXAMPLE.named_feature.add(name="t").feature.bytes_list.value.append(b"x")
+EXAMPLE.line_id.actions.extend([1, 2])
+BATCH = ExampleBatch(batch_size=2)
+for each in ("fc_a", "f"):
+    BATCH.named_feature_list.add(name=each).feature.extend([Feature(), Feature()])
+
+
+def _columns(message: type[Any], engine: Engine) -> Callable[[bytes], object]:
+    """Reads a file of one record, by one of the engines."""
+
+    def run(folder: Path) -> object:
+        form = RecordFormat(FrameFormat(), Compression.NONE)
+        return [
+            each.validate(full=True) for each in read_columns(str(folder / "f"), form, message, SCHEMA, engine=engine)
+        ]
+
+    return with_folder(lambda folder, data: file_named("f")(folder, frame(data, FrameFormat())), run)
+
+
 RECORD_PARSERS: dict[str, ParserCase] = {
     "shoal.core.tfrecords.read_records": ParserCase(
         lambda data: list(read_records(io.BytesIO(data), name="f")), around(TFRECORDS), good=(TFRECORDS, b"")
@@ -88,12 +129,12 @@ RECORD_PARSERS: dict[str, ParserCase] = {
     ),
     "shoal.records.formats.documents.parse_message of text": ParserCase(
         lambda text: parse_message(text.encode("utf-8", "replace"), Instance, DocumentFormat.TEXT, path="f"),
-        texts | changed_text("fid: 1 feature { name: 'a' fid: 3 }"),
+        inputs.texts | changed_text("fid: 1 feature { name: 'a' fid: 3 }"),
         good=("fid: 1 feature { name: 'a' fid: 3 }",),
     ),
     "shoal.records.formats.documents.parse_message of JSON": ParserCase(
         lambda text: parse_message(text.encode("utf-8", "replace"), Instance, DocumentFormat.JSON, path="f"),
-        texts | changed_text('{"fid": [1], "feature": [{"name": "a"}]}'),
+        inputs.texts | changed_text('{"fid": [1], "feature": [{"name": "a"}]}'),
         good=('{"fid": [1], "feature": [{"name": "a"}]}',),
     ),
     "shoal.records.formats.documents.load_message": ParserCase(
@@ -102,10 +143,10 @@ RECORD_PARSERS: dict[str, ParserCase] = {
         good=(DUMP.encode(),),
     ),
     "shoal.records.formats.dumps.parse_dump": ParserCase(
-        lambda text: parse_dump(text, Instance.DESCRIPTOR, path="f"), texts | changed_text(DUMP), good=(DUMP, "")
+        lambda text: parse_dump(text, Instance.DESCRIPTOR, path="f"), inputs.texts | changed_text(DUMP), good=(DUMP, "")
     ),
     "shoal.records.feature_list.parse_feature_list": ParserCase(
-        parse_feature_list, texts | changed_text(CONF), good=(CONF,)
+        parse_feature_list, inputs.texts | changed_text(CONF), good=(CONF,)
     ),
     "shoal.records.feature_list.load_feature_list": ParserCase(
         with_folder(file_named("f.conf"), lambda folder: load_feature_list(str(folder / "f.conf"))),
@@ -127,5 +168,25 @@ RECORD_PARSERS: dict[str, ParserCase] = {
             good=(compressed(compression), b""),
         )
         for compression in Compression
+    },
+    "shoal.records.exports.read_manifest": ParserCase(
+        with_folder(file_named("export.json"), lambda folder: read_manifest(str(folder))),
+        blobs | (JSON_VALUES | changed_values(EXPORT)).map(lambda each: json.dumps(each).encode()),
+        (InvalidError, UnsupportedError),
+        (json.dumps(EXPORT).encode(),),
+    ),
+    "shoal.records.exports.read_state": ParserCase(
+        with_folder(file_named("entry/ExportSaverListenerState"), lambda folder: read_state(str(folder), "entry")),
+        blobs | changed_text(STATE).map(lambda text: text.encode("utf-8", "replace")),
+        good=(STATE.encode(), b""),
+    ),
+    **{
+        f"shoal.records.parsing.engines.read_columns of {message.__name__}, {engine.value}": ParserCase(
+            _columns(message, engine),
+            around(good.SerializeToString()) | changed(good).map(lambda each: each.SerializeToString()),
+            good=(good.SerializeToString(), b""),
+        )
+        for message, good in ((Instance, INSTANCE), (Example, EXAMPLE), (ExampleBatch, BATCH))
+        for engine in (Engine.COMPILED, Engine.PLAIN)
     },
 }

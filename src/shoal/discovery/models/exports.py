@@ -16,12 +16,11 @@ from shoal.core import files
 from shoal.core.errors import InvalidError, NotFoundError, problem
 from shoal.discovery.models.records import ENTRY
 from shoal.discovery.names import is_part
+from shoal.model.artifacts import EXPORT_FILE, MAX_EXPORT_BYTES
 
 GRAPH_FILE = "saved_model.pb"
-EXPORT_FILE = "export.json"
 #: A graph holds no weights, so it is small.
 MAX_GRAPH_BYTES = 256 * 1024 * 1024
-MAX_EXPORT_BYTES = 1024 * 1024
 
 #: The op by which an entry graph calls its peers.
 REMOTE_OP = b"TfServingRemotePredict"

@@ -49,6 +49,8 @@ class _Reader:
 
     def key(self, name: str, value: Any, *, has_value: bool) -> bool:
         """Take a key, and say whether there was a place for it."""
+        if not (name.isascii() and name.isidentifier()):  # protobuf cannot even look for some texts
+            return False
         for depth in range(len(self.open) - 1, -1, -1):
             each = self.open[depth]
             if each.descriptor is None or not isinstance(each.value, dict) or name in each.value:
