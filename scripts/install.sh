@@ -79,3 +79,8 @@ else
         "${pip[@]}" install 'pip>=25.1'
     "${pip[@]}" install "${arguments[@]}"
 fi
+
+if [ "$what" = dev ]; then
+    say "compiling the kernels"
+    "$venv/bin/shoal" warmup
+fi

@@ -112,6 +112,25 @@ DISCOVERY = [
 ]
 
 
+TABLES = [
+    "AdmissionSettings",
+    "EmbeddingTable",
+    "Entries",
+    "ExpirySettings",
+    "FilterKind",
+    "HeapMemory",
+    "Memory",
+    "NotFinite",
+    "SharedMemory",
+    "SharedTableReader",
+    "SliceSettings",
+    "TableKind",
+    "TableSettings",
+    "TableStatistics",
+    "TimeBasis",
+]
+
+
 def test_the_public_names() -> None:
     assert sorted(shoal.__all__) == sorted(PUBLIC)
     assert all(getattr(shoal, name) is not None for name in PUBLIC)

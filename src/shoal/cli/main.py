@@ -51,6 +51,7 @@ _MODULES: dict[str, tuple[str, str]] = {
     "grant": ("commands.grants", SERVERS),
     "secret": ("commands.secrets", FLEET),
     "migrate": ("programs.migrate", ""),
+    "warmup": ("programs.warmup", ""),
     "schema": ("commands.schema", ""),
 }
 #: Commands that load alone, so that they start quickly.
