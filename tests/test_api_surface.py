@@ -14,6 +14,7 @@ import pytest
 import shoal
 import shoal.discovery
 import shoal.records
+import shoal.tables
 import shoal.topics
 from shoal.core.errors import ShoalError
 
@@ -162,7 +163,8 @@ def test_a_stream_program_needs_one_import() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "public"), [(shoal.topics, TOPICS), (shoal.discovery, DISCOVERY), (shoal.records, RECORDS)]
+    ("module", "public"),
+    [(shoal.topics, TOPICS), (shoal.discovery, DISCOVERY), (shoal.records, RECORDS), (shoal.tables, TABLES)],
 )
 def test_the_public_names_of_a_package(module: ModuleType, public: list[str]) -> None:
     assert sorted(module.__all__) == public
@@ -186,7 +188,13 @@ def test_a_local_log_needs_no_kafka_client() -> None:
 
 @pytest.mark.parametrize(
     ("module", "public"),
-    [(shoal, PUBLIC), (shoal.topics, TOPICS), (shoal.discovery, DISCOVERY), (shoal.records, RECORDS)],
+    [
+        (shoal, PUBLIC),
+        (shoal.topics, TOPICS),
+        (shoal.discovery, DISCOVERY),
+        (shoal.records, RECORDS),
+        (shoal.tables, TABLES),
+    ],
 )
 def test_type_checkers_are_told_the_same_names(module: ModuleType, public: list[str]) -> None:
     stub = Path(str(module.__file__)).with_suffix(".pyi").read_text(encoding="utf-8")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 
 import typer
 
 from shoal.cli import output
 from shoal.core.errors import UnsupportedError
-
-#: Modules with a function `prepare`, which yields the name of each kernel and whether it was compiled.
-_ROOMS = ("shoal.tables.warmup",)
 
 
 def register(app: typer.Typer) -> None:
@@ -20,16 +16,17 @@ def register(app: typer.Typer) -> None:
 
 
 def warmup() -> None:
-    """Compile the kernels of embedding tables, so that the first program which uses them starts at once.
+    """Compile the kernels of embedding tables and of parsing, so that the first program with them starts at once.
 
-    They are kept in the user's cache (`~/.cache/shoal/kernels`, or the directory that SHOAL_KERNEL_CACHE names). A
-    program that finds no kernel there compiles it itself, once, and says so. A second call does nothing.
+    Those of tables are kept in the user's cache (`~/.cache/shoal/kernels`, or the directory that SHOAL_KERNEL_CACHE
+    names). A program that finds no kernel compiles it itself, once. A second call compiles nothing.
     """
     if importlib.util.find_spec("numba") is None:
         raise UnsupportedError("numba is not installed", hint="pip install 'shoal[train]' or 'shoal[serve]'")
-    ready = compiled = 0
-    for room in _ROOMS:
-        for _, was_compiled in importlib.import_module(room).prepare():
-            ready += 1
-            compiled += was_compiled
-    output.words(f"{ready} kernels are ready, {compiled} were compiled now")
+    from shoal.records.parsing.engines import warm_up
+    from shoal.tables.warmup import prepare
+
+    ready = [was_compiled for _, was_compiled in prepare()]
+    output.words(f"tables: {len(ready)} kernels are ready, {sum(ready)} were compiled now")
+    warm_up()
+    output.words("records: the kernels are ready")
