@@ -202,8 +202,8 @@ class BaseInbox(Generic[Read]):
             found = self._take()
             if found is not None or self._take_wake():
                 return found
-            if not self._readable.wait(timeout):
-                return self._take()
+            if not self._wait(timeout):
+                return self._take_late()
 
     def wake(self) -> None:
         """End a `get` that waits, or the next one that would."""
@@ -224,6 +224,14 @@ class BaseInbox(Generic[Read]):
 
     def _take(self) -> Read | None:
         raise NotImplementedError
+
+    def _wait(self, timeout: float | None) -> bool:
+        """Sleep until something happens. False when nothing did in time."""
+        return self._readable.wait(timeout)
+
+    def _take_late(self) -> Read | None:
+        """Time ran out."""
+        return self._take()
 
     def _take_wake(self) -> bool:
         woken, self._woken = self._woken, False

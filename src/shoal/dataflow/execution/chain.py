@@ -11,12 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from shoal.dataflow.execution.channels import Channel, Idle
+from shoal.dataflow.execution.alignment import Idle, send
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, Batch, End, Watermark
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Location
 from shoal.dataflow.operators.base import Context, Operator, OperatorState
 from shoal.dataflow.plan.physical import MAIN
+from shoal.exchange.base import Sender
 
 Receiver: TypeAlias = Callable[[Batch], None]
 
@@ -74,7 +75,7 @@ def _nothing() -> None:
 class Router:
     """The sending end of an edge, in one task: shares rows out over channels, and tells all of them the rest."""
 
-    def __init__(self, channels: Sequence[Channel], share: Share) -> None:
+    def __init__(self, channels: Sequence[Sender], share: Share) -> None:
         self._channels = tuple(channels)
         self._share = share
         self._watermark = START_OF_TIME
@@ -87,7 +88,7 @@ class Router:
             self._tell(Watermark(self._watermark))
         self._idle = False
         for index, part in self._share(batch):
-            self._channels[index].put(part)
+            send(self._channels[index], part)
 
     def advance(self, watermark: int) -> None:
         """Tell the watermark when it has grown."""
@@ -112,7 +113,7 @@ class Router:
 
     def _tell(self, element: Watermark | Barrier | End | Idle) -> None:
         for channel in self._channels:
-            channel.put(element)
+            send(channel, element)
 
 
 #: How rows are shared out: parts of a batch, with the number of the channel for each.

@@ -27,7 +27,6 @@ from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, History
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.chain import StepCounts, is_over
-from shoal.dataflow.execution.channels import RunCancelled
 from shoal.dataflow.execution.planner import Program, build_tasks, layout_of, stateful_uids
 from shoal.dataflow.execution.scratch import Scratch, make_scratch
 from shoal.dataflow.execution.task import SourceTask, Task
@@ -38,6 +37,7 @@ from shoal.dataflow.plan.physical import PhysicalPlan, Step, key_groups_of
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
 from shoal.dataflow.plan.prepared import read_prepared, write_prepared
+from shoal.exchange.errors import Cancelled
 
 log = logging.getLogger(__name__)
 
@@ -412,7 +412,7 @@ class RunningFlow:
     def abort(self) -> None:
         """End at once: nothing more is put out, no checkpoint is made. Does nothing when it has ended."""
         if not self._done.is_set():
-            self._fail(RunCancelled())
+            self._fail(Cancelled())
             self._done.wait(timeout=10.0)
 
     def wait(self, timeout: float | None = None) -> RunReport:
@@ -421,7 +421,7 @@ class RunningFlow:
             raise DeadlineError(f"flow {self.name!r} still runs after {timeout:g} seconds")
         for thread in self._threads:
             thread.join()
-        if self._error is not None and not isinstance(self._error, RunCancelled):
+        if self._error is not None and not isinstance(self._error, Cancelled):
             raise self._error
         return self._report_run()
 
@@ -463,7 +463,7 @@ class RunningFlow:
     def _body(self, body: Any) -> None:
         try:
             body()
-        except RunCancelled:
+        except Cancelled:
             pass
         except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
             self._fail(error)

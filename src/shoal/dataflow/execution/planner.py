@@ -16,16 +16,14 @@ from shoal.dataflow.checkpoint.messages import Asked, Report, TaskId
 from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
 from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.base import SinkContext, Split
-from shoal.dataflow.execution.chain import Chain, Router, RunningStep, Share
-from shoal.dataflow.execution.channels import Inbox
+from shoal.dataflow.execution.chain import Chain, RunningStep
 from shoal.dataflow.execution.event_time import AssignTimes
 from shoal.dataflow.execution.factories import Work, make_operator
 from shoal.dataflow.execution.morsels import MorselStep, find_runs
+from shoal.dataflow.execution.routing import Channels, all_tasks, channels_into
 from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.execution.sources import SourceDriver, SourceShare
 from shoal.dataflow.execution.task import InboxTask, Reporting, SourceTask, Task
-from shoal.dataflow.language.elements import Batch
-from shoal.dataflow.language.keys import key_groups, partition, tasks_of
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,
@@ -45,7 +43,7 @@ from shoal.dataflow.language.logical import (
 from shoal.dataflow.language.settings import FlowSettings
 from shoal.dataflow.operators.base import Context, Operator, OperatorState
 from shoal.dataflow.plan.facts import Facts
-from shoal.dataflow.plan.physical import Edge, Exchange, PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
+from shoal.dataflow.plan.physical import PhysicalPlan, Role, Stage, Step, key_groups_of, kind_of
 
 #: Nodes whose steps keep something that a restart needs. How far a step that names event time had come is not: without
 #: it time begins anew behind it, and nothing is late that was not.
@@ -110,76 +108,12 @@ def carries_headers(source: Source, plan: PhysicalPlan) -> bool:
 
 def build_tasks(program: Program, report: Callable[[Report], None]) -> list[Task]:
     """Every task of a run, none of them started."""
-    inboxes = {
-        TaskId(stage.number, subtask): _inbox(program, stage, subtask)
-        for stage in program.plan.stages
-        if program.plan.inputs_of(stage.number)
-        for subtask in range(stage.parallelism)
-    }
+    channels = Channels(program.plan, all_tasks(program.plan), queue_bytes=program.settings.queue_bytes)
     return [
-        _TaskPlan(program, stage, subtask, inboxes=inboxes, report=report).build()
+        _TaskPlan(program, stage, subtask, channels=channels, report=report).build()
         for stage in program.plan.stages
         for subtask in range(stage.parallelism)
     ]
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Channels
-
-
-def _channels_into(plan: PhysicalPlan, stage: Stage, subtask: int) -> list[tuple[Edge, int]]:
-    """The channels of an inbox, in their order: the edge of each and the task that writes it."""
-    found: list[tuple[Edge, int]] = []
-    for edge in plan.inputs_of(stage.number):
-        if edge.exchange is Exchange.FORWARD:
-            found.append((edge, subtask))
-        else:
-            found += [(edge, writer) for writer in range(plan.stages[edge.source].parallelism)]
-    return found
-
-
-def _inbox(program: Program, stage: Stage, subtask: int) -> Inbox:
-    channels = _channels_into(program.plan, stage, subtask)
-    share = max(1, program.settings.queue_bytes // len(channels))
-    return Inbox([edge.port for edge, _writer in channels], capacity=share)
-
-
-def _router(plan: PhysicalPlan, edge: Edge, subtask: int, inboxes: Mapping[TaskId, Inbox]) -> Router:
-    target = plan.stages[edge.target]
-    readers = [subtask] if edge.exchange is Exchange.FORWARD else list(range(target.parallelism))
-    channels = [
-        inboxes[TaskId(target.number, reader)].channel(_channels_into(plan, target, reader).index((edge, subtask)))
-        for reader in readers
-    ]
-    return Router(channels, _share(edge, subtask, len(channels), plan.key_groups))
-
-
-def _share(edge: Edge, subtask: int, width: int, total: int) -> Share:
-    match edge.exchange:
-        case Exchange.HASH:
-            return partial(_share_by_key, edge.keys, width, total)
-        case Exchange.BROADCAST:
-            return lambda batch: [(index, batch) for index in range(width)]
-        case Exchange.REBALANCE:
-            return _Turns(subtask, width)
-        case _:
-            return lambda batch: [(0, batch)]
-
-
-def _share_by_key(keys: tuple[str, ...], width: int, total: int, batch: Batch) -> Iterable[tuple[int, Batch]]:
-    return partition(batch, tasks_of(key_groups(batch, keys, total), width, total), width)
-
-
-class _Turns:
-    """Batches go to one task after the other; each writer begins with another one."""
-
-    def __init__(self, first: int, width: int) -> None:
-        self._next = first % width
-        self._width = width
-
-    def __call__(self, batch: Batch) -> Iterable[tuple[int, Batch]]:
-        index, self._next = self._next, (self._next + 1) % self._width
-        return [(index, batch)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -195,13 +129,13 @@ class _TaskPlan:
         stage: Stage,
         subtask: int,
         *,
-        inboxes: Mapping[TaskId, Inbox],
+        channels: Channels,
         report: Callable[[Report], None],
     ) -> None:
         self._program = program
         self._stage = stage
         self._subtask = subtask
-        self._inboxes = inboxes
+        self._channels = channels
         self._ident = TaskId(stage.number, subtask)
         self._reporting = Reporting(report, self._make_uploads(report))
         self._driver = self._make_driver()
@@ -225,11 +159,11 @@ class _TaskPlan:
             self._ident,
             name,
             chain,
-            self._inboxes[self._ident],
+            self._channels.inboxes[self._ident],
             clock=program.clock,
             settings=program.settings,
             reporting=self._reporting,
-            channels=len(_channels_into(program.plan, self._stage, self._subtask)),
+            channels=len(channels_into(program.plan, self._ident)),
         )
 
     def _steps(self) -> list[RunningStep]:
@@ -241,7 +175,7 @@ class _TaskPlan:
             for link in planned.links:
                 steps[link.step].output.connect(link.tag, steps[index].receiver(link.port))
         for edge in self._program.plan.outputs_of(self._stage.number):
-            router = _router(self._program.plan, edge, self._subtask, self._inboxes)
+            router = self._channels.router(edge, self._subtask)
             steps[edge.source_step].output.connect(edge.tag, router.send)
             steps[edge.source_step].routers.append(router)
         return steps

@@ -29,11 +29,12 @@ from shoal.dataflow.checkpoint.messages import (
     Trigger,
 )
 from shoal.dataflow.checkpoint.uploads import StateUploads
+from shoal.dataflow.execution.alignment import AlignedInbox, Idle
 from shoal.dataflow.execution.chain import Chain, Receiver, StepCounts
-from shoal.dataflow.execution.channels import Idle, Inbox, RunCancelled
 from shoal.dataflow.execution.sources import SourceDriver
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Barrier, End, Watermark
 from shoal.dataflow.language.settings import FlowSettings
+from shoal.exchange.errors import Cancelled
 
 #: A batch with less than this part of the rows that were asked for is small.
 _SMALL = 16
@@ -66,7 +67,7 @@ class Mailbox:
         if self._failure is not None:
             raise self._failure
         if self._cancelled:
-            raise RunCancelled
+            raise Cancelled
         return self._orders.popleft() if self._orders else None
 
     def wait(self, timeout: float | None) -> None:
@@ -138,7 +139,7 @@ class Task:
         self._states, self._handles = states, handles
 
     def run(self) -> None:
-        """The body of its thread. Raises what stopped it; `RunCancelled` when that was somebody else's failure."""
+        """The body of its thread. Raises what stopped it; `Cancelled` when that was somebody else's failure."""
         try:
             self._chain.open()
             self._chain.restore({} if self._uploads is None else self._uploads.restore(self._states, self._handles))
@@ -342,7 +343,7 @@ class InboxTask(Task):
         task: TaskId,
         name: str,
         chain: Chain,
-        inbox: Inbox,
+        inbox: AlignedInbox,
         *,
         clock: Clock,
         settings: FlowSettings,
@@ -373,7 +374,7 @@ class InboxTask(Task):
             self._obey()
             timeout = self._patience()
             preferred = self._chain.preferred_ports() if self._chain.has_preferences else frozenset()
-            received = self._inbox.get(timeout, preferred=preferred)
+            received = self._inbox.receive(timeout, preferred=preferred)
             if received is None:
                 continue
             element = received.element

@@ -11,7 +11,7 @@ from shoal.core.errors import InvalidError
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.chain import Router
-from shoal.dataflow.execution.channels import Idle, Inbox
+from shoal.dataflow.execution.alignment import AlignedInbox, Idle
 from shoal.dataflow.execution.event_time import Silence, Watermarks
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Watermark
 from shoal.dataflow.language.logical import EventTime, Source, Union
@@ -219,9 +219,9 @@ def test_a_task_that_reads_and_finds_nothing_is():
 
 def test_rows_of_an_input_that_was_idle_wake_all_tasks():
     """It brings a row for one task only. All others have to wait for it again, too: they have one watermark."""
-    inboxes = [Inbox([0, 0], capacity=1_000_000) for _task in range(2)]
+    inboxes = [AlignedInbox([0, 0], capacity=1_000_000) for _task in range(2)]
     quiet, busy = (
-        Router([inbox.channel(writer) for inbox in inboxes], lambda batch: [(0, batch)]) for writer in range(2)
+        Router([inbox.sender(writer, "c") for inbox in inboxes], lambda batch: [(0, batch)]) for writer in range(2)
     )
     quiet.advance(10)
     quiet.rest()
@@ -231,7 +231,7 @@ def test_rows_of_an_input_that_was_idle_wake_all_tasks():
     found = []
     for inbox in inboxes:
         idle, marks = set(), {0: START_OF_TIME, 1: START_OF_TIME}
-        while (received := inbox.get(0)) is not None:
+        while (received := inbox.receive(0)) is not None:
             if isinstance(received.element, Idle):
                 idle.add(received.channel)
             else:
