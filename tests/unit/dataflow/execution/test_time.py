@@ -10,8 +10,8 @@ import pytest
 from shoal.core.errors import InvalidError
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution import engine
-from shoal.dataflow.execution.chain import Router
 from shoal.dataflow.execution.alignment import AlignedInbox, Idle
+from shoal.dataflow.execution.chain import Router
 from shoal.dataflow.execution.event_time import Silence, Watermarks
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME, Watermark
 from shoal.dataflow.language.logical import EventTime, Source, Union
