@@ -7,6 +7,7 @@ import json
 from hypothesis import strategies as st
 
 from shoal.discovery.documents import read_record
+from shoal.discovery.grants import read_paths
 from shoal.discovery.mirror.records import PublishedModel
 from shoal.discovery.models.exports import load_export
 from shoal.discovery.models.records import parse_binding, parse_container, parse_saved_model
@@ -36,6 +37,9 @@ DISCOVERY_PARSERS: dict[str, ParserCase] = {
         | changed_bytes(BYTES)
         | (JSON_VALUES | changed_values(PUBLISHED)).map(lambda each: json.dumps(each).encode()),
         good=(BYTES,),
+    ),
+    "shoal.discovery.grants.read_paths": ParserCase(
+        read_paths, blobs | changed_bytes(b"/gip\n/a/b\n"), (), (b"/gip\n",)
     ),
     "shoal.discovery.models.exports.load_export": ParserCase(
         with_folder(file_named("entry/1/saved_model.pb"), lambda folder: load_export(str(folder))),

@@ -42,7 +42,7 @@ from shoal.wire.authority import issue, make_authority, make_signing_request
 from shoal.wire.convert import decode_spec_bytes
 from shoal.wire.credentials import CA_KEY_FILE, write_authority, write_credentials
 from shoal.wire.local import LocalNetwork
-from shoal.wire.methods import AgentControl, AgentService, Credentials, Enrollment, Secrets
+from shoal.wire.methods import AgentControl, AgentService, Coordination, Credentials, Enrollment, Secrets
 from shoal.wire.pb.persys.agent.v1 import agent_pb2
 from shoal.wire.pb.persys.control.v1 import control_pb2
 from shoal.wire.pb.shoal.v1 import enrollment_pb2, secrets_pb2
@@ -410,5 +410,7 @@ _OTHER_READS = (
 
 
 def changed_nothing(method: Method[Any, Any], outcome: CallOutcome) -> bool:
-    """Whether a call is sure to have left everything as it was."""
+    """Whether a call is sure to have left everything as it was. A session lives on when its stream is refused."""
+    if method == Coordination.SESSION and outcome.replies:
+        return False
     return method.attribute in (*READS, *_OTHER_READS) or outcome.error is not None or outcome.invalid

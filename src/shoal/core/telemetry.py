@@ -169,7 +169,7 @@ LATENCY_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 _PERSYS_NOTE = "The name is for dashboards made for Persys; shoal_ series tell more."
 _SERIES = re.compile(r"(?:shoal|persys)_[a-z]+(?:_[a-z0-9]+)+")
-_MAX_LABELS = 4
+_MAX_LABELS = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """The metrics of a serving agent, as Prometheus series. Nothing is decided by them.
 
 Those about versions have the names that Monolith's agents emit, with `shoal_serving_` before them:
-`serving_model.latest_version` is `shoal_serving_model_latest_version`. What they carry as tags about the agent itself
-is in `shoal_serving_agent`. Without an HTTP server there is no registry, and counting does nothing.
+`serving_model.latest_version` is `shoal_serving_model_latest_version`. Their tags are labels: the model, and who the
+agent is. Without an HTTP server, or with `use_metrics false`, there is no registry, and counting does nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from shoal.core.clock import Clock
 from shoal.core.telemetry import MetricRegistry
 from shoal.serving.config.deployment import Deployment
+
+#: The labels of series about the models of an agent.
+MODEL_LABELS = ("model_name", "base_name", "idc", "cluster", "shard_id", "replica_id")
 
 
 @dataclass(slots=True)
@@ -25,7 +28,8 @@ class _Age:
 class _Ages:
     """What changes by itself as time passes."""
 
-    models: dict[str, _Age] = field(default_factory=dict)
+    #: By model and replica: several dense services of one machine serve the same model.
+    models: dict[tuple[str, int], _Age] = field(default_factory=dict)
     received: dict[str, _Age] = field(default_factory=dict)
 
 
@@ -36,19 +40,19 @@ class ServingMetrics:
         self._clock = clock
         self._registry = registry
         self._ages = _Ages()
+        self._tags: tuple[str, ...] = ("", "", "", "0")
+        self._replica_id = -1
         if registry is None:
             return
-        self._agent = registry.gauge(
-            "shoal_serving_agent", "Always 1; who this agent is.", ["base_name", "location", "shard_id", "replica_id"]
-        )
+        self._agent = registry.gauge("shoal_serving_agent", "Always 1; who this agent is.", MODEL_LABELS[1:])
         self._latest = registry.gauge(
-            "shoal_serving_model_latest_version", "The version of a model that is available.", ["model_name"]
+            "shoal_serving_model_latest_version", "The version of a model that is available.", MODEL_LABELS
         )
         self._since = registry.gauge(
-            "shoal_serving_model_since_last_update_seconds", "Since that version became available.", ["model_name"]
+            "shoal_serving_model_since_last_update_seconds", "Since that version became available.", MODEL_LABELS
         )
         self._updated = registry.gauge(
-            "shoal_serving_model_update_ts_seconds", "When that version became available.", ["model_name"]
+            "shoal_serving_model_update_ts_seconds", "When that version became available.", MODEL_LABELS
         )
         self._version_delay = registry.gauge(
             "shoal_serving_version_delay_seconds",
@@ -66,26 +70,34 @@ class ServingMetrics:
         )
 
     def agent(self, deployment: Deployment, replica_id: int) -> None:
-        """Who this agent is."""
+        """Who this agent is. Called before anything is said of its models."""
+        environment = deployment.environment
+        base, shard = deployment.settings.base_name or "", str(deployment.shard_id)
+        self._tags = (base, environment.idc, environment.cluster, shard)
+        self._replica_id = replica_id
         if self._registry is not None:
-            base, shard = deployment.settings.base_name or "", str(deployment.shard_id)
-            self._agent.labels(base, deployment.location, shard, str(replica_id)).set(1)
+            self._agent.labels(*self._tags, str(replica_id)).set(1)
 
-    def available(self, model_name: str, version: int) -> None:
-        """A version of a model is available."""
+    def available(self, model_name: str, version: int, *, replica_id: int | None = None) -> None:
+        """A version of a model is available, at the agent or at one of its replicas."""
         if self._registry is None:
             return
-        known = self._ages.models.get(model_name)
+        key = model_name, self._replica_id if replica_id is None else replica_id
+        known = self._ages.models.get(key)
         if known is None or known.version != version:
-            self._ages.models[model_name] = _Age(version, self._now())
-            self._latest.labels(model_name).set(version)
-            self._updated.labels(model_name).set(self._now())
+            self._ages.models[key] = _Age(version, self._now())
+            self._latest.labels(*self._labels(key)).set(version)
+            self._updated.labels(*self._labels(key)).set(self._now())
 
     def gone(self, model_name: str) -> None:
         """A model is no longer served here."""
-        if self._registry is not None and self._ages.models.pop(model_name, None) is not None:
+        for key in [each for each in self._ages.models if each[0] == model_name]:
+            del self._ages.models[key]
             for series in (self._latest, self._updated, self._since):
-                series.remove(model_name)
+                series.remove(*self._labels(key))
+
+    def _labels(self, key: tuple[str, int]) -> tuple[str, ...]:
+        return (key[0], *self._tags, str(key[1]))
 
     def received(self, model_name: str, version: int) -> None:
         """A version of a model was received."""
@@ -106,8 +118,8 @@ class ServingMetrics:
         if self._registry is None:
             return b""
         now = self._now()
-        for name, age in self._ages.models.items():
-            self._since.labels(name).set(now - age.since)
+        for key, each in self._ages.models.items():
+            self._since.labels(*self._labels(key)).set(now - each.since)
         for name, age in self._ages.received.items():
             self._version_delay.labels(name).set(now - age.version)
             self._update_delay.labels(name).set(now - age.since)

@@ -125,11 +125,13 @@ async def run_serving(
         await runtime.open()
         stack.push_async_callback(runtime.close)
         remembered = Remembered.load(options.data_dir / "remembered.json")
-        ports = _PortsAgain(remembered.ports if await _anything_runs(runtime) else ())
+        goes_on = await _anything_runs(runtime)
+        ports = _PortsAgain(remembered.ports if goes_on else ())
         deployment = make_deployment(options, environ, take_ports=ports.take)
         remembered.keep_ports(ports.taken)
         store = await stack.enter_async_context(_open_store(deployment, options, control_transport, clock))
-        registry = MetricRegistry() if options.http_address is not None else None
+        counts = options.http_address is not None and deployment.settings.use_metrics
+        registry = MetricRegistry() if counts else None
         metrics = ServingMetrics(clock, registry)
         runner = ProcessRunner(runtime, clock=clock, entropy=entropy, on_exit=options.on_exit, remembered=remembered)
         runner.restarted = metrics.restarted
@@ -161,7 +163,8 @@ async def run_serving(
                 ready=is_ready.is_set,
             )
             stack.push_async_callback(http.stop)
-        if await _start(agent, _receiver(deployment, clock, metrics), scope, stop):
+        receiver = _receiver(deployment, clock, metrics)
+        if await _start(agent, receiver, scope, stop, keep=goes_on):
             is_ready.set()
             if on_ready is not None:
                 on_ready(deployment, agent)
@@ -187,12 +190,14 @@ async def _anything_runs(runtime: ProcessRuntime) -> bool:
     return any(run.phase is RunPhase.RUNNING for run in await runtime.list_runs())
 
 
-async def _start(agent: ServingAgent, receiver: ModelReceiver | None, scope: TaskScope, stop: asyncio.Event) -> bool:
+async def _start(
+    agent: ServingAgent, receiver: ModelReceiver | None, scope: TaskScope, stop: asyncio.Event, *, keep: bool
+) -> bool:
     """Start the agent, its files first. False when it was told to stop meanwhile."""
 
     async def start() -> None:
         if receiver is not None:
-            await receiver.wait_first()
+            await receiver.wait_first(keep=keep)
             scope.start(receiver.run(), name="model files")
         await agent.start()
 

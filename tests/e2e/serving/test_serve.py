@@ -132,7 +132,8 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
     await served.answers({"entry:0": [entry]}, ServerType.ENTRY)
     async with httpx.AsyncClient() as http:
         shown = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
-        assert 'shoal_serving_model_latest_version{model_name="entry"} 1.0' in shown
+        latest = [line for line in shown.splitlines() if line.startswith("shoal_serving_model_latest_version")]
+        assert any('base_name="m"' in line and 'model_name="entry"' in line for line in latest)
         assert (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
     environments = [each.environ() for each in served.model_servers()]
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}

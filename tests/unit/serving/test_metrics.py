@@ -28,20 +28,31 @@ def shown(metrics: ServingMetrics) -> list[str]:
     return [line for line in metrics.render().decode().splitlines() if line.startswith("shoal_serving")]
 
 
+TAGS = 'base_name="m",cluster="c",idc="lf",model_name="ps_0",replica_id="3",shard_id="0"'
+
+
+def who(metrics: ServingMetrics) -> None:
+    settings = ServingSettings(bzid="g", base_name="m", base_path="/d", deploy_type="mixed")
+    metrics.agent(deploy(settings, read_environment({"TCE_INTERNAL_IDC": "lf", "TCE_CLUSTER": "c"})), 3)
+
+
 def test_versions_and_their_ages(wall):
     metrics = ServingMetrics(wall, MetricRegistry())
+    who(metrics)
     metrics.available("ps_0", 7)
     wall.now += timedelta(seconds=30)
     metrics.available("ps_0", 7)
-    assert shown(metrics) == [
-        'shoal_serving_model_latest_version{model_name="ps_0"} 7.0',
-        'shoal_serving_model_since_last_update_seconds{model_name="ps_0"} 30.0',
-        'shoal_serving_model_update_ts_seconds{model_name="ps_0"} 1.7672256e+09',
+    assert shown(metrics)[1:] == [
+        f"shoal_serving_model_latest_version{{{TAGS}}} 7.0",
+        f"shoal_serving_model_since_last_update_seconds{{{TAGS}}} 30.0",
+        f"shoal_serving_model_update_ts_seconds{{{TAGS}}} 1.7672256e+09",
     ]
     metrics.available("ps_0", 8)
-    assert 'shoal_serving_model_since_last_update_seconds{model_name="ps_0"} 0.0' in shown(metrics)
+    assert f"shoal_serving_model_since_last_update_seconds{{{TAGS}}} 0.0" in shown(metrics)
+    metrics.available("ps_0", 8, replica_id=4)
+    assert f"shoal_serving_model_latest_version{{{TAGS.replace('3', '4')}}} 8.0" in shown(metrics)
     metrics.gone("ps_0")
-    assert shown(metrics) == []
+    assert len(shown(metrics)) == 1
 
 
 def test_received_models(wall):
@@ -58,11 +69,10 @@ def test_received_models(wall):
 
 def test_who_the_agent_is(wall):
     metrics = ServingMetrics(wall, MetricRegistry())
-    settings = ServingSettings(bzid="g", base_name="m", base_path="/d", deploy_type="mixed")
-    metrics.agent(deploy(settings, read_environment({"TCE_INTERNAL_IDC": "lf", "TCE_CLUSTER": "c"})), 3)
+    who(metrics)
     metrics.restarted("ps")
     assert shown(metrics) == [
-        'shoal_serving_agent{base_name="m",location="lf:c",replica_id="3",shard_id="0"} 1.0',
+        'shoal_serving_agent{base_name="m",cluster="c",idc="lf",replica_id="3",shard_id="0"} 1.0',
         'shoal_serving_restarts_total{process="ps"} 1.0',
     ]
 

@@ -43,3 +43,17 @@ async def test_a_model_that_never_comes(receiver):
     made, *_ = receiver
     with pytest.raises(DeadlineError, match="no version of model rank"):
         await made.wait_first(timeout=0)
+
+
+async def test_what_model_servers_still_serve_is_kept(tmp_path):
+    source, target = tmp_path / "p2p", tmp_path / "received"
+    (source / "rank@3" / "rank" / "entry_item_embedding_0" / "3").mkdir(parents=True)
+    (source / "rank@3.write.done").touch()
+    (target / "rank" / "entry_item_embedding_0" / "3").mkdir(parents=True)
+    marker = target / "rank" / "entry_item_embedding_0" / "3" / "loaded"
+    marker.touch()
+    receiver = ModelReceiver(ModelFiles("rank", source, target), clock=SystemClock())
+    await receiver.wait_first(keep=True)
+    assert marker.exists()
+    await receiver.wait_first()
+    assert not marker.exists()

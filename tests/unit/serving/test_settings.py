@@ -211,3 +211,13 @@ def test_every_field_can_be_written_in_a_file(conf):
     assert settings.layout_filters == ("entry",)
     assert settings.enable_batching is True
     assert settings.per_process_gpu_memory_fraction == 0.5
+
+
+def test_what_cannot_be_read_hides_no_other_mistake(tmp_path):
+    path = tmp_path / "agent.conf"
+    path.write_text("bzid a/b\nfoo 1\ninclude nowhere.conf\nnum_ps x\nlayout_filters a;1 +\n")
+    with pytest.raises(InvalidError) as caught:
+        read_settings(str(path))
+    found = [each.field.rpartition("agent.conf:")[2] for each in caught.value.problems]
+    # What is missing may stand in the file that could not be read.
+    assert found == ["3: include", "1: bzid", "2: foo", "4: num_ps", "5: layout_filters"]

@@ -81,6 +81,15 @@ class ServiceMap:
             for model in known
         }
 
+    def bound(self, model: str) -> list[tuple[str, Container, ContainerService]]:
+        """Who serves each sub-graph of a model, by sub-graph and container. One without addresses is left out."""
+        return [
+            (sub_graph, container, self._services[container])
+            for sub_graph, containers in sorted(self._bindings.get(model, {}).items())
+            for container in sorted(containers)
+            if container in self._services
+        ]
+
     def containers(self, saved_model: SavedModel) -> list[ContainerService]:
         """The containers that serve a sub-graph and have addresses, by name."""
         bound = self._bindings.get(saved_model.model_name, {}).get(saved_model.sub_graph, set())

@@ -257,12 +257,14 @@ class RoleAgent:
                 yield task, replica_of(deployment, server)
 
     def _state_of(self, servers: tuple[deployments.Server, ...]) -> StateOf:
+        number = len(self._updaters)  # of the updater that will ask
         by_type = {server.role.value: self._clients[server.name] for server in servers}
 
         async def ask(model: str) -> ModelState:
             status = await by_type[model.partition("_")[0]].status(model)
             if status.is_available:
-                self._parts.metrics.available(model, status.version)
+                replica_id = self._updaters[number].replica_id
+                self._parts.metrics.available(model, status.version, replica_id=replica_id)
             return status.state
 
         return ask

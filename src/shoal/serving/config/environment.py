@@ -56,8 +56,6 @@ class Environment:
     #: The name of the service at the platform.
     psm: str = ""
     metric_prefix: str = ""
-    #: Set by a platform that collects what its containers print: the model server then writes there, not to a file.
-    prints_to_platform: bool = False
     model_server: str = ""
     #: `user:password` for the tree.
     zk_auth: str = field(default="", repr=False)
@@ -95,7 +93,6 @@ def read_environment(env: Mapping[str, str]) -> Environment:
         cluster=next((value for name in cluster if (value := reading.text(name))), "").lower(),
         psm=reading.text("TCE_PSM"),
         metric_prefix=reading.text("MONOLITH_METRIC_PREFIX"),
-        prints_to_platform=bool(reading.text("MLP_POD_NAME")),
         model_server=reading.text("MONOLITH_TFS_BINARY"),
         zk_auth=reading.text("ZK_AUTH"),
     )

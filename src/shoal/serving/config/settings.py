@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,12 +138,12 @@ _NAMES = frozenset({"bzid", "base_name", "rough_sort_model_name"})
 
 def read_settings(path: str) -> ServingSettings:
     """Read a file. Raises `InvalidError` with every problem."""
-    return settings_from(read_entries(path))
+    return settings_from(*read_entries(path))
 
 
-def settings_from(entries: Iterable[Entry]) -> ServingSettings:
-    """The settings that entries of a file make. Raises `InvalidError` with every problem."""
-    problems: list[Problem] = []
+def settings_from(entries: Iterable[Entry], unread: Sequence[Problem] = ()) -> ServingSettings:
+    """The settings that entries of a file make. Raises `InvalidError` with every problem, also of what was not read."""
+    problems = list(unread)
     values: dict[str, Any] = {}
     first: dict[str, Entry] = {}
     for entry in entries:
@@ -163,7 +163,8 @@ def settings_from(entries: Iterable[Entry]) -> ServingSettings:
             problems.append(problem(entry.where, entry.value, str(error)))
             continue
         values[entry.key] = (*values.get(entry.key, ()), value) if is_list else value
-    found = _across(values, lambda key: first[key].where if key in first else key)
+    # What is missing may stand in a file that could not be read.
+    found = () if unread else _across(values, lambda key: first[key].where if key in first else key)
     # A key whose value is wrong is not missed as well.
     broken = {each.field for each in problems}
     problems.extend(each for each in found if each.field not in broken)

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 
 from shoal.core import files
-from shoal.core.errors import InvalidError, NotFoundError, Problem, ShoalError, problem
+from shoal.core.errors import NotFoundError, Problem, ShoalError, problem
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ENTRIES = 10_000
@@ -41,13 +41,11 @@ class Entry:
         return f"{self.path}:{self.line}: {self.key}"
 
 
-def read_entries(path: str) -> tuple[Entry, ...]:
-    """Every line of a file and of the files it includes, in order. Raises `InvalidError` with every problem."""
+def read_entries(path: str) -> tuple[tuple[Entry, ...], tuple[Problem, ...]]:
+    """Every line of a file and of the files it includes, in order, and what cannot be read of them."""
     reading = _Reading()
     reading.read(path, where=path, open_paths=())
-    if reading.problems:
-        raise InvalidError(reading.problems)
-    return tuple(reading.entries)
+    return tuple(reading.entries), tuple(reading.problems)
 
 
 class _Reading:

@@ -45,8 +45,16 @@ class ModelReceiver:
         self._missed = missed or (lambda: None)
         self._told = ""
 
-    async def wait_first(self, *, timeout: float = WAIT_SECONDS) -> None:
-        """Remove what was there, and wait until a version was received. Raises `DeadlineError`."""
+    async def wait_first(self, *, keep: bool = False, timeout: float = WAIT_SECONDS) -> None:
+        """Remove what was there, and wait until a version was received. Raises `DeadlineError`.
+
+        Args:
+            keep: model servers of an earlier agent still serve what was there, so it stays.
+            timeout: how long to wait, in seconds.
+        """
+        present = await asyncio.to_thread(self._files.present) if keep else []
+        if present:
+            return
         await asyncio.to_thread(self._files.clear)
         deadline = self._clock.monotonic() + timeout
         while not await self._look():

@@ -73,8 +73,9 @@ def replicas(
     From a serving agent: `heartbeat` (was `hb`) shows all tasks of a type, `get` (was `gr`) one task, and `resource`
     what the agent has free. Without --agent the control plane answers the first two from its tree, for --bzid.
 
-    From the tree of a namespace: `model/NAME` (was `addr`) shows every replica of a model with its state; `portal`,
-    `publish`, `resources`, `locks` and `election` (were `get` with `portal`, `pub`, `res`, `lock`, `elect`) show nodes.
+    From the tree of a namespace: `model/NAME` (was `addr`) shows every replica of a model with its state, and the
+    containers that are bound to its sub-graphs; `portal`, `publish`, `resources`, `locks` and `election` (were `get`
+    with `portal`, `pub`, `res`, `lock`, `elect`) show nodes.
     """
     if view in _AGENT_VIEWS:
         show, wanted = _AGENT_VIEWS[view], _server_type(server_type)
@@ -179,12 +180,16 @@ async def _endpoints_of(store: CoordinationStore, service: str) -> dict[str, Any
 
 
 async def _replicas_of(store: CoordinationStore, bzid: str, model: str) -> list[dict[str, Any]]:
+    """The replicas of a model: those of agents by roles with their states, and containers that are bound to it."""
+    from shoal.discovery.models.paths import ModelPaths
+    from shoal.discovery.models.service_map import ServiceMap
     from shoal.discovery.replicas.watcher import ReplicaWatcher
 
-    watcher = ReplicaWatcher(store, bzid, model)
-    watcher.start()
-    await watcher.wait_loaded()
-    watcher.close()
+    watcher, services = ReplicaWatcher(store, bzid, model), ServiceMap(store, ModelPaths(bzid))
+    for each in (watcher, services):
+        each.start()
+        await each.wait_loaded()
+        each.close()
     rows = [
         {
             "task": task.key,
@@ -194,6 +199,16 @@ async def _replicas_of(store: CoordinationStore, bzid: str, model: str) -> list[
             "archon_address": replica.chosen_address(archon=True) or "",
         }
         for task, name, replica in watcher.table.rows()
+    ]
+    rows += [
+        {
+            "task": sub_graph,
+            "replica": str(container),
+            "state": "BOUND",
+            "address": service.grpc or "",
+            "archon_address": service.archon or "",
+        }
+        for sub_graph, container, service in services.bound(model)
     ]
     if not rows:
         raise NotFoundError("replicas of model", model, hint="no agent has registered one in this namespace")
