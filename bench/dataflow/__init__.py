@@ -27,6 +27,7 @@ def measure_all(scale: Scale, run: int, note: Note) -> dict[str, float]:
     found = measures.measure_memory(scale, note)
     found |= measures.measure_morsels(scale)
     found |= measures.measure_planning()
+    found |= measures.measure_checkpoints(scale)
     found |= measures.measure_log(scale)
     found |= measures.measure_starts(scale)
     found |= measures.measure_stalled()

@@ -229,6 +229,32 @@ _KAFKA = (
     _kafka("hop_p99", "ms", "As `hop_p50`, the 99th percentile."),
 )
 
+_CHECKPOINTS = (
+    Figure(
+        "checkpoint_pause",
+        "ms",
+        f"How long the task stands still for a checkpoint of sums over {FULL.state_keys:,} keys, of which one of a "
+        "hundred changed since the last one: the median.",
+        bar=at_most(20),
+    ),
+    Figure("checkpoint_written", "MB", "What such a checkpoint writes; MB of 10^6 bytes."),
+    Figure("checkpoint_whole", "MB", "What is written of all of these keys."),
+    Figure("checkpoint_share", "%", "`checkpoint_written` of `checkpoint_whole`.", bar=at_most(5)),
+    *(
+        figure
+        for name, text, bar in (
+            ("tumbling", "The job of `tumbling`", at_least(0.9)),
+            ("sums", "Sums of 100,000 keys without a window", at_least(0.9)),
+            ("tumbling_many_keys", "The job of `tumbling_many_keys`, where most keys change between two", None),
+        )
+        for figure in (
+            Figure(f"often_{name}", ROWS, f"{text}, on all cores, with a checkpoint every 100 ms."),
+            Figure(f"often_{name}_without", ROWS, "The same without checkpoints, in turn with it."),
+            _ratio(f"often_{name}_share", f"often_{name}", f"often_{name}_without", bar),
+        )
+    ),
+)
+
 _NEXMARK = tuple(
     figure
     for query in QUERIES
@@ -250,4 +276,4 @@ _NEXMARK = tuple(
     )
 )
 
-FIGURES = (*_MEMORY, *_MORSELS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)
+FIGURES = (*_MEMORY, *_MORSELS, *_CHECKPOINTS, *_LOG, *_NEEDS, *_KAFKA, *_NEXMARK)

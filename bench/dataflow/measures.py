@@ -105,6 +105,22 @@ def measure_planning() -> Values:
     return {f"{name}_time": value for name, value in run_module("planning", within=_WITHIN).items()}
 
 
+def measure_checkpoints(scale: Scale) -> Values:
+    """What checkpoints cost: after few changes, and when they come often."""
+    changes = run_module("checkpoints", ["changes", scale.state_keys, scale.rounds * 4], within=_WITHIN)
+    found = {
+        "checkpoint_pause": changes["pause"],
+        "checkpoint_written": changes["written"] / M,
+        "checkpoint_whole": changes["whole"] / M,
+        "checkpoint_share": 100 * changes["written"] / changes["whole"],
+    }
+    often = run_module("checkpoints", ["often", scale.rows * 4, scale.rounds], within=_WITHIN)
+    for name, rates in often.items():
+        found[f"often_{name}"] = rates["with"] / M
+        found[f"often_{name}_without"] = rates["without"] / M
+    return found
+
+
 # ---------------------------------------------------------------------------------------------------------
 # Nexmark
 

@@ -22,6 +22,8 @@ class Scale:
     rows: int = 5_000_000
     few_rows: int = 500_000
     rounds: int = 5
+    #: Keys whose state is in checkpoints.
+    state_keys: int = 1_000_000
     flink_map_rows: int = 20_000_000
     flink_window_rows: int = 5_000_000
     bytewax_map_rows: int = 500_000

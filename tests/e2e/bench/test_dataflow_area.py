@@ -16,6 +16,7 @@ from tests.services.absence import do_without
 pytestmark = pytest.mark.e2e
 
 SMALL = Scale(
+    state_keys=20_000,
     rows=200_000,
     few_rows=20_000,
     rounds=1,

@@ -63,6 +63,8 @@ class CheckpointCounts:
     last_number: int = 0
     last_bytes: int = 0
     last_seconds: float = 0.0
+    #: The longest that a task stood still for it.
+    last_pause: float = 0.0
     #: Seconds since the last one was complete, or since the run began while there is none. None without checkpoints.
     age: float | None = None
     #: How many have failed since then, and why the last of them did.
@@ -205,6 +207,7 @@ class Coordinator:
             last_number=checkpoint,
             last_bytes=sum(each.written for each in self._parts.values()),
             last_seconds=now - self._started,
+            last_pause=max((each.pause for each in self._parts.values()), default=0.0),
             failed_in_a_row=0,
             reason="",
         )

@@ -55,6 +55,8 @@ class TaskPart:
     chains: Mapping[str, Chain] = field(default_factory=dict)
     #: Bytes that this checkpoint wrote.
     written: int = 0
+    #: Seconds that the task stood still for its snapshot.
+    pause: float = 0.0
     #: What its sinks have prepared for the checkpoint, by uid.
     outputs: Mapping[str, bytes] = field(default_factory=dict)
 

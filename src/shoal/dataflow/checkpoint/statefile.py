@@ -135,13 +135,13 @@ def _packed_schema(schema: Any) -> str:
     return base64.b64encode(schema.serialize()).decode()
 
 
-def _message(rows: Table) -> Any:
+def _message(rows: Any) -> Any:
     if _has_dictionaries(rows.schema):  # those are messages of their own
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
-            writer.write_table(rows)
+            writer.write_batch(rows)
         return sink.getvalue()
-    return rows.combine_chunks().to_batches()[0].serialize()
+    return rows.serialize()
 
 
 def _has_dictionaries(schema: Any) -> bool:

@@ -36,6 +36,7 @@ class _Snapshot:
     checkpoint: int
     state: Mapping[str, OperatorState]
     outputs: Mapping[str, bytes]
+    pause: float
 
 
 class StateUploads:
@@ -79,14 +80,19 @@ class StateUploads:
         return found
 
     def submit(
-        self, checkpoint: int, state: Mapping[str, OperatorState], *, outputs: Mapping[str, bytes] = _NO_OUTPUTS
+        self,
+        checkpoint: int,
+        state: Mapping[str, OperatorState],
+        *,
+        outputs: Mapping[str, bytes] = _NO_OUTPUTS,
+        pause: float = 0.0,
     ) -> None:
         """Write the state of a checkpoint, and say so with what sinks have prepared. Returns at once."""
         if self._thread is None:
             name = f"state {self._task}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
-        self._snapshots.put(_Snapshot(checkpoint, state, outputs))
+        self._snapshots.put(_Snapshot(checkpoint, state, outputs, pause))
 
     def close(self) -> None:
         """Write nothing more. What is being written comes to its end, or is left behind: nobody looks at it."""
@@ -133,6 +139,7 @@ class StateUploads:
             chains=dict(self._chains),
             written=handle.size,
             outputs=snapshot.outputs,
+            pause=snapshot.pause,
         )
 
     def _with_unwritten(self, uid: str, state: OperatorState) -> OperatorState:

@@ -209,10 +209,12 @@ class Task:
             return  # asked twice: by the barrier, and because it had come to its end
         self._snapshotted = checkpoint
         reach("dataflow.snapshot.before")
+        began = self._clock.monotonic()
         state = self._chain.snapshot(checkpoint)
         self._chain.pass_barrier(checkpoint)
         reach("dataflow.snapshot.after")
-        self._uploads.submit(checkpoint, state, outputs={uid: state[uid].shared for uid in self._chain.sink_uids})
+        outputs = {uid: state[uid].shared for uid in self._chain.sink_uids}
+        self._uploads.submit(checkpoint, state, outputs=outputs, pause=self._clock.monotonic() - began)
 
     def _commit(self, checkpoint: int) -> None:
         self._chain.commit(checkpoint)

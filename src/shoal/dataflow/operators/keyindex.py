@@ -83,7 +83,8 @@ class KeyIndex:
         """The key group of each of these slots."""
         if not self.names or not len(slots):
             return np.zeros(len(slots), np.int64)
-        hashes = keying.hash_arrays(self.take(slots))
+        is_kept = not any(pa.types.is_floating(kind) for kind in self._types)  # those are kept by their bits
+        hashes = self._hashes[slots] if is_kept else keying.hash_arrays(self.take(slots))
         return (hashes % np.uint64(total)).astype(np.int64)
 
     def compact(self, live: np.ndarray[Any, np.dtype[np.bool_]]) -> Integers:

@@ -1,4 +1,4 @@
-"""State as bytes: several named tables and a few facts in one piece, and tables cut by key group.
+"""State as bytes: several named tables and a few facts in one piece.
 
 The bytes are Arrow IPC streams one after the other; the name of a table lies in its schema's metadata. Called by every
 operator that snapshots and restores.
@@ -7,17 +7,15 @@ operator that snapshots and restores.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import DamagedError, UnsupportedError
 
 Table: TypeAlias = Any
-Groups: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 
 _NAME = b"shoal.state"
 _FACTS = b"shoal.facts"
@@ -63,27 +61,6 @@ def unpack(content: bytes) -> Blob:
     if facts.get("format") != _FORMAT:
         raise UnsupportedError(f"state of format {facts.get('format')} cannot be read", format=facts.get("format"))
     return Blob(tables, facts)
-
-
-def pack_groups(parts: Mapping[str, tuple[Table, Groups]]) -> dict[int, bytes]:
-    """Tables with the key group of each row, as the bytes of each group that has any."""
-    cut: dict[int, dict[str, Table]] = {}
-    for name, (table, groups) in parts.items():
-        for group, rows in split(table, groups):
-            cut.setdefault(group, {})[name] = rows
-    return {group: pack(tables) for group, tables in sorted(cut.items())}
-
-
-def split(table: Table, groups: Groups) -> Iterable[tuple[int, Table]]:
-    """A table cut by key group; rows of a group stay in their order."""
-    if not len(groups):
-        return
-    order = np.argsort(groups.astype(np.uint16), kind="stable")
-    moved = table.take(pa.array(order))
-    counts = np.bincount(groups)
-    ends = np.cumsum(counts)
-    for group in np.flatnonzero(counts).tolist():
-        yield group, moved.slice(int(ends[group] - counts[group]), int(counts[group]))
 
 
 def _read(content: bytes) -> Iterator[Table]:

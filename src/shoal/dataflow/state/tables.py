@@ -176,10 +176,11 @@ def stack(tables: Sequence[Table]) -> Table:
     return pa.concat_tables([each.replace_schema_metadata() for each in tables], promote_options="permissive")
 
 
-def split_groups(rows: Table, groups: Integers) -> Iterator[tuple[int, Table]]:
-    """A table cut by key group; rows of a group stay in their order."""
+def split_groups(table: Table, groups: Integers) -> Iterator[tuple[int, Any]]:
+    """The rows of a table by key group, as a batch each; rows of a group stay in their order."""
     if not len(groups):
         return
+    (rows,) = table.combine_chunks().to_batches()
     if (groups[1:] < groups[:-1]).any():
         order = np.argsort(groups.astype(np.uint16), kind="stable")
         rows = rows.take(pa.array(order))

@@ -166,7 +166,8 @@ class WindowAggregate(Aggregating):
         capacity = len(self._index)
         parts = ((pane, self._panes[pane].changes(capacity)) for pane in self._pane_order())
         blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
-        blocks.append(self._thin.changes(capacity))
+        together = self._thin.changes(capacity)
+        blocks = [*blocks, together] if len(together) or not blocks else blocks
         sparse = concat([block.sparse for block in blocks])
         panes = np.concatenate([block.panes for block in blocks])
         table = state_table(self._index, sparse.cells, plan, sparse, {_PANE: panes})
