@@ -105,11 +105,16 @@ RECORDS = [
 DISCOVERY = [
     "AgentResource",
     "EmbeddedTree",
+    "Endpoint",
+    "LeaderChannel",
     "ModelState",
+    "RemoteStore",
     "ServerType",
     "ServingAgentClient",
     "ZookeeperSettings",
     "ZookeeperStore",
+    "follow",
+    "resolve",
 ]
 
 

@@ -18,11 +18,16 @@ from __future__ import annotations
 _HOMES: dict[str, str] = {
     "AgentResource": "shoal.discovery.mirror.records",
     "EmbeddedTree": "shoal.discovery.embedded",
+    "Endpoint": "shoal.discovery.services",
+    "LeaderChannel": "shoal.discovery.client",
     "ModelState": "shoal.discovery.replicas.records",
+    "RemoteStore": "shoal.discovery.remote",
     "ServerType": "shoal.discovery.replicas.records",
     "ServingAgentClient": "shoal.discovery.client",
     "ZookeeperSettings": "shoal.discovery.zookeeper",
     "ZookeeperStore": "shoal.discovery.zookeeper",
+    "follow": "shoal.discovery.services",
+    "resolve": "shoal.discovery.services",
 }
 
 __all__ = [*_HOMES]  # noqa: PLE0604  the names are in the table above

@@ -23,6 +23,8 @@ MAX_LENGTH = 512
 
 _PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _ALWAYS = parse_expression("True")
+#: A condition that has no value for one of these may have one for others; one that has none for any is a mistake.
+_TRIED = (1, 0, 2, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,21 @@ def parse_filter(text: str, *, shard_id: int = 0, shard_num: int = 1) -> LayoutF
     unknown = sorted(expression.names - compiled.groupindex.keys())
     if unknown:
         raise ValueError(f"has a condition on {', '.join(unknown)}, which {match!r} does not contain")
+    _check_has_values(expression)
     return LayoutFilter(text, f"{pattern};{expression.text}", compiled, expression)
+
+
+def _check_has_values(condition: Expression) -> None:
+    """Refuse a condition that has a value for no number at all, such as `i % 0 == 1`."""
+    failure: ValueError | None = None
+    for number in _TRIED:
+        try:
+            condition.evaluate(dict.fromkeys(condition.names, number))
+        except ValueError as error:
+            failure = error
+        else:
+            return
+    raise ValueError(f"has a condition that never has a value: {condition.text!r} {failure}")
 
 
 def parse_filters(texts: Iterable[str], *, shard_id: int, shard_num: int) -> tuple[LayoutFilter, ...]:

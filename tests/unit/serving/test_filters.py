@@ -47,6 +47,8 @@ def test_a_condition_without_a_value_names_the_filter_and_does_not_hide_another(
     ("text", "rule"),
     [
         ("; True", "name of a sub graph"),
+        ("entry; 1 / 0", "never has a value.*must not divide by zero"),
+        ("ps_{i}; i % 0 == 1", "never has a value"),
         ("ps_{i}; j == 1", "condition on j"),
         ("ps_{i}; open('x')", "may have numbers"),
         ("ps_(; True", "regular expression"),
