@@ -29,6 +29,7 @@ from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
 from shoal.model.views import ClusterSummary, GroupView, NodeView, WorkloadView
 from shoal.model.workloads import WorkloadSpec, WorkloadType
 from shoal.serving.metrics import ServingMetrics
+from shoal.tables.metrics import TableMetrics
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMAS = ROOT / "docs" / "reference" / "schemas"
@@ -99,6 +100,12 @@ events instead of polling, and removes nothing without a command.
 `shoal serve --http-port PORT` serves these.
 
 {serving}
+
+## Tables
+
+Processes that hold embedding tables serve these, for each table.
+
+{tables}
 """
 
 
@@ -172,7 +179,11 @@ def metrics_page() -> str:
     AgentMetrics(agent)
     serving = MetricRegistry()
     ServingMetrics(SystemClock(), serving)
-    return METRICS_PAGE.format(control=_table(ControlMetrics().registry), agent=_table(agent), serving=_table(serving))
+    tables = MetricRegistry()
+    TableMetrics(tables)
+    return METRICS_PAGE.format(
+        control=_table(ControlMetrics().registry), agent=_table(agent), serving=_table(serving), tables=_table(tables)
+    )
 
 
 def _table(registry: MetricRegistry) -> str:

@@ -7,6 +7,7 @@ the number of threads. Called by the learner, the model server and `shoal.tables
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import threading
 from collections.abc import Iterator
@@ -53,6 +54,10 @@ class Entries:
     times: Words
     weights: Floats
     states: Floats
+
+    def take(self, mask: npt.NDArray[np.bool_]) -> Entries:
+        """Those where the mask is true."""
+        return Entries(self.ids[mask], self.times[mask], self.weights[mask], self.states[mask])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +162,10 @@ class EmbeddingTable:
     def _lookup(self, keys: Words, values: Floats) -> int:
         layout = self.layout
         while True:
-            directory = self._open().shards
-            found: int = lookups.lookup(directory, layout.geometry, layout.plan, layout.parameters, keys, values)
+            # Held until the end of the call: a writer may replace it meanwhile, and it keeps the memory alive.
+            directory = self._open()
+            shards = directory.shards
+            found: int = lookups.lookup(shards, layout.geometry, layout.plan, layout.parameters, keys, values)
             if found != lookups.STALE:
                 return found
 
@@ -246,30 +253,66 @@ class EmbeddingTable:
             self._open()
             basis, times = self._times(event_times, keys.size)
             self._set_times(basis, times)
-            parts = 1 if keys.size < _SPLIT_FROM else self._threads
+            self._assign(keys, times, values, given)
 
-            def write(part: int) -> None:
-                stopped, done = np.zeros(1, np.int64), 0
-                while True:
-                    done = updates.assign_rows(
-                        self._shards.directory.shards,
-                        self.layout.geometry,
-                        self.layout.plan,
-                        self.layout.parameters,
-                        keys,
-                        times,
-                        values,
-                        given,
-                        part,
-                        parts,
-                        done,
-                        stopped,
-                    )
-                    if done >= keys.size:
-                        return
-                    self._make_room(int(stopped[0]))
+    def restore(self, entries: Entries, basis: TimeBasis, *, newest: int) -> None:
+        """Store rows of a dump with their times, which are of this kind. States are taken by a training table only.
 
-            self._workers.run(write, parts)
+        `newest` is that of the whole dump: expiry counts from it.
+        """
+        keys = as_ids(entries.ids)
+        values = self._as_rows("weights", entries.weights, keys.size, self.layout.width)
+        states = _NO_STATES
+        if self.layout.state and entries.states.shape[1]:
+            states = self._as_rows("states", entries.states, keys.size, self.layout.state)
+        if not np.isfinite(values).all():
+            raise InvalidError([problem("weights", None, "must be finite")])
+        times = for_kernel(np.ascontiguousarray(entries.times, np.int64))
+        if times.shape != keys.shape or (times.size and (times.min() < 0 or times.max() > _LATEST)):
+            raise InvalidError([problem("times", times.shape, "must be seconds since 1970, one per id")])
+        with self._lock:
+            self._open()
+            if basis is not TimeBasis.UNKNOWN and self._basis not in (TimeBasis.UNKNOWN, basis):
+                rule = f"must be of kind {self._basis}, as those of this table are"
+                raise InvalidError([problem("times", basis, rule)])
+            if basis is not TimeBasis.UNKNOWN:
+                self._basis = basis
+            self._newest = max(self._newest, newest)
+            self._assign(keys, times, values, states)
+
+    def first_states(self, count: int) -> Floats:
+        """The state that a new id has, so many times."""
+        if not self.layout.state:
+            return np.zeros((count, 0), np.float32)
+        with EmbeddingTable(dataclasses.replace(self.settings, shards=1, expected_ids=0)) as one:
+            one.assign([0], np.zeros((1, self.layout.width), np.float32))
+            return np.repeat(next(one.entries()).states, count, axis=0)
+
+    def _assign(self, keys: Words, times: Words, values: Floats, states: Floats) -> None:
+        parts = 1 if keys.size < _SPLIT_FROM else self._threads
+
+        def write(part: int) -> None:
+            stopped, done = np.zeros(1, np.int64), 0
+            while True:
+                done = updates.assign_rows(
+                    self._shards.directory.shards,
+                    self.layout.geometry,
+                    self.layout.plan,
+                    self.layout.parameters,
+                    keys,
+                    times,
+                    values,
+                    states,
+                    part,
+                    parts,
+                    done,
+                    stopped,
+                )
+                if done >= keys.size:
+                    return
+                self._make_room(int(stopped[0]))
+
+        self._workers.run(write, parts)
 
     def remove(self, ids: npt.ArrayLike) -> int:
         """Take ids out. Returns how many were there."""
@@ -347,6 +390,13 @@ class EmbeddingTable:
                 )
             if copied:
                 yield found
+
+    def live_entries(self) -> Iterator[Entries]:
+        """As `entries`, without those whose lifetime is over."""
+        for each in self.entries():
+            lifetimes = self.layout.lifetimes[(each.ids >> 48) & 0x7FFF]
+            expired = (lifetimes > 0) & (self._now() - each.times >= lifetimes)
+            yield each.take(~expired) if expired.any() else each
 
     def __len__(self) -> int:
         return int(self._shards.headers[:, places.COUNT].sum())

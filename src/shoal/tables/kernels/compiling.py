@@ -104,8 +104,8 @@ class Kernel:
 
 
 @functools.cache
-def fingerprint(module: str) -> str:
-    """Changes with the source of a module of this package, and with that of every module of it that it imports."""
+def sources(module: str) -> dict[str, bytes]:
+    """The source of a module of this package, and of every module of it that it imports, by name."""
     found: dict[str, bytes] = {}
     wanted = [module]
     while wanted:
@@ -113,9 +113,15 @@ def fingerprint(module: str) -> str:
         if name not in found:
             found[name] = (_HERE / f"{name}.py").read_bytes()
             wanted += _IMPORT.findall(found[name].decode())
+    return found
+
+
+@functools.cache
+def fingerprint(module: str) -> str:
+    """Changes with every source that a kernel of the module depends on."""
     digest = hashlib.sha256()
-    for name in sorted(found):
-        digest.update(name.encode() + found[name])
+    for name, source in sorted(sources(module).items()):
+        digest.update(name.encode() + source)
     return digest.hexdigest()
 
 

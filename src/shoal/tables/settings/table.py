@@ -134,7 +134,7 @@ class TableSettings:
     not_finite: NotFinite = NotFinite.FAIL
     #: Parts of the table that grow one by one; a power of two. A thread works on some of them.
     shards: Annotated[int, Range(1, 1024)] = 16
-    #: New ids beyond this many are refused and counted.
+    #: New ids beyond this many are refused and counted; each shard takes an equal part of them.
     max_ids: Annotated[int, Range(1, 2**36)] = 2**36
     #: Room is made for this many ids at once; more or fewer work, too.
     expected_ids: Annotated[int, Range(0, 2**36)] = 0
