@@ -5,7 +5,7 @@
 # Needs root and the Debian packages mmdebstrap, busybox-static, cpio, lz4, e2fsprogs and qemu-utils. Prints where.
 set -euo pipefail
 
-version=2
+version=3
 guests="${XDG_CACHE_HOME:-$HOME/.cache}/shoal/guests-$version"
 mkdir -p "$(dirname "$guests")"
 exec 9>"$guests.lock"
@@ -56,11 +56,9 @@ mkdir -p "$small"/{bin,proc,sys,dev,mnt,root,tmp,etc/acpi,modules}
 cp "$(command -v busybox)" "$small/bin/busybox"
 cp "$here/guest_init.sh" "$small/init"
 chmod 755 "$small/init"
-for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk cdrom isofs \
-    failover net_failover virtio_net evdev button; do
-    file=$(find "$root/lib/modules/$kernel" -name "$module.ko" | head -n 1)
-    [ -z "$file" ] || cp "$file" "$small/modules/"
-done
+# With everything that they need, in the order that this kernel needs it: that differs from one kernel to the next.
+python3 "$here/guest_modules.py" "$root/lib/modules/$kernel" "$small/modules" \
+    base=virtio_pci,virtio_blk,isofs,evdev,button network=virtio_net
 (cd "$small" && find . | cpio --quiet -o -H newc) >"$part/initrd"
 
 rm -rf "$root"/boot/* "$root"/var/cache/apt/* "$root"/var/lib/apt/lists/*

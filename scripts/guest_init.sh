@@ -6,9 +6,8 @@
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
-for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci virtio_blk cdrom isofs \
-    evdev button; do
-    insmod /modules/$module.ko 2>/dev/null
+for module in $(cat /modules/base); do
+    insmod /modules/$module
 done
 disk=$(sed -n 's/.*root=\([^ ]*\).*/\1/p' /proc/cmdline)
 if [ -n "$disk" ]; then
@@ -27,7 +26,7 @@ if [ -n "$seed" ]; then
     sed -n 's/^ *"\(SHOAL_[A-Z_]*\)": "\(.*\)",\{0,1\}$/export \1="\2"/p' /mnt/meta-data >/tmp/identity
     . /tmp/identity
     if grep -q '^# needs: network' /mnt/user-data; then
-        for module in failover net_failover virtio_net; do insmod /modules/$module.ko; done
+        for module in $(cat /modules/network); do insmod /modules/$module; done
         ip link set lo up
         ip link set eth0 up
         ip addr add 10.0.2.15/24 dev eth0

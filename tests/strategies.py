@@ -141,6 +141,7 @@ def _related(kind: type) -> Mapping[str, st.SearchStrategy[Any]]:
                     ]
                 ),
                 max_size=3,
+                unique_by=lambda disk: disk.name or object(),
             ).map(tuple),
             "networks": st.sampled_from(
                 [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.services.absence import do_without
 
-VERSION = 2
+VERSION = 3
 #: What costs time at boot without KVM and is of no use to a test, and nothing but the script's output on the console.
 KERNEL_ARGS = (
     "console=ttyS0 quiet loglevel=0 panic=-1 tsc=reliable no_timer_check mitigations=off nokaslr cryptomgr.notests"

@@ -269,6 +269,16 @@ class VmDisk:
     read_only: bool = False
     #: A disk file of the node that is used as it is, and made if it is not there. Foreign schedulers send one.
     path: AbsolutePath = ""
+    #: What tells it from the other disks of the VM, whatever their order: an update finds its data by it, and the guest
+    #: finds it as /dev/disk/by-id/virtio-<name>. Empty: the agent gives it one, such as disk0.
+    name: Annotated[
+        str,
+        Pattern(
+            r"(?!cidata$|volume)[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?",
+            "must have at most 20 lower-case letters, digits and dashes, and be neither cidata nor begin with volume",
+            allow_empty=True,
+        ),
+    ] = ""
 
     def extra_problems(self, at: str) -> Iterator[Problem]:
         """Rules across fields."""
@@ -380,6 +390,7 @@ class VmSpec(Body):
         prefix = f"{at}." if at else ""
         yield from mapping_problems(self.port_mappings, f"{prefix}networks.ports")
         yield from duplicates(f"{prefix}networks", [each.mac or None for each in self.networks], "MAC address")
+        yield from duplicates(f"{prefix}disks", [each.name or None for each in self.disks], "name")
         if (self.initrd or self.kernel_args) and not self.kernel:
             yield problem(f"{prefix}kernel", None, "is required with initrd and kernel_args")
         forwarded = {port.container_port for port in self.port_mappings if port.protocol != "udp"}

@@ -212,6 +212,61 @@ async def test_disks_survive_retries_and_updates_and_go_with_their_workload(
     assert [*pool.rglob("*.qcow2"), *(runtime._files.data_dir / "vm/disks").iterdir()] == []
 
 
+#: Says what is on each disk, by its serial number, and writes the number onto a blank one.
+LOOK = (
+    "for disk in vda vdb vdc vdd; do test -e /sys/block/$disk/serial || continue; "
+    "serial=$(cat /sys/block/$disk/serial); "
+    'test "$serial" = cidata && continue; '
+    'found=$(head -c 20 /dev/$disk | tr -d "\\000"); echo "$serial has $found"; '
+    'test -n "$found" || { echo "$serial" | dd of=/dev/$disk conv=fsync 2>/dev/null; }; done'
+)
+
+
+async def test_disks_keep_their_data_in_every_order(open_vms: OpenVms, tmp_path: Path) -> None:
+    pools = {name: tmp_path / name for name in ("data", "logs", "fast")}
+    runtime = await open_vms(pools=pools)
+    data, logs = VmDisk(size_gb=1, pool_name="data"), VmDisk(size_gb=1, pool_name="logs", format="raw")
+    fast, named = VmDisk(size_gb=1, pool_name="fast"), VmDisk(size_gb=1, name="scratch")
+    numbers = iter(range(1, 100))
+
+    async def found(*disks: VmDisk) -> list[str]:
+        run_id = f"web-{next(numbers)}"
+        await runtime.prepare(request(small_guest(LOOK, disks=disks), run_id=run_id))
+        await runtime.start(request(small_guest(LOOK, disks=disks), run_id=run_id))
+        ended = await wait_ended(runtime, run_id)
+        await runtime.forget(RunId(run_id))
+        return [line for line in ended.last_output.splitlines() if " has" in line]
+
+    assert await found(data, logs) == ["disk0 has ", "disk1 has "]
+    # Another order, a new one in between, another format: each has its own data.
+    after = (fast, replace(logs, format=""), named, data)
+    expected = ["disk2 has ", "disk1 has disk1", "scratch has ", "disk0 has disk0"]
+    assert await found(*after) == expected
+    runtime = await open_vms(pools=pools)
+    assert await found(named, fast, data) == ["scratch has scratch", "disk2 has disk2", "disk0 has disk0"]
+    # What cannot be told is refused before the guest that runs is stopped.
+    with pytest.raises(RunError, match="cannot be told") as raised:
+        await runtime.prepare(request(small_guest(disks=(named, fast, replace(data, pool_name="")))))
+    assert raised.value.failure is FailureReason.INVALID_SPEC
+    assert await found(replace(data, name="disk0"), logs) == ["disk0 has disk0", "disk1 has disk1"]
+
+
+async def test_disks_of_an_earlier_version_keep_their_names(open_vms: OpenVms, tmp_path: Path) -> None:
+    """They went by their position, and nothing was written down about them."""
+    runtime = await open_vms(pools={"data": tmp_path / "data"})
+    data, logs = VmDisk(size_gb=1, pool_name="data"), VmDisk(size_gb=1)
+    for number, disks in enumerate(((data, logs), (data, logs), (logs, data)), 1):
+        await runtime.start(request(small_guest(LOOK, disks=disks), run_id=f"web-{number}"))
+        ended = await wait_ended(runtime, f"web-{number}")
+        await runtime.forget(RunId(f"web-{number}"))
+        if number == 1:
+            written = list(tmp_path.rglob("disk?.json"))
+            assert len(written) == 2
+            for path in written:
+                path.unlink()
+    assert "disk1 has disk1\ndisk0 has disk0" in ended.last_output.replace("\r", "")
+
+
 async def test_a_guest_whose_disk_is_full_waits_for_room(open_vms: OpenVms, tmp_path: Path) -> None:
     with small_disk(tmp_path / "pool", megabytes=4) as pool:
         runtime = await open_vms(pools={"small": pool})

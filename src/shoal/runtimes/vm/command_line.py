@@ -24,7 +24,8 @@ _MAC_PREFIX = "52:54:00"
 _TCG_CACHE_MB = 256
 #: What QEMU itself may use beyond the memory of the guest.
 OVERHEAD_MB = 512
-_SERIAL_LENGTH = 20
+#: The longest serial number of a virtio disk.
+SERIAL_LENGTH = 20
 #: The guest's address with user-mode networking, when the spec gives none. Each interface has a network of its own; the
 #: first is the one that QEMU's documentation speaks of.
 _USER_ADDRESS = "10.0.{}.15/24"
@@ -164,7 +165,7 @@ def _disk(number: int, disk: GuestDisk) -> list[str]:
         backend += ",discard=unmap"
         device += f",bootindex={number + 1}"
     if disk.serial:
-        device += f",serial={_escaped(disk.serial[:_SERIAL_LENGTH])}"
+        device += f",serial={_escaped(disk.serial[:SERIAL_LENGTH])}"
     return ["-drive", backend, "-device", device]
 
 

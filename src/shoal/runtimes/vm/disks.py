@@ -1,33 +1,37 @@
 """The disks of a guest: overlays over base images, blank disks, CD images, managed volumes. Called by `runtime`.
 
 A disk is made once and then left alone: it survives updates, retries and failed starts. A larger size in an update
-grows it. It goes when the workload is deleted with the retain policy Delete.
+grows it. It goes when the workload is deleted with the retain policy Delete. `disk_names` says which one is which.
 
     <data_dir>/vm/images/<sha256>                     the cache of base images
-    <data_dir>/vm/disks/<workload>/disk<n>.qcow2      the disks of a workload that are in no pool
+    <data_dir>/vm/disks/<workload>/<name>.qcow2       the disks of a workload that are in no pool
     <data_dir>/vm/disks/<workload>/base-<sha256>      links to the cached images that its disks are based on
-    <pool>/<node>/<workload>/disk<n>.qcow2            its disks in a storage pool
+    <pool>/<node>/<workload>/<name>.qcow2             its disks in a storage pool
+    <name>.json, beside each                          what the spec said of it
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from shoal.core import faults
-from shoal.core.disk.durable import sync_path
+from shoal.core.disk.durable import replace_file, sync_path
 from shoal.core.errors import UnavailableError
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.model.specs import DEFAULT_DISK_GB
 from shoal.model.workloads import FailureReason, ManagedVolume, VmDisk, VmSpec
 from shoal.runtimes.base import RunError
 from shoal.runtimes.vm.cloud_init import GuestMount
-from shoal.runtimes.vm.command_line import GuestDisk
+from shoal.runtimes.vm.command_line import SERIAL_LENGTH, GuestDisk
+from shoal.runtimes.vm.disk_names import KnownDisk, has_data, is_attached_as_it_is, key_of, name_disks
 from shoal.runtimes.vm.images import ImageCache
 from shoal.runtimes.vm.qemu_img import image_facts, qemu_img
 
@@ -62,10 +66,10 @@ class DiskStore:
         self._pools = pools
         self._cache = cache
 
-    async def fetch(self, spec: VmSpec) -> None:
-        """Fetch the base images of a spec, and check that its pools exist. Raises `RunError`."""
+    async def fetch(self, workload_id: WorkloadId, spec: VmSpec) -> None:
+        """Fetch the base images of a spec, and check its pools and which disks it means. Raises `RunError`."""
+        await asyncio.to_thread(self._name_disks, workload_id, spec)
         for disk in wanted_disks(spec):
-            self._directory(WorkloadId("any"), disk)
             if disk.image:
                 await self._cache.find(disk.image, disk.sha256)
 
@@ -74,8 +78,10 @@ class DiskStore:
         disks: list[GuestDisk] = []
         mounts: list[GuestMount] = []
         try:
-            for number, wanted in enumerate(wanted_disks(spec)):
-                made = await self._make_disk(workload_id, number, wanted)
+            named = await asyncio.to_thread(self._name_disks, workload_id, spec)
+            await asyncio.to_thread(self._write_names, workload_id, named)
+            for each, wanted in zip(named, wanted_disks(spec), strict=True):
+                made = await self._make_disk(workload_id, each.name, wanted)
                 disks.append(made)
                 if wanted.mount_point:
                     mounts.append(
@@ -86,8 +92,8 @@ class DiskStore:
                             is_blank=not wanted.image and not wanted.path,
                         )
                     )
-            for number, volume in enumerate(spec.managed_volumes):
-                made = await _make_volume(volume, volumes, serial=f"volume{number}")
+            for volume in spec.managed_volumes:
+                made = await _make_volume(volume, volumes, serial=volume_serial(volume.name))
                 disks.append(made)
                 kind = volume.fs_type or "ext4"
                 mounts.append(GuestMount(made.serial, volume.mount_path, kind, read_only=volume.read_only))
@@ -110,39 +116,86 @@ class DiskStore:
             except OSError as error:
                 raise UnavailableError(f"the disks of workload {workload_id!r} cannot be removed: {error}") from error
 
-    def _directory(self, workload_id: WorkloadId, disk: VmDisk) -> Path:
-        if not disk.pool_name:
+    def _directory(self, workload_id: WorkloadId, pool_name: str) -> Path:
+        if not pool_name:
             return self._disks / workload_id
-        pool = self._pools.get(disk.pool_name)
+        pool = self._pools.get(pool_name)
         if pool is None:
             known = ", ".join(sorted(self._pools)) or "none"
             raise RunError(
-                f"this node has no storage pool {disk.pool_name!r}; it has {known}",
+                f"this node has no storage pool {pool_name!r}; it has {known}",
                 failure=FailureReason.INVALID_SPEC,
                 hint="the agent declares pools with --storage-pool name=path:GB",
             )
         return pool / self._node_id / workload_id
 
-    async def _make_disk(self, workload_id: WorkloadId, number: int, wanted: VmDisk) -> GuestDisk:
-        serial = f"disk{number}"
-        directory = self._directory(workload_id, wanted)
+    def _name_disks(self, workload_id: WorkloadId, spec: VmSpec) -> tuple[KnownDisk, ...]:
+        """Which disk each one of the spec is. Blocks. Raises `RunError`."""
+        disks, has_root = wanted_disks(spec), bool(spec.os_image)
+        for disk in disks:
+            self._directory(workload_id, disk.pool_name)
+        known = self._read_names(workload_id)
+        if not known:
+            known = self._unnamed(workload_id, disks, has_root=has_root)
+        return name_disks(disks, known, has_root=has_root)
+
+    def _unnamed(self, workload_id: WorkloadId, disks: tuple[VmDisk, ...], *, has_root: bool) -> list[KnownDisk]:
+        """Disks of an earlier version, which went by their position."""
+        found = []
+        for number, disk in enumerate(disks):
+            key, name = key_of(disk, is_root=has_root and not number), f"disk{number}"
+            if has_data(key) and _file_of(self._directory(workload_id, disk.pool_name), name) is not None:
+                found.append(KnownDisk(name, key, disk.size_gb, disk.pool_name))
+        return found
+
+    def _read_names(self, workload_id: WorkloadId) -> list[KnownDisk]:
+        """What earlier specs said, in the order in which the disks were made."""
+        found: list[KnownDisk] = []
+        for pool_name in ("", *sorted(self._pools)):
+            for path in self._directory(workload_id, pool_name).glob("*.json"):
+                try:
+                    fields = json.loads(path.read_bytes())
+                    known = KnownDisk(path.stem, pool_name=pool_name, **fields)
+                except (OSError, ValueError, TypeError) as error:
+                    raise RunError(
+                        f"what is known of disk {path.stem!r} cannot be read: {error}",
+                        failure=FailureReason.STORAGE_ERROR,
+                        hint=f"write the file {path} again, as those of other disks are",
+                    ) from error
+                found.append(known)
+        return sorted(found, key=lambda each: (len(each.name), each.name))
+
+    def _write_names(self, workload_id: WorkloadId, named: tuple[KnownDisk, ...]) -> None:
+        """Write down what the spec says of each disk, before any of them is made. Blocks."""
+        before = {each.name: each for each in self._read_names(workload_id)}
+        gone = [replace(each, attached=False) for name, each in before.items() if name not in {x.name for x in named}]
+        for each in (*named, *gone):
+            if before.get(each.name) != each:
+                directory = self._directory(workload_id, each.pool_name if each.has_data else "")
+                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                fields = asdict(each)
+                del fields["name"], fields["pool_name"]
+                replace_file(directory / f"{each.name}.json", json.dumps(fields).encode())
+
+    async def _make_disk(self, workload_id: WorkloadId, name: str, wanted: VmDisk) -> GuestDisk:
         if wanted.path:
-            return await _use_file(Path(wanted.path), wanted, serial)
-        if wanted.image and (wanted.format == "iso" or (wanted.read_only and not wanted.size_gb)):
+            return await _use_file(Path(wanted.path), wanted, name)
+        if is_attached_as_it_is(wanted):
             base = await self._base(workload_id, wanted)
             kind = "raw" if wanted.format == "iso" else await _base_format(base, wanted.format)
-            return GuestDisk(base, kind, read_only=True, serial=serial)
-        kind = "raw" if not wanted.image and wanted.format == "raw" else "qcow2"
-        path = directory / f"{serial}.{kind}"
-        size = wanted.size_gb * _GB
-        if not wanted.image:
-            await _make(path, kind, size)
-        elif await asyncio.to_thread(path.exists):  # whatever image it was made from, it stays
-            await _grow(path, kind, size)
+            return GuestDisk(base, kind, read_only=True, serial=name)
+        directory, size = self._directory(workload_id, wanted.pool_name), wanted.size_gb * _GB
+        path = await asyncio.to_thread(_file_of, directory, name)
+        if path is not None:  # whatever image it was made from and in whatever format, it stays
+            await _grow(path, path.suffix[1:], size)
+        elif not wanted.image:
+            path = directory / f"{name}.{'raw' if wanted.format == 'raw' else 'qcow2'}"
+            await _make(path, path.suffix[1:], size)
         else:
+            path = directory / f"{name}.qcow2"
             base = await self._base(workload_id, wanted)
-            await _make(path, kind, size, base=base, base_format=await _base_format(base, wanted.format))
-        return GuestDisk(path, kind, read_only=wanted.read_only, serial=serial)
+            await _make(path, "qcow2", size, base=base, base_format=await _base_format(base, wanted.format))
+        return GuestDisk(path, path.suffix[1:], read_only=wanted.read_only, serial=name)
 
     async def _base(self, workload_id: WorkloadId, wanted: VmDisk) -> Path:
         """The base image of a disk: a path of the node as it is, a cached one by a link that is the workload's own."""
@@ -157,6 +210,18 @@ class DiskStore:
         with contextlib.suppress(FileExistsError):
             await asyncio.to_thread(os.link, found, link)
         return link
+
+
+def volume_serial(name: str) -> str:
+    """What the guest sees of a managed volume: the same in every order of the volumes, and short enough."""
+    serial = f"volume-{name}"
+    return serial if len(serial) <= SERIAL_LENGTH else f"volume-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+
+
+def _file_of(directory: Path, name: str) -> Path | None:
+    """The disk of a name, if it was made. Blocks."""
+    paths = (directory / f"{name}.{kind}" for kind in _BASE_FORMATS)
+    return next((path for path in paths if path.exists()), None)
 
 
 async def _use_file(path: Path, wanted: VmDisk, serial: str) -> GuestDisk:

@@ -123,7 +123,11 @@ class VmRuntime(KeptRuns):
         networks = _networks(request, spec)
         await asyncio.to_thread(_check_node, spec, networks)
         _seed_of(request, spec, (), networks)
-        await self._disks.fetch(spec)
+        await self._disks.fetch(request.workload_id, spec)
+
+    async def fetch(self, request: RunRequest) -> None:
+        """The same, before a start."""
+        await self.prepare(request)
 
     async def start(self, request: RunRequest) -> RunInfo:
         """Start a guest, or return what is known of it. Raises `RunError`; other errors leave the outcome open."""

@@ -223,7 +223,7 @@ def _disk_to_agent(index: int, disk: VmDisk, workload_id: str) -> agent.DiskConf
     iso = disk.format == "iso"
     return agent.DiskConfig(
         # A foreign agent needs a path; ours use the pool and the options.
-        path=disk.path or f"{_FOREIGN_IMAGES}/{workload_id}-{device}.qcow2",
+        path=disk.path or f"{_FOREIGN_IMAGES}/{workload_id}-{disk.name or device}.qcow2",
         device=device,
         format=disk.format or "qcow2",
         size_gb=disk.size_gb or _DEFAULT_DISK_GB,

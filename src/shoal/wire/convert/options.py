@@ -158,13 +158,25 @@ def _boot_from_proto(pb: run.VmBoot, at: str, problems: list[Problem]) -> VmBoot
 
 def disk_options_from_proto(pb: run.VmDiskOptions) -> dict[str, Any]:
     """The fields of a disk that are in its options."""
-    return {"image": pb.image, "sha256": pb.sha256, "format": pb.format, "read_only": pb.read_only, "path": pb.path}
+    return {
+        "image": pb.image,
+        "sha256": pb.sha256,
+        "format": pb.format,
+        "read_only": pb.read_only,
+        "path": pb.path,
+        "name": pb.name,
+    }
 
 
 def disk_options_to_proto(disk: VmDisk) -> run.VmDiskOptions | None:
     """The inverse; None when there are none."""
     options = run.VmDiskOptions(
-        image=disk.image, sha256=disk.sha256, format=disk.format, read_only=disk.read_only, path=disk.path
+        image=disk.image,
+        sha256=disk.sha256,
+        format=disk.format,
+        read_only=disk.read_only,
+        path=disk.path,
+        name=disk.name,
     )
     return options if options.ListFields() else None
 

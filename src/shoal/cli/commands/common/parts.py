@@ -88,6 +88,7 @@ def _disk(disk: VmDisk, os_image: str) -> str:
     has_image = disk.image or disk.path or os_image
     size = f"{disk.size_gb} GB" if disk.size_gb else "as large as its image" if has_image else f"{DEFAULT_DISK_GB} GB"
     words = [
+        disk.name,
         size,
         disk.format,
         f"of {disk.image}" if disk.image else "",

@@ -452,6 +452,7 @@ class VmDiskOptions(_message.Message):
     FORMAT_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
     image: _builtins.str
     """What the disk begins with: a path of the node or a URL."""
     sha256: _builtins.str
@@ -460,6 +461,8 @@ class VmDiskOptions(_message.Message):
     read_only: _builtins.bool
     path: _builtins.str
     """A disk file of the node that is used as it is, and made if it is not there."""
+    name: _builtins.str
+    """What tells it from the other disks of the VM. Empty: the agent gives it one."""
     def __init__(
         self,
         *,
@@ -468,10 +471,11 @@ class VmDiskOptions(_message.Message):
         format: _builtins.str = ...,
         read_only: _builtins.bool = ...,
         path: _builtins.str = ...,
+        name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "image", b"image", "path", b"path", "read_only", b"read_only", "sha256", b"sha256"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "image", b"image", "name", b"name", "path", b"path", "read_only", b"read_only", "sha256", b"sha256"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
