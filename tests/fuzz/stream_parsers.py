@@ -20,7 +20,8 @@ from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.statefile import START, FileReader, StepIndex, TableIndex, decode_header, encode
 from shoal.dataflow.checkpoint.statestore import file_name
 from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
-from shoal.dataflow.connectors.ahead import decode_segments, encode_segments, from_stream, to_stream
+from shoal.dataflow.connectors.file_commits import Move, decode_moves, encode_moves
+from shoal.dataflow.connectors.write_ahead import decode_segments, encode_segments, from_stream, to_stream
 from shoal.dataflow.language.datatypes import parse_type
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
@@ -57,6 +58,7 @@ def _changed_json(good: Any) -> st.SearchStrategy[bytes]:
 
 BATCH = pa.RecordBatch.from_pydict({"n": [1, None], "text": ["a", "bc"], "many": [[1], []]})
 STREAM = to_stream([BATCH, BATCH])
+MOVES = encode_moves([Move(3, "out/.pending/a", "out/a"), Move(4, "out/.pending/b", "out/b")])
 SEGMENTS = encode_segments([(3, b"abc"), (4, b"")])
 ROWS = pa.table({"key": ["a", None], "n": [1, 2]})
 TWO = np.array([0, 7])
@@ -224,9 +226,9 @@ STREAM_PARSERS: dict[str, ParserCase] = {
     "shoal.dataflow.checkpoint.statefile.FileReader.tables": ParserCase(
         _read_pieces, _changed(PIECE), (CheckpointError,), (PIECE,)
     ),
-    "shoal.dataflow.checkpoint.storage.CheckpointStorage.latest of a manifest": ParserCase(
+    "shoal.dataflow.checkpoint.storage.CheckpointStorage.search of a manifest": ParserCase(
         with_folder(
-            _checkpoint("000000000001/manifest.json"), lambda folder: CheckpointStorage(str(folder), "job").latest()
+            _checkpoint("000000000001/manifest.json"), lambda folder: CheckpointStorage(str(folder), "job").search()
         ),
         _changed_json(MANIFEST),
         (CheckpointError,),
@@ -237,10 +239,13 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         (CheckpointError, PreconditionError),
         (json.dumps(JOB),),
     ),
-    "shoal.dataflow.connectors.ahead.decode_segments": ParserCase(
+    "shoal.dataflow.connectors.file_commits.decode_moves": ParserCase(
+        decode_moves, _changed(MOVES), (CheckpointError,), (MOVES, b"")
+    ),
+    "shoal.dataflow.connectors.write_ahead.decode_segments": ParserCase(
         decode_segments, _changed(SEGMENTS), (CheckpointError,), (SEGMENTS, b"")
     ),
-    "shoal.dataflow.connectors.ahead.from_stream": ParserCase(
+    "shoal.dataflow.connectors.write_ahead.from_stream": ParserCase(
         lambda content: [batch.to_pylist() for batch in from_stream(content)],
         _changed(STREAM),
         (CheckpointError,),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.dataflow.execution.flows import Ledger, Tap, expected_sums
+from tests.unit.dataflow.execution.flows import Recording, Tap, expected_sums
 from tests.unit.dataflow.execution.test_full_disk import start, until
 from tests.unit.dataflow.execution.test_recovery import batches, feed, visible
 
@@ -42,8 +42,8 @@ def fill(disk: Path) -> Path:
 
 
 def test_a_job_goes_on_over_a_full_disk(small_disk: Path, caplog: pytest.LogCaptureFixture) -> None:
-    tap, ledger = Tap(), Ledger()
-    flow = start(tap, ledger, str(small_disk))
+    tap, recording = Tap(), Recording()
+    flow = start(tap, recording, str(small_disk))
     feed(tap, batches(3))
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     filler = fill(small_disk)
@@ -60,20 +60,20 @@ def test_a_job_goes_on_over_a_full_disk(small_disk: Path, caplog: pytest.LogCapt
     until(lambda: flow.metrics().checkpoints.completed > full.completed)
     tap.close()
     flow.stop(finish=True, timeout=20)
-    assert visible(ledger) == expected_sums(batches(6))
+    assert visible(recording) == expected_sums(batches(6))
 
 
 def test_a_job_starts_again_on_a_full_disk(small_disk: Path) -> None:
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     feed(tap, batches(3))
-    flow = start(tap, ledger, str(small_disk))
+    flow = start(tap, recording, str(small_disk))
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     stopped = flow.stop(timeout=20)
     filler = fill(small_disk)
-    flow = start(tap, ledger, str(small_disk))
+    flow = start(tap, recording, str(small_disk))
     assert flow.restored == stopped.checkpoints.last_number
     until(lambda: flow.metrics().checkpoints.failed_in_a_row >= 5)
     filler.unlink()
     tap.close()
     flow.stop(finish=True, timeout=20)
-    assert visible(ledger) == expected_sums(batches(3))
+    assert visible(recording) == expected_sums(batches(3))

@@ -30,7 +30,9 @@ GOLDEN = ROOT / "tests" / "golden" / "dataflow" / "crash.jsonl"
 OUTSIDE = {"topics.append.after"}
 POINTS = [name for name in faults.POINTS if name.startswith(("dataflow.", "topics.")) and name not in OUTSIDE]
 #: What a life of the job comes to once at least, and on a busy machine no more often.
-RARE = {"topics.roll.before", "dataflow.manifest.before", "dataflow.manifest.after"}
+ONCE = ("manifest", "publish", "record")
+STARTS = {"dataflow.start.claimed", "dataflow.start.fenced", "dataflow.recover.before", "dataflow.recover.after"}
+RARE = {"topics.roll.before", *(f"dataflow.{each}.{when}" for each in ONCE for when in ("before", "after"))} | STARTS
 DEADLY = -signal.SIGKILL
 
 Life = Callable[..., int]

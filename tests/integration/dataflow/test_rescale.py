@@ -17,7 +17,7 @@ from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.process_function import ProcessFunction
-from tests.unit.dataflow.execution.flows import SCHEMA, Ledger, LedgerSink, Tap, TapSource, rows
+from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows
 
 pytestmark = pytest.mark.integration
 
@@ -93,9 +93,9 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def plan(program: Program, taps: list[Tap], ledger: Ledger, *, bounded: bool) -> list[Node]:
+def plan(program: Program, taps: list[Tap], recording: Recording, *, bounded: bool) -> list[Node]:
     inputs = [stream(tap, bounded=bounded, uid=f"in{number}") for number, tap in enumerate(taps)]
-    return [program(*inputs).to_sink(LedgerSink(ledger)).uid("out").node]
+    return [program(*inputs).to_sink(RecordingSink(recording)).uid("out").node]
 
 
 def make_batches(seed: int) -> list:
@@ -107,8 +107,8 @@ def make_batches(seed: int) -> list:
     return found
 
 
-def visible(ledger: Ledger) -> list[str]:
-    return sorted(json.dumps(row, default=str, sort_keys=True) for row in ledger.rows)
+def visible(recording: Recording) -> list[str]:
+    return sorted(json.dumps(row, default=str, sort_keys=True) for row in recording.rows)
 
 
 def settings(directory: Path) -> FlowSettings:
@@ -128,23 +128,23 @@ def feed(taps: list[Tap], share: slice) -> int:
 
 
 def run_once(program: Program) -> list[str]:
-    taps, ledger = [Tap(2), Tap(2)], Ledger()
+    taps, recording = [Tap(2), Tap(2)], Recording()
     feed(taps, slice(None))
     for tap in taps:
         tap.close()
-    engine.run(plan(program, taps, ledger, bounded=True))
-    return visible(ledger)
+    engine.run(plan(program, taps, recording, bounded=True))
+    return visible(recording)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("widths", [(4, 1, 3)])
 def test_three_lives_of_different_widths_give_what_one_gives(tmp_path, name, widths):
     program = PROGRAMS[name]
-    taps, ledger = [Tap(2), Tap(2)], Ledger()
+    taps, recording = [Tap(2), Tap(2)], Recording()
     for width, share in zip(widths[:2], (slice(0, 9), slice(9, 21)), strict=True):
         feed(taps, share)
         flow = engine.start(
-            plan(program, taps, ledger, bounded=False), name="job", parallelism=width, settings=settings(tmp_path)
+            plan(program, taps, recording, bounded=False), name="job", parallelism=width, settings=settings(tmp_path)
         )
         for tap in taps if "join" in name else taps[:1]:
             tap.wait_fetched(share.stop)
@@ -153,7 +153,7 @@ def test_three_lives_of_different_widths_give_what_one_gives(tmp_path, name, wid
     for tap in taps:
         tap.close()
     engine.run(
-        plan(program, taps, ledger, bounded=True), name="job", parallelism=widths[2], settings=settings(tmp_path)
+        plan(program, taps, recording, bounded=True), name="job", parallelism=widths[2], settings=settings(tmp_path)
     )
-    assert visible(ledger) == run_once(program)
-    assert visible(ledger)
+    assert visible(recording) == run_once(program)
+    assert visible(recording)

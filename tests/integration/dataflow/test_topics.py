@@ -10,7 +10,7 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, UnavailableError
+from shoal.core.errors import InvalidError, NotFoundError, UnavailableError
 from shoal.dataflow.connectors import brokers
 from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.brokers import is_kafka, topics_of
@@ -228,95 +228,6 @@ def _wait_for(condition) -> None:
 # -- the writer by itself ---------------------------------------------------------------------------------
 
 
-def open_writer(broker: str, subtask: int = 0, parallelism: int = 1, former: int = 0):
-    context = SinkContext(
-        "job", "out", subtask, parallelism, SystemClock(), exactly_once=True, former_parallelism=former
-    )
-    return TopicSink("out", broker).open_writer(None, context)
-
-
-def values(broker: str) -> list[int]:
-    return [row["value"] for row in read(broker)]
-
-
-def test_rows_appear_with_the_commit_of_their_checkpoint(broker):
-    writer = open_writer(broker)
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    writer.prepare(1)
-    writer.write(rows(("a", 2, 2)))
-    assert values(broker) == []
-    writer.commit(1)
-    writer.commit(1)
-    assert values(broker) == [1]
-    writer.prepare(2)
-    writer.commit(2)
-    assert values(broker) == [1, 2]
-    writer.close()
-
-
-def test_checkpoints_that_failed_go_with_the_next_in_order(broker):
-    writer = open_writer(broker)
-    writer.restore([])
-    for number in range(1, 6):  # more than there are writers
-        writer.write(rows(("a", number, 1)))
-        prepared = writer.prepare(number)
-    assert values(broker) == []
-    writer.write(rows(("a", 6, 1)))
-    writer.commit(5)
-    assert values(broker) == [1, 2, 3, 4, 5]
-    writer.prepare(6)
-    writer.commit(6)
-    assert values(broker) == [1, 2, 3, 4, 5, 6]
-    writer.close()
-    del prepared
-
-
-def test_what_was_prepared_and_not_committed_is_sent_again_once(broker):
-    writer = open_writer(broker)
-    writer.restore([])
-    for number in (1, 2):
-        writer.write(rows(("a", number, 1)))
-        prepared = writer.prepare(number)
-    writer.write(rows(("a", 99, 1)))  # of no checkpoint
-    for _ in range(2):
-        again = open_writer(broker)
-        again.restore([(2, 0, prepared)])
-        again.close()
-    assert values(broker) == [1, 2]
-    writer.close()
-
-
-def test_what_was_committed_is_not_sent_again(broker):
-    writer = open_writer(broker)
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    prepared = writer.prepare(1)
-    writer.commit(1)
-    again = open_writer(broker)
-    again.restore([(1, 0, prepared)])
-    assert values(broker) == [1]
-    for each in (again, writer):
-        each.close()
-
-
-def test_going_on_from_before_what_was_committed_is_refused(broker):
-    writer = open_writer(broker)
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    prepared = writer.prepare(5)
-    writer.commit(5)
-    writer.close()
-    refused, anew, older = (open_writer(broker) for _ in range(3))
-    with pytest.raises(PreconditionError, match="has the output of checkpoint 5, the job goes on from 4"):
-        refused.restore([(4, 0, prepared)])
-    refused.close()
-    anew.restore([])
-    anew.close()
-    older.restore([(4, 0, b"")])
-    older.close()
-
-
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_a_writer_that_cannot_be_opened_gives_its_connection_back(broker, exactly_once):
     context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=exactly_once)
@@ -329,7 +240,6 @@ def test_a_writer_that_cannot_be_opened_gives_its_connection_back(broker, exactl
 def test_a_writer_that_fails_while_it_is_closed_gives_its_connection_back(broker, exactly_once, monkeypatch):
     context = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=exactly_once)
     writer = TopicSink("out", broker).open_writer(None, context)
-    writer.restore([])
     writer.write(rows(("a", 1, 1)))
     inner = writer._current if exactly_once else writer._writer
     monkeypatch.setattr(inner, "close", _Failing(inner.close))
@@ -345,23 +255,3 @@ class _Failing:
     def __call__(self) -> None:
         self.call()
         raise UnavailableError("the broker went away as it was closed")
-
-
-def test_transactions_of_tasks_that_are_no_more_are_ended(broker):
-    """A reader of committed records waits for every open transaction; a zombie may not commit its own."""
-    wide = [open_writer(broker, subtask, 4) for subtask in range(4)]
-    for writer in wide:
-        writer.restore([])
-        writer.write(rows(("a", 1, 1)))
-        writer.prepare(1)
-    narrow = open_writer(broker, 0, 1, former=4)
-    narrow.restore([])
-    narrow.write(rows(("a", 7, 1)))
-    narrow.prepare(2)
-    narrow.commit(2)
-    for writer in wide:
-        with pytest.raises(PreconditionError):
-            writer.commit(1)
-    assert values(broker) == [7]
-    for writer in (narrow, *wide):
-        writer.close()

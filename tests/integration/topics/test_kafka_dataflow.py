@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +13,21 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
-from shoal.core.errors import PreconditionError
-from shoal.dataflow.connectors.base import SinkContext
-from shoal.dataflow.connectors.brokers import topics_of
+from shoal.dataflow.connectors.base import CommitContext, Marker, SinkContext
 from shoal.dataflow.connectors.memory import CallbackSink
+from shoal.dataflow.connectors.topic_commits import SinkNames
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.logical import OnError, SideOutput, Sink, Source
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from shoal.testing.suites.sinks import SinkKit, SinkSuite
 from shoal.testing.suites.topics_kit import TopicsKit
-from shoal.topics.base import TopicPartition, records
+from shoal.topics.base import records
 from shoal.topics.errors import FencedError
 from shoal.topics.kafka import KafkaSettings, KafkaTopics
 from tests.services.kafka import KafkaBroker
+from tests.unit.dataflow.connectors.sinks import committed_values
 from tests.unit.dataflow.execution.flows import SCHEMA, collect, rows
 
 pytestmark = pytest.mark.integration
@@ -39,6 +41,30 @@ def topics(kafka_broker: KafkaBroker) -> Iterator[KafkaTopics]:
         yield opened
 
 
+class TestKafkaSink(SinkSuite):
+    """The sink of a topic in Kafka."""
+
+    __test__ = True
+
+    @pytest.fixture
+    def kit(self, kafka_broker: KafkaBroker) -> SinkKit:
+        topic = f"sink-{SystemEntropy().token(8)}"
+        job = f"job-{topic}"
+
+        class OwnNames(TopicSink):
+            """Jobs of other tests have the same names: the ids of their writers are in the same cluster."""
+
+            def open_writer(self, schema: Any, context: SinkContext) -> Any:
+                return super().open_writer(schema, replace(context, job=job))
+
+            def open_committer(self, context: CommitContext) -> Any:
+                return super().open_committer(replace(context, job=job))
+
+        return SinkKit(
+            lambda: OwnNames(topic, kafka_broker.address), lambda: committed_values(kafka_broker.address, topic)
+        )
+
+
 class Job:
     """The sink of one job, as its tasks see it."""
 
@@ -47,24 +73,14 @@ class Job:
         self.name = f"job-{SystemEntropy().token(8)}"
         self.topic = f"{self.name}-out"
 
-    def writer(self, subtask: int = 0, parallelism: int = 1, former: int = 0) -> Any:
+    def writer(self) -> Any:
         """What a task writes with."""
-        context = SinkContext(
-            self.name, "out", subtask, parallelism, SystemClock(), exactly_once=True, former_parallelism=former
-        )
+        context = SinkContext(self.name, "out", 0, 1, SystemClock(), exactly_once=True, incarnation=3)
         return TopicSink(self.topic, self.broker).open_writer(None, context)
 
     def values(self) -> list[int]:
         """What a reader of committed records sees, up to the last that it may."""
-        where, found = TopicPartition(self.topic, 0), []
-        with topics_of(self.broker) as topics:
-            end = topics.next_offsets([where])[where]
-            with topics.reader() as reader:
-                reader.assign({where: 0})
-                while reader.positions()[where] < end:
-                    for fetched in reader.read(timeout=1.0):
-                        found += [json.loads(value)["value"] for value in fetched.batch["value"].to_pylist()]
-        return found
+        return committed_values(self.broker, self.topic)
 
     def sees(self, expected: list[int]) -> bool:
         """Whether these are what a reader sees. What is committed is visible by and by."""
@@ -76,17 +92,15 @@ def job(kafka_broker: KafkaBroker) -> Job:
     return Job(kafka_broker.address)
 
 
-def test_rows_appear_with_their_checkpoint_and_the_marker_is_its_number(job: Job, topics: KafkaTopics) -> None:
+def test_the_marker_has_the_incarnation_and_the_number(job: Job, topics: KafkaTopics) -> None:
     writer = job.writer()
-    writer.restore([])
+    names = SinkNames(job.name, "out", job.topic)
     for number in (4, 5, 9):  # by turns: more checkpoints than there are producers
         writer.write(rows(("a", number, 1)))
         writer.prepare(number)
-        assert number not in job.values()
-        writer.commit(number)
         writer.commit(number)
         assert KIT.until(lambda at=number: at in job.values())
-        assert topics.committed(f"shoal.{job.name}.out.0") == {TopicPartition(job.topic, 0): number}
+        assert names.read_marker(topics, 0) == Marker(3, number)
     writer.close()
     assert job.values() == [4, 5, 9]
 
@@ -95,7 +109,6 @@ def test_rows_appear_with_their_checkpoint_and_the_marker_is_its_number(job: Job
 def test_two_producers_take_turns_under_names_that_stay(job: Job, topics: KafkaTopics, turn: int) -> None:
     """While the transaction of one waits for its checkpoint the other takes rows. A namesake fences each."""
     writer = job.writer()
-    writer.restore([])
     for checkpoint in range(1, turn + 2):
         writer.write(rows(("a", checkpoint, 1)))
         writer.prepare(checkpoint)
@@ -103,66 +116,6 @@ def test_two_producers_take_turns_under_names_that_stay(job: Job, topics: KafkaT
         writer.commit(turn + 1)
     writer.close()
     assert job.sees(list(range(1, turn + 1)))
-
-
-def test_what_was_prepared_and_not_committed_is_sent_again_once(job: Job) -> None:
-    writer = job.writer()
-    writer.restore([])
-    for number in (1, 2):
-        writer.write(rows(("a", number, 1)))
-        prepared = writer.prepare(number)
-    writer.write(rows(("a", 99, 1)))  # of no checkpoint
-    for _ in range(2):
-        again = job.writer()
-        again.restore([(2, 0, prepared)])
-        again.close()
-    assert job.sees([1, 2])
-    with pytest.raises(PreconditionError):  # it is not the one any more
-        writer.commit(2)
-    writer.close()
-    assert job.sees([1, 2])
-
-
-def test_what_was_committed_is_not_sent_again(job: Job) -> None:
-    writer = job.writer()
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    prepared = writer.prepare(1)
-    writer.commit(1)
-    again = job.writer()
-    again.restore([(1, 0, prepared)])
-    assert job.sees([1])
-    again.close()
-    writer.close()
-
-
-def test_transactions_of_tasks_that_are_no_more_are_ended(job: Job) -> None:
-    """Else whoever reads committed records would wait for them until they time out."""
-    wide = [job.writer(subtask, 3) for subtask in range(3)]
-    prepared = []
-    for subtask, writer in enumerate(wide):
-        writer.restore([])
-        writer.write(rows(("a", 10 + subtask, 1)))
-        prepared.append((1, subtask, writer.prepare(1)))
-        writer.write(rows(("a", 90 + subtask, 1)))  # open in the other producer, and of no checkpoint
-    wide[1].commit(1)
-    narrow = job.writer(0, 1, former=3)
-    narrow.restore(prepared)
-    assert job.sees([10, 11, 12])
-    narrow.write(rows(("a", 7, 1)))
-    narrow.prepare(2)
-    narrow.commit(2)
-    for writer in wide:
-        with pytest.raises(PreconditionError):
-            _end(writer, 3)
-    assert job.sees([7, 10, 11, 12])
-    for writer in [narrow, *wide]:
-        writer.close()
-
-
-def _end(writer: Any, checkpoint: int) -> None:
-    writer.prepare(checkpoint)
-    writer.commit(checkpoint)
 
 
 def test_poison_goes_to_the_side_with_its_offset(kafka_broker: KafkaBroker, topics: KafkaTopics) -> None:

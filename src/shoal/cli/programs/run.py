@@ -55,6 +55,16 @@ def run(
         timedelta | None,
         typer.Option("--checkpoint-interval", parser=duration, metavar="DURATION", help="Such as 200ms, 1s or 1m"),
     ] = None,
+    from_checkpoint: Annotated[
+        int | None,
+        typer.Option("--from-checkpoint", min=0, metavar="N", help="Go on from this one; 0 is the beginning [newest]"),
+    ] = None,
+    accept_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--accept-duplicates", metavar="", help="Start although output that sinks have committed comes again"
+        ),
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", metavar="", help="Print the plans, and run and connect to nothing")
     ] = False,
@@ -78,7 +88,12 @@ def run(
 
     setup_logging(level=log_level or "warning", style=log_format)
     launch = Launch(
-        broker=broker, data_dir=data_dir, exactly_once=exactly_once, checkpoint_interval=checkpoint_interval
+        broker=broker,
+        data_dir=data_dir,
+        exactly_once=exactly_once,
+        checkpoint_interval=checkpoint_interval,
+        from_checkpoint=from_checkpoint,
+        accept_duplicates=accept_duplicates,
     )
     try:
         found = load_program(program, launch)

@@ -90,12 +90,16 @@ class App:
         self.id = id
         self.data_dir = Path(data_dir) if data_dir is not None else Path(_DEFAULT_DIRECTORY) / id
         self.broker = chosen or str(self.data_dir / _LOG)
+        started: dict[str, Any] = {"from_checkpoint": said.from_checkpoint, "accept_duplicates": said.accept_duplicates}
         self._settings = settings or FlowSettings()
+        if self._settings.checkpoint is not None and (said.from_checkpoint is not None or said.accept_duplicates):
+            self._settings = replace(self._settings, checkpoint=replace(self._settings.checkpoint, **started))
         self._checkpoint = CheckpointSettings(
             directory=str(self.data_dir / _CHECKPOINTS),
             interval=micros(_SECOND if checkpoint_interval is None else checkpoint_interval, "checkpoint_interval")
             / 1e6,
             exactly_once=exactly_once,
+            **started,
         )
         self._always_checkpoints = checkpoint_interval is not None or exactly_once
         self._topics: dict[str, TopicSpec] = {}

@@ -66,6 +66,10 @@ class Launch:
     data_dir: str | None = None
     exactly_once: bool | None = None
     checkpoint_interval: timedelta | None = None
+    #: The checkpoint to go on from; 0 is the beginning, None the newest.
+    from_checkpoint: int | None = None
+    #: Start although output that sinks have committed comes again.
+    accept_duplicates: bool = False
 
 
 _launch: ContextVar[Launch | None] = ContextVar("shoal_launch", default=None)

@@ -1,19 +1,152 @@
-"""Claims: a job runs once at a time. Two processes on one job's checkpoints would each commit what the other read.
+"""Claims: a job runs once at a time, under a term that grows with every start.
 
 The claim is a lock on a file beside the checkpoints. The kernel lets go of it when the process dies, however it dies,
-so the next one never waits for a dead one. It holds on one host: checkpoints on an object store are not claimed, and
-whoever starts a job there twice is stopped by its sinks' fencing only. Called by `shoal.dataflow.execution.engine`.
+so the next one never waits for a dead one. An object store has no such lock: there the last coordinator to write its
+token into the job's record owns the job, and every commit of another one is refused (`Claim.check`).
+
+The record is `commits.json`: the incarnation of the job, the term, and the checkpoint through which all sinks have
+committed. Called by `shoal.dataflow.checkpoint.start` and by the coordinator.
 """
 
 from __future__ import annotations
 
+import json
+import logging
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from shoal.core import files
 from shoal.core.disk.locks import FileLock
-from shoal.core.errors import PreconditionError
+from shoal.core.entropy import Entropy
+from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError
+from shoal.dataflow.language.failures import CheckpointError
 
-_NAME = "running.lock"
+log = logging.getLogger(__name__)
+
+_LOCK = "running.lock"
+_RECORD = "commits.json"
+_FORMAT = 1
+#: Incarnations are numbers from 1 to this, drawn by chance; 0 is that of jobs from before there were any.
+MOST_INCARNATIONS = 2**23 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What a job's coordinator has written down of it."""
+
+    incarnation: int
+    term: int
+    #: Every sink has committed every checkpoint up to this. None: no coordinator has written that down yet.
+    through: int | None
+    #: Whose claim it is.
+    token: str = ""
+
+
+class Claim:
+    """The right to run a job."""
+
+    def __init__(self, path: str, job: str, record: JobRecord, lock: FileLock | None) -> None:
+        self._path = path
+        self._job = job
+        self._record = record
+        self._lock = lock
+
+    @property
+    def record(self) -> JobRecord:
+        """The job's record, as this claim has written it."""
+        return self._record
+
+    def check(self) -> None:
+        """Raise `PreconditionError` when another coordinator has claimed the job since. A lock cannot be lost."""
+        if self._lock is not None:
+            return
+        found = _read(self._path, self._job)
+        if found is None or found.token != self._record.token:
+            term = "no" if found is None else f"a newer term, {found.term}"
+            raise PreconditionError(
+                f"job {self._job!r} was claimed under {term}; this coordinator has term {self._record.term}",
+                hint="stop this one: another coordinator runs the job",
+                job=self._job,
+            )
+
+    def begin_incarnation(self, incarnation: int) -> None:
+        """The job starts from the beginning: a new life, in which nothing was committed."""
+        self._write(replace(self._record, incarnation=incarnation, through=0))
+
+    def note_committed(self, checkpoint: int) -> None:
+        """Every sink has committed this checkpoint and those before it. Durable when this returns."""
+        if self._record.through is None or checkpoint > self._record.through:
+            self._write(replace(self._record, through=checkpoint))
+
+    def release(self) -> None:
+        """Let go of the job."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _write(self, record: JobRecord) -> None:
+        content = {
+            "format": _FORMAT,
+            "job": self._job,
+            "incarnation": record.incarnation,
+            "term": record.term,
+            "through": record.through,
+            "token": record.token,
+        }
+        files.write_atomic(self._path, json.dumps(content).encode())
+        self._record = record
+
+    def take(self, *, is_known: bool) -> None:
+        """Write the claim down. Called once, by `claim_job`. A job that has a record starts on a full disk, too.
+
+        The lock keeps others out then; without one the record is all there is.
+        """
+        try:
+            self._write(self._record)
+        except ExhaustedError as error:
+            if not is_known or self._lock is None:
+                raise
+            log.warning("job %s: term %d is not recorded: %s", self._job, self._record.term, error)
+
+
+def claim_job(directory: str, job: str, entropy: Entropy, *, is_new: bool) -> Claim:
+    """Claim a job whose checkpoints are in a directory. `is_new` says that there are none.
+
+    Raises `PreconditionError` when it is running already, here or in another process.
+    """
+    folder = files.join(directory, job)
+    lock = None if "://" in folder else _lock(folder, directory, job)
+    path = files.join(folder, _RECORD)
+    try:
+        found = record = _read(path, job)
+        if record is None:
+            record = JobRecord(draw_incarnation(entropy) if is_new else 0, 0, 0 if is_new else None)
+        claim = Claim(path, job, replace(record, term=record.term + 1, token=entropy.token()), lock)
+        claim.take(is_known=found is not None)
+    except BaseException:
+        if lock is not None:
+            lock.release()
+        raise
+    return claim
+
+
+def draw_incarnation(entropy: Entropy) -> int:
+    """The number of a new life of a job."""
+    return int(entropy.token(), 36) % MOST_INCARNATIONS + 1
+
+
+def _lock(folder: str, directory: str, job: str) -> FileLock:
+    files.make_directory(folder)
+    lock = FileLock(Path(folder) / _LOCK)
+    if lock.try_acquire():
+        return lock
+    owner = lock.read_note()
+    text = f"job {job!r} runs already, in process {owner or 'unknown'}"
+    hint = f"stop that one first, or start this one under another name or in another folder than {directory}"
+    if _is_suspended(owner):
+        text += ", which is suspended"
+        hint = f"let it go on with `kill -CONT {owner}` (or `fg` in its shell), or end it with `kill -KILL {owner}`"
+    raise PreconditionError(text, hint=hint)
 
 
 def _is_suspended(process: str) -> bool:
@@ -28,22 +161,24 @@ def _is_suspended(process: str) -> bool:
     return said.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
-def claim_job(directory: str, job: str) -> FileLock | None:
-    """Claim a job whose checkpoints are in a directory; None where that is not on this host.
-
-    Raises `PreconditionError` when it is running already, here or in another process.
-    """
-    folder = files.join(directory, job)
-    if "://" in folder:
+def _read(path: str, job: str) -> JobRecord | None:
+    try:
+        content: Any = json.loads(files.read_bytes(path))
+        found = (content["format"], content["job"])
+        record = JobRecord(content["incarnation"], content["term"], content["through"], content["token"])
+    except NotFoundError:
         return None
-    files.make_directory(folder)
-    lock = FileLock(Path(folder) / _NAME)
-    if lock.try_acquire():
-        return lock
-    owner = lock.read_note()
-    text = f"job {job!r} runs already, in process {owner or 'unknown'}"
-    hint = f"stop that one first, or start this one under another name or in another folder than {directory}"
-    if _is_suspended(owner):
-        text += ", which is suspended"
-        hint = f"let it go on with `kill -CONT {owner}` (or `fg` in its shell), or end it with `kill -KILL {owner}`"
-    raise PreconditionError(text, hint=hint)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", hint=_hint(path)) from error
+    counts = (record.incarnation, record.term, 0 if record.through is None else record.through)
+    if found != (_FORMAT, job) or not all(_is_count(each) for each in counts) or not isinstance(record.token, str):
+        raise CheckpointError(f"{path} is not the record of job {job!r} in format {_FORMAT}", hint=_hint(path))
+    return record
+
+
+def _hint(path: str) -> str:
+    return f"remove {path}, and start the job with --from-checkpoint N --accept-duplicates"
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -1,24 +1,26 @@
 """Runs the checkpoints of one run: carries out what `shoal.dataflow.checkpoint.protocol` decides.
 
 One thread. Tasks write their own state and report where it lies; it writes the manifests, and sends them orders.
-Everything that is said is a plain value of `messages`. While checkpoints cannot be written the job goes on, and a
-warning says how old the last complete one is; sources pause when too much output waits for a checkpoint.
+Everything that is said is a plain value of `messages`. It commits files and SQL itself, under its claim, so that a
+zombie task can publish nothing; topics are committed by their tasks. While checkpoints cannot be written the job goes
+on, and a warning says how old the last complete one is; sources pause when too much output waits for one.
 """
 
 from __future__ import annotations
 
 import logging
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from shoal.core.clock import Clock
 from shoal.core.errors import ShoalError
+from shoal.core.faults import reach
 from shoal.dataflow.checkpoint import protocol
+from shoal.dataflow.checkpoint.claim import Claim
 from shoal.dataflow.checkpoint.handles import TaskPart
 from shoal.dataflow.checkpoint.messages import (
     Acknowledged,
-    Asked,
     Commit,
     Committed,
     Declined,
@@ -30,6 +32,7 @@ from shoal.dataflow.checkpoint.messages import (
     Resume,
     TaskId,
     Trigger,
+    Waiting,
 )
 from shoal.dataflow.checkpoint.protocol import (
     Decision,
@@ -37,6 +40,7 @@ from shoal.dataflow.checkpoint.protocol import (
     GiveUp,
     Instruction,
     Members,
+    NoteCommitted,
     Rules,
     SendCommit,
     SendFinish,
@@ -44,14 +48,13 @@ from shoal.dataflow.checkpoint.protocol import (
     WriteManifest,
 )
 from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.connectors.base import SinkCommitter
 from shoal.dataflow.language.failures import CheckpointError
 
 log = logging.getLogger(__name__)
 
 #: Seconds between two warnings that checkpoints fail.
 _WARN_EVERY = 60.0
-#: Bytes of output that wait for a checkpoint, beyond which sources pause while checkpoints fail.
-_MOST_WAITING = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +86,30 @@ class Coordinator:
         members: Members,
         rules: Rules,
         storage: CheckpointStorage,
+        claim: Claim,
+        committers: Mapping[str, SinkCommitter],
         layout: Layout,
         highest: int,
         clock: Clock,
         send: Callable[[TaskId, Order], None],
+        write_ahead_bytes: int,
     ) -> None:
         self._members = members
         self._rules = rules
         self._storage = storage
+        self._claim = claim
+        self._committers = committers
+        #: The sinks that this coordinator commits.
+        self._own = {uid: each for uid, each in committers.items() if not each.commits_in_tasks}
         self._layout = layout
         self._clock = clock
         self._send = send
         self._reports: queue.SimpleQueue[Report | None] = queue.SimpleQueue()
         self._state = protocol.begin_run(highest, clock.monotonic())
         self._parts: dict[TaskId, TaskPart] = {}
-        #: Bytes of output of each task that wait for the checkpoint.
-        self._waiting: dict[TaskId, int] = {}
+        #: Bytes of output that each sink task holds until a checkpoint takes them, and how many there may be.
+        self._waiting: dict[tuple[TaskId, str], int] = {}
+        self._most_waiting = write_ahead_bytes
         self._started = 0.0
         self._completed_at = clock.monotonic()
         self._warned_at = 0.0
@@ -138,19 +149,17 @@ class Coordinator:
         now = self._clock.monotonic()
         match message:
             case Acknowledged(task, checkpoint, part):
-                self._note_waiting(task, part.waiting)
                 if checkpoint == self._state.number:
                     self._parts[task] = part
                 self._follow(protocol.acknowledge(self._state, task, checkpoint))
-            case Declined(task, checkpoint, reason, waiting):
-                self._note_waiting(task, waiting)
+            case Declined(_task, checkpoint, reason):
                 self._fail_to_write(checkpoint, reason)
             case Committed(task, checkpoint):
                 self._follow(protocol.commit(self._state, task, checkpoint, now))
             case Drained(task):
                 self._follow(protocol.drain(self._state, task))
-            case Asked():
-                self._follow(protocol.ask(self._state))
+            case Waiting(task, sink, size):
+                self._note_waiting(task, sink, size)
 
     def _fail_to_write(self, checkpoint: int, reason: str) -> None:
         """A disk that is full fails the checkpoint, not the run."""
@@ -169,8 +178,11 @@ class Coordinator:
             case WriteManifest(checkpoint):
                 self._complete(checkpoint)
             case SendCommit(checkpoint, tasks):
+                self._publish(checkpoint)
                 for task in sorted(tasks):
                     self._send(task, Commit(checkpoint))
+            case NoteCommitted(checkpoint):
+                self._note_committed(checkpoint)
             case Discard(checkpoint, reason):
                 self._discard(checkpoint, reason)
             case SendFinish():
@@ -213,9 +225,29 @@ class Coordinator:
         )
         self._completed_at = now
         self._follow(protocol.complete(self._state, self._members, checkpoint, now))
-        self._waiting.clear()
-        self._pause(False)
         self._storage.prune(checkpoint)
+
+    def _publish(self, checkpoint: int) -> None:
+        """Commit the sinks that are committed here. An error ends the run: only a start finds out what is visible."""
+        reach("dataflow.publish.before")
+        if self._own:
+            self._claim.check()
+        for uid, committer in self._own.items():
+            prepared = {part.subtask: part.outputs[uid] for part in self._parts.values() if uid in part.outputs}
+            committer.commit(checkpoint, prepared)
+        reach("dataflow.publish.after")
+
+    def _note_committed(self, checkpoint: int) -> None:
+        """Every sink has committed: the next start knows it whatever becomes of the sinks' markers."""
+        reach("dataflow.record.before")
+        try:
+            if self._committers:
+                self._claim.note_committed(checkpoint)
+        except ShoalError as error:  # a full disk: the markers of the sinks still say it, and the next one tries again
+            log.warning(
+                "job %s: that checkpoint %d is committed is not recorded: %s", self._storage.job, checkpoint, error
+            )
+        reach("dataflow.record.after")
 
     def _discard(self, checkpoint: int, reason: str) -> None:
         counts = self._counts
@@ -251,14 +283,18 @@ class Coordinator:
     def _way_out(self) -> str:
         return f"started again, the job goes on from its newest complete checkpoint: {self._last_complete()}"
 
-    def _note_waiting(self, task: TaskId, waiting: int) -> None:
-        """How much output a task has written ahead. Also of a checkpoint that failed before the task had its turn."""
-        self._waiting[task] = waiting
-        if self._counts.failed_in_a_row:
-            self._pause(sum(self._waiting.values()) > _MOST_WAITING)
+    def _note_waiting(self, task: TaskId, sink: str, size: int) -> None:
+        """Output in memory is bounded: half of it asks for a checkpoint, all of it pauses the sources."""
+        self._waiting[task, sink] = size
+        total = sum(self._waiting.values())
+        if total > self._most_waiting // 2:
+            self._follow(protocol.ask(self._state))
+            self._pause(total > self._most_waiting or self._counts.is_paused)
+        else:
+            self._pause(False)
 
     def _pause(self, wanted: bool) -> None:
-        """Let the sources wait, or go on: output that no checkpoint takes is held in memory."""
+        """Let the sources wait, or go on."""
         if wanted == self._counts.is_paused:
             return
         self._counts = replace(self._counts, is_paused=wanted)

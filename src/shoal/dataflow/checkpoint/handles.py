@@ -60,11 +60,6 @@ class TaskPart:
     #: What its sinks have prepared for the checkpoint, by uid.
     outputs: Mapping[str, bytes] = field(default_factory=dict)
 
-    @property
-    def waiting(self) -> int:
-        """Bytes of output that wait for the checkpoint."""
-        return sum(map(len, self.outputs.values()))
-
 
 @dataclass(frozen=True, slots=True)
 class StepState:

@@ -31,7 +31,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The checkpoint is complete: make its output visible, and say so."""
+    """The checkpoint is complete: commit what sinks commit in their tasks, and say so."""
 
     checkpoint: int
 
@@ -50,7 +50,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Read nothing until `Resume`: output that waits for a checkpoint has grown large, and checkpoints fail."""
+    """Read nothing until `Resume`: too much output waits for a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +77,11 @@ class Declined:
     task: TaskId
     checkpoint: int
     reason: str
-    #: Bytes of output that wait for the checkpoint.
-    waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A task's sinks have made a checkpoint's output visible."""
+    """A task's sinks have committed a checkpoint."""
 
     task: TaskId
     checkpoint: int
@@ -97,10 +95,12 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A task would like a checkpoint before its time."""
+class Waiting:
+    """How many bytes of output a sink task holds in memory until a checkpoint takes them."""
 
     task: TaskId
+    sink: str
+    bytes: int
 
 
-Report: TypeAlias = Acknowledged | Declined | Committed | Drained | Asked
+Report: TypeAlias = Acknowledged | Declined | Committed | Drained | Waiting

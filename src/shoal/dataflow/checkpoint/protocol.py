@@ -1,10 +1,10 @@
 """The checkpoint protocol, pure: a state and what happened go in, the next state and instructions come out.
 
 One checkpoint at a time. Sources, and tasks that have ended, are triggered; the others hear of it by the barriers. When
-every task has acknowledged, the manifest is written; only then sinks are told to commit, and only when all have may the
-next one begin. One that takes too long is abandoned: nothing is lost by it, since what its sinks prepared stays so, and
-goes with the next one. One that cannot be written, as on a full disk, is tried again as long as the job runs. When
-all tasks are drained a last one is made, and the run is over.
+every task has acknowledged, the manifest is written; only then sinks commit. When all have, that is written down, and
+only then the next one may begin. One that takes too long is abandoned: nothing is lost by it, since what its sinks
+prepared stays so, and goes with the next one. One that cannot be written, as on a full disk, is tried again as long as
+the job runs. When all tasks are drained a last one is made, and the run is over.
 
 Called by `shoal.dataflow.checkpoint.coordinator`. Times are seconds of a steady clock.
 """
@@ -93,10 +93,17 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class SendCommit:
-    """Tell these tasks that it is complete."""
+    """It is complete: commit the sinks that the coordinator commits, then tell these tasks to commit theirs."""
 
     checkpoint: int
     tasks: Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class NoteCommitted:
+    """Every sink has committed it: write that down."""
+
+    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ class GiveUp:
     reason: str
 
 
-Instruction: TypeAlias = SendTrigger | WriteManifest | SendCommit | Discard | SendFinish | GiveUp
+Instruction: TypeAlias = SendTrigger | WriteManifest | SendCommit | NoteCommitted | Discard | SendFinish | GiveUp
 Decision: TypeAlias = tuple[State, tuple[Instruction, ...]]
 
 #: The first checkpoint of a run comes so soon, and each later one after twice as long, up to the interval.
@@ -214,7 +221,8 @@ def commit(state: State, task: TaskId, checkpoint: int, now: float) -> Decision:
     missing = state.missing - {task}
     if missing:
         return replace(state, missing=missing), _NOTHING
-    return _end(replace(state, missing=missing), now)
+    ended, instructions = _end(replace(state, missing=missing), now)
+    return ended, (NoteCommitted(checkpoint), *instructions)
 
 
 def _end(state: State, now: float) -> Decision:

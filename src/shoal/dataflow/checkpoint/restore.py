@@ -1,19 +1,188 @@
-"""From a checkpoint to the states that a plan's steps go on from, at whatever width. Pure.
+"""Which checkpoint a start goes on from, and the state that each step gets from it, at whatever width. Pure.
 
-Called by `shoal.dataflow.execution.engine` when a run starts.
+`choose` decides: it may pass over checkpoints that no sink has committed, and refuses to pass over others, because
+their output would come twice. Called by `shoal.dataflow.checkpoint.start` and `shoal.dataflow.execution.engine`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.handles import StepState, cut_chain
 from shoal.dataflow.checkpoint.storage import Checkpoint, Layout
+from shoal.dataflow.connectors.base import ALL_TASKS, Marker
 from shoal.dataflow.operators.base import KeyGroups
 
 #: Kinds of steps whose state can be given up: rules may move what they do into other steps.
 _SPARE = frozenset({"assign-time"})
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Which checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFacts:
+    """What is known of one sink that commits with checkpoints, after it was fenced."""
+
+    uid: str
+    label: str
+    #: What its own system says was committed, by subtask. None is a marker that is not there.
+    markers: Mapping[int, Marker | None]
+    #: The subtasks whose output is in the newest readable checkpoint.
+    prepared: frozenset[int] = frozenset()
+    #: Whether that output can be committed again without a trace.
+    is_repeatable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StartFacts:
+    """What a start knows when every sink is fenced."""
+
+    job: str
+    #: Where the job's checkpoints lie.
+    place: str
+    incarnation: int
+    #: The coordinator's record: every sink has committed every checkpoint up to this. None: there is no record.
+    through: int | None
+    #: The newest checkpoint that can be read, or the one that was asked for; 0 when there is none.
+    newest: int
+    #: Those that were passed over on the way to it: why each cannot be read.
+    damaged: Mapping[int, str]
+    sinks: Sequence[SinkFacts] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StartRequest:
+    """What whoever starts the job has said."""
+
+    #: None: the newest; 0: the beginning.
+    from_checkpoint: int | None = None
+    accept_duplicates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Go on from this checkpoint; 0 is the beginning."""
+
+    checkpoint: int
+    #: Through which checkpoint each subtask of each sink has committed, by the sink's uid.
+    committed: Mapping[str, Mapping[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The start would lose or double output, and nobody has accepted that."""
+
+    text: str
+    hint: str
+
+    def error(self) -> PreconditionError:
+        """The refusal as an error."""
+        return PreconditionError(self.text, hint=self.hint)
+
+
+def choose(facts: StartFacts, request: StartRequest) -> Choice | Refusal:
+    """Which checkpoint to go on from.
+
+    An absent marker is never zero: the coordinator's record says what was committed, and output beyond the record
+    whose marker is gone is in doubt.
+    """
+    target = 0 if request.from_checkpoint == 0 else facts.newest
+    if not target and request.from_checkpoint != 0 and (facts.damaged or request.from_checkpoint):
+        return _unreadable(facts, request.from_checkpoint)
+    committed = {sink.uid: {task: _committed(facts, sink, task) for task in sink.markers} for sink in facts.sinks}
+    if not request.accept_duplicates:
+        refusal = _foreign(facts) or _passed_over(facts, committed, target) or _in_doubt(facts, target)
+        if refusal is not None:
+            return refusal
+    return Choice(target, committed)
+
+
+def _committed(facts: StartFacts, sink: SinkFacts, task: int) -> int:
+    """Through which checkpoint a subtask has committed, as far as anybody knows."""
+    marker = sink.markers[task]
+    own = marker.checkpoint if marker is not None and marker.incarnation == facts.incarnation else 0
+    return max(own, facts.through or 0)
+
+
+def _unreadable(facts: StartFacts, asked: int | None) -> Refusal:
+    if asked:
+        why = facts.damaged.get(asked, "there is none with this number")
+        return Refusal(
+            f"job {facts.job!r} cannot go on from checkpoint {asked} in {facts.place}: {why}",
+            "name one that is complete, or 0 for the beginning",
+        )
+    newest = max(facts.damaged)
+    return Refusal(
+        f"none of the checkpoints of job {facts.job!r} can be read, the newest, {newest}: {facts.damaged[newest]}",
+        "start from the beginning with --from-checkpoint 0 --accept-duplicates, or give the job another name",
+    )
+
+
+def _foreign(facts: StartFacts) -> Refusal | None:
+    """Sinks that hold output of another life of the job, whose checkpoints are not here."""
+    found = {
+        (sink.label, marker.incarnation): max(marker.checkpoint, 0)
+        for sink in facts.sinks
+        for marker in sink.markers.values()
+        if marker is not None and marker.incarnation != facts.incarnation and marker.checkpoint
+    }
+    if not found:
+        return None
+    named = ", ".join(f"{label} through checkpoint {number}" for (label, _), number in sorted(found.items()))
+    return Refusal(
+        f"sinks hold output of another incarnation of job {facts.job!r}: {named}. Its checkpoints are not in "
+        f"{facts.place}, and what it has written would be written again",
+        "bring its checkpoints back, give the job another name, or accept that: --accept-duplicates",
+    )
+
+
+def _passed_over(facts: StartFacts, committed: Mapping[str, Mapping[int, int]], target: int) -> Refusal | None:
+    """Sinks that have committed more than the checkpoint to go on from."""
+    ahead = {
+        sink.label: most for sink in facts.sinks if (most := max(committed[sink.uid].values(), default=0)) > target
+    }
+    if not ahead:
+        return None
+    named = ", ".join(f"{label} has committed checkpoint {number}" for label, number in sorted(ahead.items()))
+    why = "".join(f"; {number}: {reason}" for number, reason in sorted(facts.damaged.items(), reverse=True))
+    origin = f"checkpoint {target}" if target else "the beginning"
+    return Refusal(
+        f"job {facts.job!r} would go on from {origin}, and {named}: the output since then would come twice{why}",
+        f"bring the newer checkpoints back to {facts.place}, or accept that: "
+        f"--from-checkpoint {target} --accept-duplicates",
+    )
+
+
+def _in_doubt(facts: StartFacts, target: int) -> Refusal | None:
+    """Output of the checkpoint that may be visible or not, because its marker is gone."""
+    if facts.through is not None and target <= facts.through:
+        return None
+    lost = {
+        sink.label
+        for sink in facts.sinks
+        for task, marker in sink.markers.items()
+        if marker is None and not sink.is_repeatable and _has_output(sink, task)
+    }
+    if not lost or not target:
+        return None
+    known = "nothing" if facts.through is None else f"checkpoint {facts.through}"
+    return Refusal(
+        f"job {facts.job!r} cannot tell whether {', '.join(sorted(lost))} has the output of checkpoint {target}: the "
+        f"sink's marker is gone, and the record of the job ends with {known}",
+        f"send it again, which may double it: --from-checkpoint {target} --accept-duplicates",
+    )
+
+
+def _has_output(sink: SinkFacts, task: int) -> bool:
+    return bool(sink.prepared) if task == ALL_TASKS else task in sink.prepared
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Which state
 
 
 def check_match(

@@ -1,12 +1,12 @@
 """Checkpoints on disk, through `shoal.core.files`: a manifest for each, over state files that they share.
 
     <directory>/<job>/job.json                        what the job ever was: key groups, most tasks of each step
+    <directory>/<job>/commits.json                    what its sinks have committed; see `claim`
     <directory>/<job>/state/                          state files, which tasks write; see `statestore`
     <directory>/<job>/000000000012/manifest.json      every file that the checkpoint needs; without it there is nothing
 
-A checkpoint is complete when its manifest is there. One that cannot be read is skipped with a warning, and the one
-before it is used. A state file is removed when no checkpoint that is kept needs it and none to come can. Called by the
-coordinator, and by the engine when a run starts.
+A checkpoint is complete when its manifest is there. A state file is removed when no checkpoint that is kept needs it
+and none to come can. Called by the coordinator, and by `shoal.dataflow.checkpoint.start` when a run starts.
 """
 
 from __future__ import annotations
@@ -53,6 +53,15 @@ class Checkpoint:
     states: Mapping[str, Sequence[tuple[int, StepState]]]
     #: The files that it needs, by name.
     handles: Mapping[str, FileHandle] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a look for a checkpoint has found."""
+
+    checkpoint: Checkpoint | None
+    #: Newer ones that are complete and cannot be read: why, by number.
+    damaged: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,25 +175,25 @@ class CheckpointStorage:
 
     # -- reading ----------------------------------------------------------------------------------------------
 
-    def latest(self) -> Checkpoint | None:
-        """The newest that is whole; None when there is none at all."""
-        unreadable: list[str] = []
-        for number in reversed(self._numbers()):
+    def search(self, number: int | None = None) -> Search:
+        """The newest that is whole, and those passed over on the way to it; or the one with this number alone."""
+        damaged: dict[int, str] = {}
+        for each in reversed(self._numbers()):
+            if number is not None and each != number:
+                continue
             try:
-                return self._read(number)
+                return Search(self._read(each), damaged)
             except NotFoundError:
                 continue  # it was never complete
             except _WrongFormatError:
                 raise
             except CheckpointError as error:
-                log.warning("checkpoint %d of job %s cannot be used: %s", number, self._job, error)
-                unreadable.append(str(error))
-        if unreadable:
-            raise CheckpointError(
-                f"none of the checkpoints of job {self._job!r} can be read, the newest: {unreadable[0]}",
-                hint="start from the beginning with restore=False, or give the job another name",
-            )
-        return None
+                damaged[each] = str(error)
+        return Search(None, damaged)
+
+    def is_empty(self) -> bool:
+        """Whether nothing is known of the job."""
+        return not self._numbers() and self._read_job() is None
 
     def begin(self, layout: Layout) -> History:
         """What is known from before. Notes down the new widths and the epoch before anything of them runs."""
@@ -308,5 +317,5 @@ class _WrongFormatError(CheckpointError):
         super().__init__(
             f"checkpoint {number} of job {job!r} has format {found}, and this version reads and writes format {FORMAT}",
             hint="let the version that wrote it finish the job, with stop(finish=True); or start the job anew, with "
-            "restore=False or under another name",
+            "from_checkpoint=0 and accept_duplicates, or under another name",
         )

@@ -113,8 +113,7 @@ class StateUploads:
             part = self._write(snapshot)
             reach("dataflow.upload.after")
         except ShoalError as error:
-            waiting = sum(map(len, snapshot.outputs.values()))
-            self._report(Declined(self._task, snapshot.checkpoint, str(error), waiting))
+            self._report(Declined(self._task, snapshot.checkpoint, str(error)))
             return
         self._report(Acknowledged(self._task, snapshot.checkpoint, part))
         with contextlib.suppress(ShoalError):  # nothing depends on it, and it is tried again after the next one

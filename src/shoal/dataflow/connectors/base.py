@@ -152,7 +152,7 @@ class SinkMode(enum.Enum):
     UPSERT = "upsert"  # rows that replace the one with the same key, and deletions
 
 
-def _nobody_asks() -> None:
+def _ignore(waiting_bytes: int) -> None:
     """There are no checkpoints."""
 
 
@@ -169,10 +169,12 @@ class SinkContext:
     exactly_once: bool = False
     #: Whether there are checkpoints at all: then `prepare` and `commit` are called, else `flush` at the end.
     has_checkpoints: bool = False
-    #: The most tasks that this sink ever had under this job's name: they may have left things open.
-    former_parallelism: int = 0
-    #: Asks for a checkpoint before its time: what waits for one has grown large.
-    ask_checkpoint: Callable[[], None] = _nobody_asks
+    #: The incarnation of the job, which markers carry.
+    incarnation: int = 0
+    #: Bytes of output that may wait in memory for a checkpoint, over all sinks of the job.
+    write_ahead_bytes: int = 64 * 1024 * 1024
+    #: Tells the coordinator how many wait here: it makes a checkpoint soon, or pauses the sources.
+    report_waiting: Callable[[int], None] = _ignore
 
 
 class SinkWriter(Protocol):
@@ -186,18 +188,14 @@ class SinkWriter(Protocol):
         ...
 
     def prepare(self, checkpoint: int) -> bytes:
-        """Everything that is not committed is written ahead: the bytes lie in the checkpoint until it is."""
+        """The write-ahead: everything that is not committed, as bytes that lie in the checkpoint until it is."""
         ...
 
     def commit(self, checkpoint: int) -> None:
-        """The checkpoint is complete: what it and those before prepared becomes visible, once, however often called."""
-        ...
+        """The checkpoint is complete. A sink that commits in its tasks makes its output visible now.
 
-    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
-        """Go on from (checkpoint, subtask, bytes) of every task that wrote then: what was not committed is.
-
-        Each task gets all of them and takes those that concern it. Called once, before anything is written, also when
-        there is no checkpoint: whatever earlier attempts left open is let go of.
+        Where the coordinator commits (`SinkCommitter.commits_in_tasks` is False) the output is visible already, and
+        the writer forgets it.
         """
         ...
 
@@ -206,7 +204,7 @@ class SinkWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of it; what was not committed is given up."""
+        """Let go of it; what was not committed is thrown away."""
         ...
 
 
@@ -228,4 +226,97 @@ class SinkConnector(Protocol):
 
     def open_writer(self, schema: Schema | None, context: SinkContext) -> SinkWriter:
         """Begin to write. Without a schema the first batch says what the columns are."""
+        ...
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Commits: what the coordinator of a job does with its sinks
+
+#: The key of a marker that stands for all tasks of a sink.
+ALL_TASKS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What a sink's own system has noted down of a job."""
+
+    incarnation: int
+    #: The last checkpoint whose output is visible. A checkpoint without output leaves no marker.
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitContext:
+    """Who commits: a coordinator, under its term."""
+
+    job: str
+    sink: str
+    #: Grows with every start of the job. What an older term wants to commit is refused.
+    term: int
+    parallelism: int
+    #: The most tasks that this sink ever had under this job's name: they may have left things open.
+    former_parallelism: int
+    clock: Clock
+    exactly_once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a sink goes on from."""
+
+    #: A life of the job: it begins when the job starts from the beginning. Markers carry it.
+    incarnation: int
+    #: 0 is the beginning.
+    checkpoint: int
+    #: What each subtask of that time had prepared.
+    prepared: Mapping[int, bytes]
+    #: Through which checkpoint was committed, by the keys of the markers.
+    committed: Mapping[int, int]
+
+
+class SinkCommitter(Protocol):
+    """The coordinator's end of a sink whose output becomes visible with checkpoints. Called by one thread at a time.
+
+    A start calls `fence`, then `recover`; then each complete checkpoint `commit`.
+    """
+
+    @property
+    def commits_in_tasks(self) -> bool:
+        """Whether writers commit themselves, in transactions that `fence` has fenced. Then `commit` does nothing."""
+        ...
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether output that was committed can be committed again without a trace. Then a lost marker is harmless."""
+        ...
+
+    def fence(self) -> Mapping[int, Marker | None]:
+        """From now on nothing of an earlier term becomes visible. Returns what was committed, by subtask.
+
+        None is a marker that is not there. `ALL_TASKS` is the key of a marker for all of them.
+        """
+        ...
+
+    def recover(self, recovery: Recovery) -> None:
+        """Go on from a checkpoint: make its output visible that is not, write the markers of this incarnation.
+
+        What earlier attempts left is removed.
+        """
+        ...
+
+    def commit(self, checkpoint: int, prepared: Mapping[int, bytes]) -> None:
+        """Make visible what each subtask prepared; once, however often it is called."""
+        ...
+
+    def close(self) -> None:
+        """Let go of it."""
+        ...
+
+
+@runtime_checkable
+class SupportsCommit(Protocol):
+    """A sink whose output becomes visible with checkpoints. The rows of others are out as they are written."""
+
+    def open_committer(self, context: CommitContext) -> SinkCommitter | None:
+        """The coordinator's end; None where rows are out as they are written."""
         ...

@@ -11,6 +11,7 @@ import contextlib
 import sqlite3
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, pr
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 
 _COMMITS = "shoal_commits"
+_OF_SINK = f"FROM {_COMMITS} WHERE job = ? AND sink = ?"
 
 #: Two threads that open one file at a time get in each other's way.
 _opening = threading.Lock()
@@ -95,6 +97,15 @@ def check_table(table: str, keys: tuple[str, ...], schema: Schema, there: Sequen
         raise InvalidError(problems, hint="write into another table, or select and rename the columns before")
 
 
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """A row of the table of commits."""
+
+    checkpoint: int
+    incarnation: int
+    term: int
+
+
 class Database(Protocol):
     """One kind of database. Every method but `begin` runs within a transaction."""
 
@@ -110,12 +121,12 @@ class Database(Protocol):
         """Make the tables that are not there."""
         ...
 
-    def committed(self, job: str, sink: str, subtask: int) -> int:
-        """The last checkpoint that this task has committed; 0 for none."""
+    def read_commits(self, job: str, sink: str) -> dict[int, CommitRow]:
+        """What a sink has committed, by subtask."""
         ...
 
-    def note(self, job: str, sink: str, subtask: int, checkpoint: int) -> None:
-        """Note a checkpoint down."""
+    def note(self, job: str, sink: str, subtask: int, row: CommitRow) -> None:
+        """Note down what was committed, in place of every row of the sink."""
         ...
 
     def write(self, batch: Batch) -> None:
@@ -127,7 +138,31 @@ class Database(Protocol):
         ...
 
 
-class DuckDatabase:
+class _Commits:
+    """The table of commits, the same in every database."""
+
+    _connection: Any
+
+    def read_commits(self, job: str, sink: str) -> dict[int, CommitRow]:
+        """What a sink has committed."""
+        query = f"SELECT subtask, checkpoint, incarnation, term {_OF_SINK}"
+        return {row[0]: CommitRow(*row[1:]) for row in self._connection.execute(query, [job, sink]).fetchall()}
+
+    def note(self, job: str, sink: str, subtask: int, row: CommitRow) -> None:
+        """Note down what was committed. A row that is there is updated: DuckDB cannot replace one in a transaction."""
+        is_there = subtask in self.read_commits(job, sink)
+        self._connection.execute(f"DELETE {_OF_SINK} AND subtask <> ?", [job, sink, subtask])
+        columns = ("checkpoint", "incarnation", "term", "job", "sink", "subtask")
+        values = [row.checkpoint, row.incarnation, row.term, job, sink, subtask]
+        if is_there:
+            change = f"UPDATE {_COMMITS} SET {', '.join(f'{name} = ?' for name in columns[:3])}"
+            self._connection.execute(f"{change} WHERE {' AND '.join(f'{name} = ?' for name in columns[3:])}", values)
+        else:
+            marks = ", ".join("?" for _ in columns)
+            self._connection.execute(f"INSERT INTO {_COMMITS} ({', '.join(columns)}) VALUES ({marks})", values)
+
+
+class DuckDatabase(_Commits):
     """A DuckDB file."""
 
     def __init__(self, table: str, database: str, keys: tuple[str, ...]) -> None:
@@ -147,9 +182,11 @@ class DuckDatabase:
     def prepare(self, schema: Schema | None) -> None:
         """Make the tables."""
         self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_COMMITS} "
-            "(job VARCHAR, sink VARCHAR, subtask INTEGER, checkpoint BIGINT, PRIMARY KEY (job, sink, subtask))"
+            f"CREATE TABLE IF NOT EXISTS {_COMMITS} (job VARCHAR, sink VARCHAR, subtask INTEGER, checkpoint BIGINT, "
+            "incarnation BIGINT DEFAULT 0, term BIGINT DEFAULT 0)"
         )
+        for column in ("incarnation", "term"):  # of tables from before
+            self._connection.execute(f"ALTER TABLE {_COMMITS} ADD COLUMN IF NOT EXISTS {column} BIGINT DEFAULT 0")
         if schema is not None:
             columns = without_change(schema) if self._keys else schema
             empty = columns.empty_table()
@@ -158,18 +195,6 @@ class DuckDatabase:
             self._connection.unregister("incoming")
             found = self._connection.execute(f"SELECT * FROM {self._table} LIMIT 0").description
             check_table(self._name, self._keys, columns, [each[0] for each in found])
-
-    def committed(self, job: str, sink: str, subtask: int) -> int:
-        """The last checkpoint of this task."""
-        query = f"SELECT checkpoint FROM {_COMMITS} WHERE job = ? AND sink = ? AND subtask = ?"
-        row = self._connection.execute(query, [job, sink, subtask]).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def note(self, job: str, sink: str, subtask: int, checkpoint: int) -> None:
-        """Note a checkpoint down."""
-        self._connection.execute(
-            f"INSERT OR REPLACE INTO {_COMMITS} VALUES (?, ?, ?, ?)", [job, sink, subtask, checkpoint]
-        )
 
     def write(self, batch: Batch) -> None:
         """Append; with keys the last row of each replaces what is there."""
@@ -205,7 +230,7 @@ def sqlite_path(database: str) -> str:
     return database.removeprefix("sqlite:///").removeprefix("sqlite:")
 
 
-class SqliteDatabase:
+class SqliteDatabase(_Commits):
     """An SQLite file."""
 
     def __init__(self, table: str, database: str, keys: tuple[str, ...]) -> None:
@@ -214,7 +239,7 @@ class SqliteDatabase:
         self._table = quoted(table)
         self._keys = keys
         with _opening, typed_errors(f"database {database}"):
-            self._connection = sqlite3.connect(path, isolation_level=None, timeout=30.0)
+            self._connection = sqlite3.connect(path, isolation_level=None, timeout=30.0, check_same_thread=False)
             self._connection.execute("PRAGMA journal_mode=WAL")
 
     def begin(self) -> None:
@@ -228,27 +253,18 @@ class SqliteDatabase:
     def prepare(self, schema: Schema | None) -> None:
         """Make the tables."""
         self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_COMMITS} "
-            "(job TEXT, sink TEXT, subtask INTEGER, checkpoint INTEGER, PRIMARY KEY (job, sink, subtask))"
+            f"CREATE TABLE IF NOT EXISTS {_COMMITS} (job TEXT, sink TEXT, subtask INTEGER, checkpoint INTEGER, "
+            "incarnation INTEGER DEFAULT 0, term INTEGER DEFAULT 0)"
         )
+        there = {row[1] for row in self._connection.execute(f"PRAGMA table_info({_COMMITS})")}
+        for column in {"incarnation", "term"} - there:  # of tables from before
+            self._connection.execute(f"ALTER TABLE {_COMMITS} ADD COLUMN {column} INTEGER DEFAULT 0")
         if schema is not None:
             wanted = without_change(schema) if self._keys else schema
             columns = ", ".join(f"{quoted(each.name)} {_sqlite_type(each.type)}" for each in wanted)
             self._connection.execute(f"CREATE TABLE IF NOT EXISTS {self._table} ({columns})")
             found = self._connection.execute(f"SELECT * FROM {self._table} LIMIT 0").description
             check_table(self._name, self._keys, wanted, [each[0] for each in found])
-
-    def committed(self, job: str, sink: str, subtask: int) -> int:
-        """The last checkpoint of this task."""
-        query = f"SELECT checkpoint FROM {_COMMITS} WHERE job = ? AND sink = ? AND subtask = ?"
-        row = self._connection.execute(query, [job, sink, subtask]).fetchone()
-        return 0 if row is None else int(row[0])
-
-    def note(self, job: str, sink: str, subtask: int, checkpoint: int) -> None:
-        """Note a checkpoint down."""
-        self._connection.execute(
-            f"INSERT OR REPLACE INTO {_COMMITS} VALUES (?, ?, ?, ?)", (job, sink, subtask, checkpoint)
-        )
 
     def write(self, batch: Batch) -> None:
         """Append; with keys each row replaces what is there, in order."""

@@ -2,16 +2,15 @@
 
 A path that ends as a file does is that file, written by one task when all rows have come; one that is there is not
 replaced unless the sink was told to. Every other path is a directory, to which each run adds files. Those being
-written, and those that wait for their checkpoint, lie in its `.pending`, which no reader looks into; `commit` moves
-them out. Called by tasks through `shoal.dataflow.execution.sinks`.
+written, and those that wait for their checkpoint, lie in its `.pending`, which no reader looks into; the coordinator
+moves them out (`shoal.dataflow.connectors.file_commits`). Called by tasks through `shoal.dataflow.execution.sinks`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -22,14 +21,13 @@ import pyarrow.parquet as pq
 
 from shoal.core import files
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, problem
-from shoal.core.filesystems import PART, locate
-from shoal.dataflow.connectors.base import SinkContext, SinkMode
+from shoal.core.filesystems import locate
+from shoal.dataflow.connectors.base import CommitContext, SinkContext, SinkMode
+from shoal.dataflow.connectors.file_commits import PENDING, FilesCommitter, Move, encode_moves, remove_leftovers
 from shoal.dataflow.connectors.folders import folder_name, with_partition_types
 from shoal.dataflow.language.elements import Batch, Schema
-from shoal.dataflow.language.failures import CheckpointError
 from shoal.topics.codecs.forms import writable
 
-_PENDING = ".pending"
 #: Rows of a row group, about.
 _GROUP_ROWS = 131_072
 #: A file that has grown to so many bytes in memory is closed, and the next begun.
@@ -138,9 +136,15 @@ class _FileSink:
         # Once more, when the task begins: what was fine before the run may be taken by now.
         self.check_place()
         self.check_run(parallelism=context.parallelism, has_checkpoints=context.has_checkpoints)
+        if not context.has_checkpoints and not self._is_single and not context.subtask:
+            remove_leftovers(files.join(self.path, PENDING), context.job, context.sink, has_checkpoints=False)
         return FilesWriter(
             self.path, self.suffix, make, context, schema=schema, partition_by=partition_by, is_single=self._is_single
         )
+
+    def open_committer(self, context: CommitContext) -> FilesCommitter:
+        """The coordinator's end."""
+        return FilesCommitter(self.path, context)
 
     @property
     def _folders(self) -> tuple[str, ...]:
@@ -246,15 +250,6 @@ class _OpenFile:
     bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """A file that waits for its checkpoint: where it lies, and what it will be called."""
-
-    checkpoint: int
-    pending: str
-    final: str
-
-
 class FilesWriter:
     """Writes the files of one task."""
 
@@ -279,7 +274,7 @@ class FilesWriter:
         self._open: dict[str, _OpenFile] = {}
         #: Closed since the last checkpoint.
         self._closed: list[_OpenFile] = []
-        self._moves: list[_Move] = []
+        self._moves: list[Move] = []
         self._count = 0
         self._published = 0
         self._stamp = int(context.clock.wall().timestamp() * 1000)
@@ -329,7 +324,7 @@ class FilesWriter:
     def _pending_name(self) -> str:
         self._count += 1
         name = f"{self._context.job}.{self._context.sink}.{self._context.subtask}.{self._stamp}-{self._count}"
-        return files.join(self._path, _PENDING, name)
+        return files.join(self._path, PENDING, name)
 
     def _close_file(self, folder: str) -> None:
         target = self._open[folder]
@@ -352,13 +347,11 @@ class FilesWriter:
         """Close what is open. The files are whole and durable, and not to be seen."""
         self._close_all()
         self._moves += [
-            _Move(checkpoint, each.pending, self._final_name(each.folder, number, checkpoint))
+            Move(checkpoint, each.pending, self._final_name(each.folder, number, checkpoint))
             for number, each in enumerate(self._closed)
         ]
         self._closed = []
-        if not self._moves:
-            return b""
-        return json.dumps([[each.checkpoint, each.pending, each.final] for each in self._moves]).encode()
+        return encode_moves(self._moves)
 
     def _final_name(self, folder: str, number: int, checkpoint: int | None = None) -> str:
         """A name that no other sink, job or run has: what is in a folder is never replaced."""
@@ -369,40 +362,8 @@ class FilesWriter:
         return files.join(self._path, folder, name) if folder else files.join(self._path, name)
 
     def commit(self, checkpoint: int) -> None:
-        """Move the files of the checkpoint to their names."""
-        for move in self._moves:
-            if move.checkpoint <= checkpoint:
-                _carry_out(move)
+        """The coordinator has moved the files of the checkpoint to their names."""
         self._moves = [each for each in self._moves if each.checkpoint > checkpoint]
-
-    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
-        """Move what was prepared and not moved; remove what attempts that died left behind."""
-        width, own = self._context.parallelism, self._context.subtask
-        for _checkpoint, subtask, content in prepared:
-            if subtask % width == own and content:
-                for number, pending, final in json.loads(content):
-                    _carry_out(_Move(number, pending, final))
-        self._remove_leftovers()
-
-    def _remove_leftovers(self) -> None:
-        if self._is_single:  # a file that was not finished is taken up by whoever writes it next
-            return
-        folder = files.join(self._path, _PENDING)
-        if self._context.has_checkpoints:
-            for entry in files.list_files(folder):
-                if self._is_own(files.name(entry.path)):
-                    files.remove(entry.path)
-        for name in sorted(_unfinished(folder)):
-            if self._is_own(name):
-                # To open it is to take up what its dead writer left. One that is alive has it locked, and keeps it.
-                files.open_file(files.join(folder, name), "wb").discard()
-
-    def _is_own(self, name: str) -> bool:
-        """Whether a file below `.pending` is of this task, or of one whose work it has taken over."""
-        prefix = f"{self._context.job}.{self._context.sink}."
-        subtask = name.removeprefix(prefix).partition(".")[0]
-        is_ours = name.startswith(prefix) and subtask.isdecimal()
-        return is_ours and int(subtask) % self._context.parallelism == self._context.subtask
 
     def flush(self) -> None:
         """There are no checkpoints: what is open is closed, and seen."""
@@ -427,17 +388,6 @@ class FilesWriter:
                 each.format.close()
             each.file.discard()
         self._open.clear()
-
-
-def _unfinished(folder: str) -> set[str]:
-    """The files that writers of a local folder began and did not close, by the names that they would have had.
-
-    A listing leaves them out, and elsewhere nobody can tell a writer that lives from one that died.
-    """
-    place = locate(folder)
-    if not place.is_local or not os.path.isdir(place.path):  # noqa: PTH112 - a place is text
-        return set()
-    return {name[1:].rsplit(".", 2)[0] for name in os.listdir(place.path) if PART.fullmatch(name)}  # noqa: PTH208
 
 
 def _is_file(path: str) -> bool:
@@ -473,17 +423,6 @@ def _is_folder(path: str) -> bool:
     except PreconditionError:
         return True
     return False
-
-
-def _carry_out(move: _Move) -> None:
-    try:
-        files.rename(move.pending, move.final)
-    except NotFoundError as error:
-        if not files.exists(move.final):  # else it was moved before the crash
-            raise CheckpointError(
-                f"{move.pending}, which checkpoint {move.checkpoint} has prepared, is gone",
-                hint="somebody removed files below .pending",
-            ) from error
 
 
 def split_by(batch: Batch, names: tuple[str, ...]) -> list[tuple[str, Batch]]:

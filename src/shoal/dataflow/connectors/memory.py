@@ -399,9 +399,6 @@ class DirectWriter:
     def commit(self, checkpoint: int) -> None:
         """Everything is out."""
 
-    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
-        """There is nothing to go on from."""
-
     def flush(self) -> None:
         """Everything is out."""
 

@@ -1,8 +1,8 @@
 """SQL as source and sink: queries through DuckDB; tables of DuckDB and SQLite.
 
-A sink that is exact keeps rows until their checkpoint is complete, and then writes them and a row of its own in one
-transaction: the table `shoal_commits` holds the last checkpoint of each (job, sink, subtask). A restart looks at it.
-With keys it replaces and deletes rows, so it can hold changes.
+The tasks of a sink that is exact keep rows until their checkpoint is complete; then the coordinator writes the rows of
+all tasks and a marker in one transaction: the table `shoal_commits` holds the last checkpoint, the incarnation and the
+term of each job's sinks. A start looks at it. With keys a sink replaces and deletes rows, so it can hold changes.
 """
 
 from __future__ import annotations
@@ -10,15 +10,24 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
-from shoal.dataflow.connectors.ahead import Ahead, decode_segments, from_stream
-from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.base import (
+    ALL_TASKS,
+    CommitContext,
+    Fetched,
+    Marker,
+    Recovery,
+    SinkContext,
+    SinkMode,
+    Split,
+)
 from shoal.dataflow.connectors.databases import (
+    CommitRow,
     Database,
     DuckDatabase,
     SqliteDatabase,
@@ -30,12 +39,12 @@ from shoal.dataflow.connectors.databases import (
     limited,
     typed_errors,
 )
+from shoal.dataflow.connectors.write_ahead import WriteAhead, decode_segments, from_stream
 from shoal.dataflow.language.elements import Batch, Schema
 
 _ONLY = Split("0")
 _NOTHING: frozenset[Split] = frozenset()
 _ENDED = frozenset({_ONLY})
-_ASK_AT = 32 * 1024 * 1024
 _SQLITE = (".sqlite", ".sqlite3", ".db")
 
 _IN_MEMORY = frozenset({"", ":memory:", "sqlite:", "sqlite::memory:", "sqlite://", "sqlite:///", "sqlite:///:memory:"})
@@ -188,112 +197,174 @@ class SqlSink:
         """The columns that rows must have, by the argument that names them. Checked when a plan is prepared."""
         return {"key": self.keys}
 
-    def open_writer(self, schema: Schema | None, context: SinkContext) -> SqlWriter:
+    def open_writer(self, schema: Schema | None, context: SinkContext) -> SqlWriter | ExactSqlWriter:
         """Begin to write."""
+        return ExactSqlWriter(context) if context.exactly_once else SqlWriter(self._table(), schema)
+
+    def open_committer(self, context: CommitContext) -> SqlCommitter | None:
+        """The coordinator's end, for exactly once."""
+        return SqlCommitter(self._table(), context) if context.exactly_once else None
+
+    def _table(self) -> _Table:
         is_sqlite = self.database.startswith("sqlite:") or self.database.endswith(_SQLITE)
         database: Database = (
             SqliteDatabase(self.table, self.database, self.keys)
             if is_sqlite
             else DuckDatabase(self.table, self.database, self.keys)
         )
-        return SqlWriter(database, schema, context, self.table, self.database)
+        return _Table(database, f"{self.database}, table {self.table!r}")
 
 
-class SqlWriter:
-    """Writes the rows of one task."""
+class _Table:
+    """A table, written in transactions."""
 
-    def __init__(self, database: Database, schema: Schema | None, context: SinkContext, table: str, file: str) -> None:
-        self._database = database
-        self._file = file
-        self._context = context
-        self._table = table
-        self._schema = schema
-        self._ahead = Ahead()
-        self._asked = False
-        self._is_made = False
+    def __init__(self, database: Database, label: str) -> None:
+        self.database = database
+        self.label = label
+        self.is_made = False
 
-    def write(self, batch: Batch) -> None:
-        """Keep rows for the checkpoint; without exactness put them out now."""
-        self._schema = batch.schema if self._schema is None else self._schema
-        if not self._context.exactly_once:
-            self._put([batch], None)
-            return
-        self._ahead.add(batch)
-        if self._ahead.waiting_bytes > _ASK_AT and not self._asked:
-            self._asked = True
-            self._context.ask_checkpoint()
-
-    def prepare(self, checkpoint: int) -> bytes:
-        """The rows lie in the checkpoint until it is complete."""
-        self._asked = False
-        return self._ahead.seal(checkpoint)
-
-    def commit(self, checkpoint: int) -> None:
-        """Write them, and that they are written, in one transaction."""
-        segments = [each for each in self._ahead.sealed if each.checkpoint <= checkpoint]
-        if segments:
-            batches = [batch for each in segments for batch in each.batches()]
-            self._put(batches, (self._context.subtask, checkpoint))
-        self._ahead.forget(checkpoint)
-
-    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
-        """Write what was prepared and is not in the table."""
-        if not self._context.exactly_once:
-            return
-        for number, subtask, content in prepared:
-            if subtask % self._context.parallelism == self._context.subtask:
-                self._settle(number, subtask, content)
-        if not prepared:
-            self._forget_earlier_life()
-
-    def flush(self) -> None:
-        """Everything is in the table; the table is there also without rows."""
-        if not self._is_made and self._schema is not None:
-            self._put([], None)
+    @contextlib.contextmanager
+    def transaction(self, schema: Schema | None) -> Iterator[Database]:
+        """One that is taken back when something fails. The first error is the one that is raised."""
+        with _writing, typed_errors(self.label):
+            self.database.begin()
+            try:
+                if not self.is_made:
+                    self.database.prepare(schema)
+                yield self.database
+                self.database.end(is_good=True)
+                self.is_made = self.is_made or schema is not None
+            except BaseException:
+                with contextlib.suppress(duckdb_error(), sqlite3.Error):
+                    self.database.end(is_good=False)
+                raise
 
     def close(self) -> None:
         """Let go of the database."""
-        self._database.close()
+        self.database.close()
 
-    def _settle(self, number: int, subtask: int, content: bytes) -> None:
-        with _writing, self._transaction():
-            done = self._database.committed(self._context.job, self._context.sink, subtask)
-        if done > number:
-            raise PreconditionError(
-                f"table {self._table!r} has the output of checkpoint {done}, the job goes on from {number}",
-                hint="the newest checkpoint was lost: its output would come twice. Restore it, or start the job anew",
-            )
-        segments = [stream for each, stream in decode_segments(content) if each > done]
-        batches = [batch for stream in segments for batch in from_stream(stream)]
-        if batches:
-            self._schema = batches[0].schema if self._schema is None else self._schema
-            self._put(batches, (subtask, number))
 
-    def _forget_earlier_life(self) -> None:
-        with _writing, self._transaction():
-            if self._database.committed(self._context.job, self._context.sink, self._context.subtask):
-                self._database.note(self._context.job, self._context.sink, self._context.subtask, 0)
+class SqlWriter:
+    """Writes the rows of one task as they come."""
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """One that is taken back when something fails. The first error is the one that is raised."""
-        with typed_errors(f"{self._file}, table {self._table!r}"):
-            self._database.begin()
-            try:
-                is_made = self._is_made or self._schema is not None
-                if not self._is_made:
-                    self._database.prepare(self._schema)
-                yield
-                self._database.end(is_good=True)
-                self._is_made = is_made
-            except BaseException:
-                with contextlib.suppress(duckdb_error(), sqlite3.Error):
-                    self._database.end(is_good=False)
-                raise
+    def __init__(self, table: _Table, schema: Schema | None) -> None:
+        self._table = table
+        self._schema = schema
 
-    def _put(self, batches: Sequence[Batch], mark: tuple[int, int] | None) -> None:
-        with _writing, self._transaction():
+    def write(self, batch: Batch) -> None:
+        """Write rows."""
+        self._schema = batch.schema if self._schema is None else self._schema
+        with self._table.transaction(self._schema) as database:
+            database.write(batch)
+
+    def prepare(self, checkpoint: int) -> bytes:
+        """Everything is in the table."""
+        return b""
+
+    def commit(self, checkpoint: int) -> None:
+        """Everything is in the table."""
+
+    def flush(self) -> None:
+        """Everything is in the table; the table is there also without rows."""
+        if not self._table.is_made and self._schema is not None:
+            with self._table.transaction(self._schema):
+                pass
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._table.close()
+
+
+class ExactSqlWriter:
+    """Keeps the rows of one task for the coordinator, which writes them when their checkpoint is complete."""
+
+    def __init__(self, context: SinkContext) -> None:
+        self._write_ahead = WriteAhead(context)
+
+    def write(self, batch: Batch) -> None:
+        """Keep rows."""
+        self._write_ahead.add(batch)
+
+    def prepare(self, checkpoint: int) -> bytes:
+        """The rows lie in the checkpoint until it is complete."""
+        return self._write_ahead.seal(checkpoint)
+
+    def commit(self, checkpoint: int) -> None:
+        """The coordinator has written them."""
+        self._write_ahead.forget(checkpoint)
+
+    def flush(self) -> None:
+        """Only with checkpoints is there anything exact."""
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+class SqlCommitter:
+    """Writes the rows of all tasks of a sink, with the marker in the same transaction."""
+
+    commits_in_tasks = False
+    is_repeatable = False
+
+    def __init__(self, table: _Table, context: CommitContext) -> None:
+        self._table = table
+        self._context = context
+        self._incarnation = 0
+        self._committed: Mapping[int, int] = {}
+
+    def fence(self) -> Mapping[int, Marker | None]:
+        """Put this term into the rows of the sink: a commit under another one is refused."""
+        job, sink = self._context.job, self._context.sink
+        with self._table.transaction(None) as database:
+            found = database.read_commits(job, sink)
+            if len(found) == 1 and ALL_TASKS in found:
+                row = found[ALL_TASKS]
+                database.note(job, sink, ALL_TASKS, CommitRow(row.checkpoint, row.incarnation, self._context.term))
+        # A job of before has a row for each task.
+        return {task: Marker(row.incarnation, row.checkpoint) for task, row in found.items()} or {ALL_TASKS: None}
+
+    def recover(self, recovery: Recovery) -> None:
+        """Write what was prepared and is not in the table."""
+        self._incarnation = recovery.incarnation
+        self._committed = recovery.committed
+        self._write(recovery.checkpoint, recovery.prepared, is_first=True)
+
+    def commit(self, checkpoint: int, prepared: Mapping[int, bytes]) -> None:
+        """Write the rows of the checkpoint, and that they are written."""
+        if any(prepared.values()):
+            self._write(checkpoint, prepared)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._table.close()
+
+    def _write(self, checkpoint: int, prepared: Mapping[int, bytes], *, is_first: bool = False) -> None:
+        batches = [
+            batch
+            for task, content in sorted(prepared.items())
+            for number, stream in decode_segments(content)
+            if number > self._done(task)
+            for batch in from_stream(stream)
+        ]
+        job, sink = self._context.job, self._context.sink
+        newest = max([checkpoint, *self._committed.values()])
+        with self._table.transaction(batches[0].schema if batches else None) as database:
+            if not is_first:
+                self._check_term(database.read_commits(job, sink))
             for batch in batches:
-                self._database.write(batch)
-            if mark is not None:
-                self._database.note(self._context.job, self._context.sink, *mark)
+                database.write(batch)
+            database.note(job, sink, ALL_TASKS, CommitRow(newest, self._incarnation, self._context.term))
+        self._committed = {ALL_TASKS: newest}
+
+    def _done(self, task: int) -> int:
+        """Through which checkpoint the rows of a task are in the table."""
+        return max(self._committed.get(task, 0), self._committed.get(ALL_TASKS, 0))
+
+    def _check_term(self, found: Mapping[int, CommitRow]) -> None:
+        row = found.get(ALL_TASKS)
+        if row is None or (row.incarnation, row.term) != (self._incarnation, self._context.term):
+            term = "no coordinator" if row is None else f"term {row.term}"
+            raise PreconditionError(
+                f"{self._table.label}: the sink belongs to {term}, this coordinator has term {self._context.term}",
+                hint="stop this one: another coordinator has taken the job over",
+            )

@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, problem
-from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.base import CommitContext, Fetched, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of
+from shoal.dataflow.connectors.topic_commits import Target, TopicCommitter
 from shoal.dataflow.connectors.topic_samples import columns_of_objects, columns_of_streams
-from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, Target, TopicWriter
+from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, TopicWriter
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import refuse
 from shoal.dataflow.language.functions import find_location
@@ -325,3 +326,8 @@ class TopicSink:
         recording = Recording(codec(self.codec, **dict(self.options)), self.key)
         target = Target(self.topic, self.broker, self.partitions)
         return ExactTopicWriter(target, recording, context) if context.exactly_once else TopicWriter(target, recording)
+
+    def open_committer(self, context: CommitContext) -> TopicCommitter | None:
+        """The coordinator's end, for exactly once."""
+        target = Target(self.topic, self.broker, self.partitions)
+        return TopicCommitter(target, context) if context.exactly_once else None

@@ -133,19 +133,15 @@ class SinkOperator(Protocol):
     """An operator that commits with checkpoints."""
 
     def prepare(self, checkpoint: int) -> OperatorState:
-        """Write ahead what is not committed."""
+        """The write-ahead of a checkpoint."""
         ...
 
     def commit(self, checkpoint: int) -> None:
-        """Make it visible."""
+        """The checkpoint is complete."""
         ...
 
     def flush(self) -> None:
         """Without checkpoints: make everything visible."""
-        ...
-
-    def restore_sink(self, states: Sequence[tuple[int, int, OperatorState]]) -> None:
-        """Go on from (checkpoint, subtask, state) of every task of the checkpoint."""
         ...
 
 
@@ -274,12 +270,10 @@ class Chain:
                 step.call(step.operator.open, step.context)
 
     def restore(self, states: Mapping[str, Sequence[tuple[int, int, OperatorState]]]) -> None:
-        """Go on from (checkpoint, subtask, state) of each step. Sinks hear of it also when there is nothing."""
+        """Go on from (checkpoint, subtask, state) of each step. Those of sinks are committed before any task runs."""
         for step in self._steps:
             found = states.get(step.uid, ())
-            if step.sink is not None:
-                step.call(step.sink.restore_sink, found)
-            elif step.operator is not None and found:
+            if step.sink is None and step.operator is not None and found:
                 self._restore_step(step, step.operator, [state for _checkpoint, _subtask, state in found])
 
     def _restore_step(self, step: RunningStep, operator: Operator, states: Sequence[OperatorState]) -> None:

@@ -17,14 +17,13 @@ from typing import Any
 
 from shoal.core import files
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.disk.locks import FileLock
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, problem
-from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
-from shoal.dataflow.checkpoint.restore import check_match, share_states
-from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, History
+from shoal.dataflow.checkpoint.restore import share_states
+from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
+from shoal.dataflow.checkpoint.storage import Checkpoint
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.chain import StepCounts, is_over
 from shoal.dataflow.execution.planner import Program, build_tasks, layout_of, stateful_uids
@@ -250,7 +249,7 @@ class RunningFlow:
         self._began = clock.monotonic()
         self._ended: float | None = None
         self._scratch: Scratch | None = None
-        self._claim: FileLock | None = None
+        self._job: StartedJob | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -276,13 +275,16 @@ class RunningFlow:
 
     def _build(self) -> None:
         checkpoint = self._settings.checkpoint
-        storage, found, history = None, None, History(0, {})
-        layout = layout_of(self.plan)
         if checkpoint is not None:
-            self._claim = claim_job(checkpoint.directory, self.name)
-            storage = CheckpointStorage(checkpoint.directory, self.name, keep=checkpoint.keep)
-            found = self._find_checkpoint(storage, checkpoint)
-            history = storage.begin(layout)
+            self._job = start_job(
+                self.name,
+                checkpoint,
+                layout_of(self.plan),
+                self._planned_sinks(),
+                stateful=stateful_uids(self.plan),
+                clock=self._clock,
+            )
+        found = None if self._job is None else self._job.checkpoint
         splits = self._find_splits()
         if found is not None and checkpoint is not None:
             self._look_at_end(found, splits, files.join(checkpoint.directory, self.name))
@@ -293,30 +295,26 @@ class RunningFlow:
             settings=self._settings,
             clock=self._clock,
             splits=splits,
-            former_widths=history.widths,
+            incarnation=0 if self._job is None else self._job.claim.record.incarnation,
             scratch="" if self._scratch is None else self._scratch.path,
             is_look=self._is_look,
-            storage=storage,
-            epoch=history.epoch,
+            storage=None if self._job is None else self._job.storage,
+            epoch=0 if self._job is None else self._job.history.epoch,
         )
         self._clear_collected()
         self._tasks = {task.task: task for task in build_tasks(program, self._report)}
         if found is not None:
             self._restore(found)
-        if storage is not None and checkpoint is not None:
-            self._coordinator = self._make_coordinator(storage, checkpoint, history.highest)
+        if self._job is not None and checkpoint is not None:
+            self._coordinator = self._make_coordinator(self._job, checkpoint)
 
-    def _find_checkpoint(self, storage: CheckpointStorage, settings: CheckpointSettings) -> Checkpoint | None:
-        found = storage.latest() if settings.restore else None
-        if found is not None:
-            check_match(
-                found,
-                layout_of(self.plan),
-                stateful=stateful_uids(self.plan),
-                allow_missing=settings.allow_missing_state,
-                allow_unknown=settings.allow_unknown_state,
-            )
-        return found
+    def _planned_sinks(self) -> list[PlannedSink]:
+        return [
+            PlannedSink(step.uid, step.node.connector, stage.parallelism)
+            for stage in self.plan.stages
+            for step in stage.steps
+            if isinstance(step.node, Sink)
+        ]
 
     def _look_at_end(self, found: Checkpoint, splits: Mapping[str, tuple[Split, ...]], directory: str) -> None:
         """Say so when the job had come to its end before. Input that would be read and never come out is refused."""
@@ -348,7 +346,7 @@ class RunningFlow:
             mine = key_groups_of(ident.subtask, width, self.plan.key_groups)
             task.restore_from(share_states(found, mine), found.handles)
 
-    def _make_coordinator(self, storage: CheckpointStorage, settings: CheckpointSettings, highest: int) -> Coordinator:
+    def _make_coordinator(self, job: StartedJob, settings: CheckpointSettings) -> Coordinator:
         members = Members(
             everyone=frozenset(self._tasks),
             sources=frozenset(ident for ident, task in self._tasks.items() if isinstance(task, SourceTask)),
@@ -358,11 +356,14 @@ class RunningFlow:
         return Coordinator(
             members=members,
             rules=rules,
-            storage=storage,
+            storage=job.storage,
+            claim=job.claim,
+            committers=job.committers,
             layout=layout_of(self.plan),
-            highest=highest,
+            highest=job.history.highest,
             clock=self._clock,
             send=self._send,
+            write_ahead_bytes=settings.write_ahead_bytes,
         )
 
     def _find_splits(self) -> dict[str, tuple[Split, ...]]:
@@ -490,9 +491,9 @@ class RunningFlow:
         scratch, self._scratch = self._scratch, None
         if scratch is not None:
             scratch.remove()
-        claim, self._claim = self._claim, None
-        if claim is not None:
-            claim.release()
+        job, self._job = self._job, None
+        if job is not None:
+            job.release()
 
     def _send(self, task: TaskId, order: Order) -> None:
         self._tasks[task].mailbox.put(order)

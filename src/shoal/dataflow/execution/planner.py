@@ -12,7 +12,7 @@ from functools import partial
 
 from shoal.core import files
 from shoal.core.clock import Clock
-from shoal.dataflow.checkpoint.messages import Asked, Report, TaskId
+from shoal.dataflow.checkpoint.messages import Report, TaskId, Waiting
 from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
 from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.base import SinkContext, Split
@@ -63,8 +63,8 @@ class Program:
     clock: Clock
     #: The splits of each source, by its uid, as they were when the run started.
     splits: Mapping[str, tuple[Split, ...]]
-    #: The most tasks that each step had in earlier runs of the job, by uid.
-    former_widths: Mapping[str, int]
+    #: The incarnation of the job, which its sinks' markers carry.
+    incarnation: int
     scratch: str
     #: Whether somebody looks at one stream, as `collect()` does: then side outputs need no reader.
     is_look: bool = False
@@ -77,6 +77,12 @@ class Program:
         """Whether sinks put their output out with checkpoints."""
         checkpoint = self.settings.checkpoint
         return checkpoint is not None and checkpoint.exactly_once
+
+    @property
+    def write_ahead_bytes(self) -> int:
+        """Bytes of output that may wait in memory for a checkpoint."""
+        checkpoint = self.settings.checkpoint
+        return 1 if checkpoint is None else checkpoint.write_ahead_bytes
 
 
 def layout_of(plan: PhysicalPlan) -> Layout:
@@ -249,8 +255,9 @@ class _TaskPlan:
             clock=program.clock,
             exactly_once=program.exactly_once,
             has_checkpoints=program.settings.checkpoint is not None,
-            former_parallelism=program.former_widths.get(step.uid, 0),
-            ask_checkpoint=partial(self._reporting.report, Asked(self._ident)),
+            incarnation=program.incarnation,
+            write_ahead_bytes=program.write_ahead_bytes,
+            report_waiting=partial(self._report_waiting, step.uid),
         )
         return SinkStep(node.connector, program.facts[node.inputs[0]].schema, context)
 
@@ -261,6 +268,9 @@ class _TaskPlan:
         groups = key_groups_of(self._subtask, self._stage.parallelism, program.plan.key_groups)
         store = program.storage.open_store()
         return StateUploads(store=store, task=self._ident, epoch=program.epoch, key_groups=groups, report=report)
+
+    def _report_waiting(self, sink: str, waiting_bytes: int) -> None:
+        self._reporting.report(Waiting(self._ident, sink, waiting_bytes))
 
     def _make_driver(self) -> SourceDriver | None:
         step = self._stage.steps[0]

@@ -5,8 +5,6 @@ Made by `shoal.dataflow.execution.planner`; called by `shoal.dataflow.execution.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from shoal.core.faults import reach
 from shoal.dataflow.connectors.base import SinkConnector, SinkContext, SinkWriter
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, Batch, Schema
@@ -53,14 +51,14 @@ class SinkStep(Operator):
         return found
 
     def prepare(self, checkpoint: int) -> OperatorState:
-        """Write ahead what is not committed."""
+        """The write-ahead of a checkpoint."""
         reach("dataflow.prepare.before")
         state = OperatorState(shared=self._open_writer().prepare(checkpoint))
         reach("dataflow.prepare.after")
         return state
 
     def commit(self, checkpoint: int) -> None:
-        """Make it visible."""
+        """The checkpoint is complete."""
         reach("dataflow.commit.before")
         self._open_writer().commit(checkpoint)
         reach("dataflow.commit.after")
@@ -68,10 +66,6 @@ class SinkStep(Operator):
     def flush(self) -> None:
         """Make everything visible; there are no checkpoints."""
         self._open_writer().flush()
-
-    def restore_sink(self, states: Sequence[tuple[int, int, OperatorState]]) -> None:
-        """Commit what was prepared and is not visible yet."""
-        self._open_writer().restore([(checkpoint, subtask, state.shared) for checkpoint, subtask, state in states])
 
     def close(self) -> None:
         """Let go of it."""

@@ -46,12 +46,17 @@ class CheckpointSettings:
     #: So many in a row may fail before the run does: those that tasks do not answer in time, and the last one of a run.
     #: One that cannot be written, as on a full disk, does not end a job: it goes on, and tries again.
     tolerated_failures: int = 3
-    #: Start from the newest one when there is one.
-    restore: bool = True
+    #: Go on from this one; 0 is the beginning. None: from the newest when there is one.
+    from_checkpoint: int | None = None
+    #: Start although output that sinks have committed comes again.
+    accept_duplicates: bool = False
     #: An operator of the plan that the checkpoint has no state for begins empty, instead of an error.
     allow_missing_state: bool = False
     #: State of an operator that the plan no longer has is given up, instead of an error.
     allow_unknown_state: bool = False
+    #: Bytes of output that may wait in memory for a checkpoint, over all sinks. At half of it a checkpoint is made
+    #: before its time; at all of it sources pause until one has taken the output.
+    write_ahead_bytes: int = 64 * MIB
     #: Sinks put their output out once, with the checkpoint. Without it: at once, and again after a crash.
     exactly_once: bool = True
 
@@ -65,7 +70,9 @@ class CheckpointSettings:
                 *_whole("keep", self.keep, 1),
                 *_whole("tolerated_failures", self.tolerated_failures, 0),
                 *_text("directory", self.directory, "must be a path"),
-                *_truth("restore", self.restore),
+                *([] if self.from_checkpoint is None else _whole("from_checkpoint", self.from_checkpoint, 0)),
+                *_truth("accept_duplicates", self.accept_duplicates),
+                *_whole("write_ahead_bytes", self.write_ahead_bytes, 1),
                 *_truth("allow_missing_state", self.allow_missing_state),
                 *_truth("allow_unknown_state", self.allow_unknown_state),
                 *_truth("exactly_once", self.exactly_once),

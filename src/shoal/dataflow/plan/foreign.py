@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.clock import Clock
-from shoal.dataflow.connectors.base import SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.base import CommitContext, SinkCommitter, SinkContext, SinkMode, Split, SupportsCommit
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.functions import callable_of
 from shoal.dataflow.language.logical import FunctionRef
@@ -62,3 +62,8 @@ class ForeignConnector:
     def open_writer(self, schema: Schema, context: SinkContext) -> Any:
         """Begin to write."""
         return self._loaded().open_writer(schema, context)
+
+    def open_committer(self, context: CommitContext) -> SinkCommitter | None:
+        """The coordinator's end of it, where it has one."""
+        connector = self._loaded()
+        return connector.open_committer(context) if isinstance(connector, SupportsCommit) else None

@@ -10,34 +10,38 @@ from pathlib import Path
 
 import pytest
 
+from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.checkpoint.claim import claim_job
+from shoal.dataflow.checkpoint.claim import Claim, claim_job
 from shoal.dataflow.execution import engine
+from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, collect, rows, tap_source
 
 _HOLDS = """
 import sys, time
 from shoal.dataflow.checkpoint.claim import claim_job
-claim = claim_job(sys.argv[1], "job")
+from shoal.core.entropy import SystemEntropy
+claim = claim_job(sys.argv[1], "job", SystemEntropy(), is_new=True)
 print("claimed", flush=True)
 sys.stdin.read()
 """
 
 
+def claim(directory: Path | str, job: str = "job", *, is_new: bool = True) -> Claim:
+    return claim_job(str(directory), job, SystemEntropy(), is_new=is_new)
+
+
 def test_one_at_a_time_and_again_after_it_was_let_go(tmp_path):
-    first = claim_job(str(tmp_path), "job")
-    assert first is not None
+    first = claim(tmp_path, "job")
     with pytest.raises(PreconditionError, match=f"job 'job' runs already, in process {os.getpid()}") as caught:
-        claim_job(str(tmp_path), "job")
+        claim(tmp_path, "job")
     assert "stop that one" in caught.value.hint
-    other = claim_job(str(tmp_path), "other")
-    assert other is not None
+    other = claim(tmp_path, "other")
     other.release()
     first.release()
     first.release()
-    again = claim_job(str(tmp_path), "job")
-    assert again is not None
+    again = claim(tmp_path, "job")
     again.release()
 
 
@@ -49,12 +53,10 @@ def test_a_process_that_was_killed_holds_nobody_up(tmp_path):
         assert holder.stdout is not None
         assert holder.stdout.readline() == "claimed\n"
         with pytest.raises(PreconditionError, match=f"in process {holder.pid}"):
-            claim_job(str(tmp_path), "job")
+            claim(tmp_path, "job")
         holder.send_signal(signal.SIGKILL)
         holder.wait()
-        claim = claim_job(str(tmp_path), "job")
-        assert claim is not None
-        claim.release()
+        claim(tmp_path, "job").release()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the system tells no states of processes")
@@ -69,14 +71,54 @@ def test_a_process_that_is_suspended_is_called_so(tmp_path):
             holder.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
             with pytest.raises(PreconditionError, match=f"in process {holder.pid}, which is suspended") as caught:
-                claim_job(str(tmp_path), "job")
+                claim(tmp_path, "job")
             assert f"kill -CONT {holder.pid}" in caught.value.hint
         finally:
             holder.kill()
 
 
-def test_what_is_not_on_this_host_is_not_claimed():
-    assert claim_job("memory://checkpoints", "job") is None
+def test_every_claim_has_a_higher_term_and_one_life_has_one_incarnation(tmp_path):
+    first = claim(tmp_path)
+    first.note_committed(7)
+    first.note_committed(5)  # a smaller one changes nothing
+    first.release()
+    second = claim(tmp_path)
+    assert (second.record.term, second.record.through) == (2, 7)
+    assert second.record.incarnation == first.record.incarnation > 0
+    second.begin_incarnation(99)
+    second.release()
+    third = claim(tmp_path)
+    assert (third.record.term, third.record.through, third.record.incarnation) == (3, 0, 99)
+    third.release()
+
+
+def test_a_job_from_before_has_no_record_of_its_commits(tmp_path):
+    made = claim(tmp_path, is_new=False)
+    assert (made.record.incarnation, made.record.through) == (0, None)
+    made.release()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"format": 1}', b'{"format":1,"job":"job","incarnation":-1,"term":1,"through":1,"token":""}'],
+)
+def test_a_record_that_cannot_be_read_is_an_error_that_lets_go_of_the_job(tmp_path, content):
+    claim(tmp_path).release()
+    (tmp_path / "job" / "commits.json").write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"commits\.json") as caught:
+            claim(tmp_path)
+        assert "--accept-duplicates" in caught.value.hint
+
+
+def test_where_there_is_no_lock_the_last_claim_counts():
+    place = f"memory://checkpoints-{os.getpid()}"
+    first = claim(place)
+    first.check()
+    second = claim(place)
+    second.check()
+    with pytest.raises(PreconditionError, match="claimed under a newer term, 2; this coordinator has term 1"):
+        first.check()
 
 
 def test_a_flow_is_not_started_twice(tmp_path):

@@ -14,6 +14,7 @@ from shoal.dataflow.checkpoint.protocol import (
     Discard,
     GiveUp,
     Members,
+    NoteCommitted,
     Phase,
     Rules,
     SendCommit,
@@ -80,8 +81,8 @@ def test_sinks_commit_when_it_is_complete_and_the_next_waits_for_them():
     state, instructions = protocol.complete(state, MEMBERS, 1, 11.0)
     assert instructions == (SendCommit(1, frozenset({SINK})),)
     assert protocol.tick(state, MEMBERS, RULES, 30.0) == (state, ())
-    state, nothing = protocol.commit(state, SINK, 1, 31.0)
-    assert nothing == ()
+    state, instructions = protocol.commit(state, SINK, 1, 31.0)
+    assert instructions == (NoteCommitted(1),)
     assert protocol.tick(state, MEMBERS, RULES, 32.9)[1] == ()  # the pause
     assert protocol.tick(state, MEMBERS, RULES, 33.0)[1] == (SendTrigger(2, frozenset({SOURCE})),)
 
@@ -116,7 +117,7 @@ def test_when_all_have_ended_the_last_one_comes_at_once_and_then_the_end():
     assert instructions == (WriteManifest(1, final=True),)
     state, _ = protocol.complete(state, MEMBERS, 1, 0.1)
     state, instructions = protocol.commit(state, SINK, 1, 0.2)
-    assert instructions == (SendFinish(),)
+    assert instructions == (NoteCommitted(1), SendFinish())
     assert state.phase is Phase.OVER
 
 
@@ -128,7 +129,7 @@ def test_one_that_was_under_way_when_all_ended_is_not_the_last():
     assert instructions == (WriteManifest(1, final=False),)
     state, _ = protocol.complete(state, MEMBERS, 1, 11.0)
     state, instructions = protocol.commit(state, SINK, 1, 11.0)
-    assert instructions == ()
+    assert instructions == (NoteCommitted(1),)
     assert protocol.tick(state, MEMBERS, RULES, 11.0)[1] == (SendTrigger(2, EVERYONE),)
 
 

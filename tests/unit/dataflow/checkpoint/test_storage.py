@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from shoal.dataflow.checkpoint.handles import StepState
 from shoal.dataflow.checkpoint.messages import TaskId
 from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.statestore import file_name
-from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, Layout, Search
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import KeyGroups, OperatorState
 from tests.unit.dataflow.checkpoint.writing import write_task
@@ -43,9 +42,9 @@ def storage(tmp_path: Path) -> CheckpointStorage:
 
 
 def test_what_was_written_is_read(storage):
-    assert storage.latest() is None
+    assert storage.search().checkpoint is None
     write(storage, 3, b"three")
-    found = storage.latest()
+    found = storage.search().checkpoint
     assert found.number == 3
     assert found.kinds == LAYOUT.kinds
     assert [(subtask, state.shared) for subtask, state in found.states["sum"]] == [(0, b"s0"), (1, b"s1")]
@@ -58,7 +57,7 @@ def test_what_was_written_is_read(storage):
 def test_without_a_manifest_there_is_nothing(storage):
     write(storage, 1)
     write_task(storage, 2, TaskId(1, 0), {})
-    assert storage.latest().number == 1
+    assert storage.search().checkpoint.number == 1
     assert storage.begin(LAYOUT).highest == 2  # its number is not used again
 
 
@@ -81,7 +80,7 @@ def test_pruning_spares_what_is_newer(storage, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone", "manifest cut", "manifest of another job"])
-def test_one_that_is_damaged_is_skipped_with_a_warning(storage, tmp_path, caplog, damage):
+def test_one_that_is_damaged_is_passed_over_and_named(storage, tmp_path, damage):
     write(storage, 1, b"one")
     write(storage, 2, b"two")
     part = tmp_path / "job" / "state" / file_name(2, 1, TaskId(1, 0))
@@ -99,16 +98,20 @@ def test_one_that_is_damaged_is_skipped_with_a_warning(storage, tmp_path, caplog
             manifest.write_bytes(manifest.read_bytes()[:-5])
         case _:
             manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"job": "another"}))
-    with caplog.at_level(logging.WARNING):
-        assert storage.latest().number == 1
-    assert "checkpoint 2 of job job cannot be used" in caplog.text
+    found = storage.search()
+    assert found.checkpoint.number == 1
+    assert list(found.damaged) == [2]
+    assert found.damaged[2]
 
 
-def test_when_none_can_be_read_that_is_an_error(storage, tmp_path):
-    write(storage, 1)
-    (tmp_path / "job" / "state" / file_name(1, 1, TaskId(1, 0))).unlink()
-    with pytest.raises(CheckpointError, match="none of the checkpoints"):
-        storage.latest()
+def test_one_can_be_asked_for_by_its_number(storage, tmp_path):
+    for number in (1, 2, 3):
+        write(storage, number)
+    (tmp_path / "job" / "state" / file_name(2, 1, TaskId(1, 0))).unlink()
+    assert storage.search(1).checkpoint.number == 1
+    assert list(storage.search(2).damaged) == [2]
+    assert storage.search(2).checkpoint is None
+    assert storage.search(4) == Search(None, {})
 
 
 def test_an_unknown_format_is_not_read(storage, tmp_path):
@@ -116,8 +119,8 @@ def test_an_unknown_format_is_not_read(storage, tmp_path):
     path = tmp_path / "job" / "000000000001" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
     with pytest.raises(CheckpointError, match="99") as caught:
-        storage.latest()
-    assert "restore=False" in caught.value.hint
+        storage.search()
+    assert "from_checkpoint=0" in caught.value.hint
 
 
 def test_one_of_another_format_is_not_passed_over(storage, tmp_path):
@@ -127,7 +130,7 @@ def test_one_of_another_format_is_not_passed_over(storage, tmp_path):
     path = tmp_path / "job" / "000000000002" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 1}))
     with pytest.raises(CheckpointError, match="format 1, and this version reads and writes format 2"):
-        storage.latest()
+        storage.search()
 
 
 def test_every_start_has_an_epoch_of_its_own(storage):
@@ -152,15 +155,15 @@ def test_the_number_of_key_groups_is_fixed(storage):
 
 def test_a_task_gets_its_key_groups_and_everyones_shared_state(storage):
     write(storage, 5, b"k")
-    shared = share_states(storage.latest(), KeyGroups(1, 8, 8))["sum"]
+    shared = share_states(storage.search().checkpoint, KeyGroups(1, 8, 8))["sum"]
     assert [(number, subtask, state.shared) for number, subtask, state in shared] == [(5, 0, b"s0"), (5, 1, b"s1")]
-    found = storage.latest()
+    found = storage.search().checkpoint
     assert [loaded(storage, found, state).keyed for _number, _subtask, state in shared] == [{}, {1: b"k"}]
 
 
 def test_a_plan_finds_its_state_by_uid(storage):
     write(storage, 1)
-    found = storage.latest()
+    found = storage.search().checkpoint
     check_match(found, LAYOUT, stateful=frozenset({"sum", "out"}))
     renamed = Layout(key_groups=8, kinds={"total": "aggregate", "out": "sink"}, widths={})
     with pytest.raises(PreconditionError) as caught:
@@ -173,8 +176,9 @@ def test_a_plan_finds_its_state_by_uid(storage):
 def test_a_uid_that_means_something_else_now_is_refused(storage):
     write(storage, 1)
     other = Layout(key_groups=8, kinds={"sum": "join", "out": "sink"}, widths={})
+    found = storage.search().checkpoint
     with pytest.raises(PreconditionError, match="was aggregate and is join"):
-        check_match(storage.latest(), other, stateful=frozenset({"sum"}), allow_missing=True, allow_unknown=True)
+        check_match(found, other, stateful=frozenset({"sum"}), allow_missing=True, allow_unknown=True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,7 @@ def test_a_manifest_that_says_nonsense_is_skipped(storage, tmp_path, change):
     write(storage, 2)
     path = tmp_path / "job" / "000000000002" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    assert storage.latest().number == 1
+    assert storage.search().checkpoint.number == 1
 
 
 @pytest.mark.parametrize("change", [{"widths": 1}, {"widths": {"sum": "2"}}, {"key_groups": None}])

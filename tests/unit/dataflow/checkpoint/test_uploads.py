@@ -191,7 +191,7 @@ def test_state_over_restarts_at_any_width_is_what_a_dictionary_holds(tmp_path_fa
         patch.setattr(uploads, "_MOST_LINKS", 2)
         for width, snapshots in runs:
             storage = CheckpointStorage(directory, "job", keep=2)
-            found = storage.latest()
+            found = storage.search().checkpoint
             history = storage.begin(LAYOUT)
             tasks = []
             for subtask in range(width):
@@ -217,7 +217,7 @@ def test_state_over_restarts_at_any_width_is_what_a_dictionary_holds(tmp_path_fa
             for _groups, task in tasks:
                 task.uploads.close()
                 assert not task.failures
-    found = CheckpointStorage(directory, "job").latest()
+    found = CheckpointStorage(directory, "job").search().checkpoint
     assert found is not None
     whole: dict[int, int] = {}
     for _subtask, state in found.states["sum"]:

@@ -21,7 +21,8 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError
 from shoal.dataflow.api.app import App
 from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors.base import SinkContext
+from shoal.dataflow.connectors.base import ALL_TASKS, CommitContext, Recovery, SinkContext
+from shoal.dataflow.connectors.file_commits import FilesCommitter
 from shoal.dataflow.connectors.files import (
     CsvSink,
     CsvSource,
@@ -33,7 +34,7 @@ from shoal.dataflow.connectors.files import (
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import col
-from shoal.dataflow.language.failures import OperatorFailedError, PoisonError
+from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError, PoisonError
 from shoal.dataflow.language.logical import OnError, Sink
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import Tap, rows, table_source, tap_source
@@ -258,7 +259,7 @@ BATCH = TABLE.to_batches()[0].slice(0, 10)
 
 @pytest.mark.parametrize("exactly_once", [False, True])
 def test_sinks_and_jobs_and_runs_that_share_a_folder_keep_what_is_in_it(tmp_path, exactly_once):
-    for job in ("one", "other", "one"):
+    for job in ("one", "other", "third"):
         app = App(job, data_dir=tmp_path / "app", exactly_once=exactly_once)
         stream = Stream.from_dicts([{"a": 1}, {"a": 2}])
         app.dataflow("f")(lambda stream=stream: [stream.to_csv(str(tmp_path / "out")) for _ in range(2)])
@@ -266,46 +267,6 @@ def test_sinks_and_jobs_and_runs_that_share_a_folder_keep_what_is_in_it(tmp_path
         shutil.rmtree(tmp_path / "app", ignore_errors=True)  # so that it begins anew
     assert len(list((tmp_path / "out").glob("part-*.csv"))) == 6
     assert Stream.from_csv(str(tmp_path / "out")).count() == 12
-
-
-def test_nothing_is_seen_before_the_commit(tmp_path):
-    writer = ParquetSink(str(tmp_path)).open_writer(None, context())
-    writer.restore([])
-    writer.write(BATCH)
-    assert listed(tmp_path) == []
-    writer.prepare(1)
-    assert listed(tmp_path) == []
-    writer.commit(1)
-    writer.commit(1)  # again does nothing
-    assert listed(tmp_path) == ["part-job.out-000000000001-0000-0000.parquet"]
-    assert pq.read_table(tmp_path).num_rows == 10
-
-
-def test_a_failed_checkpoint_goes_with_the_next(tmp_path):
-    writer = ParquetSink(str(tmp_path)).open_writer(None, context())
-    writer.restore([])
-    writer.write(BATCH)
-    writer.prepare(1)
-    writer.write(BATCH)
-    prepared = writer.prepare(2)
-    writer.close()  # the process dies here
-    again = ParquetSink(str(tmp_path)).open_writer(None, context())
-    again.restore([(2, 0, prepared)])
-    assert listed(tmp_path) == [f"part-job.out-00000000000{each}-0000-0000.parquet" for each in (1, 2)]
-
-
-def test_what_a_dead_attempt_left_is_removed_and_what_it_prepared_is_kept(tmp_path):
-    old = [ParquetSink(str(tmp_path)).open_writer(None, context(each, 3)) for each in range(3)]
-    prepared = []
-    for subtask, writer in enumerate(old):
-        writer.write(BATCH)
-        prepared.append((7, subtask, writer.prepare(7)))
-        writer.write(BATCH)
-        writer.prepare(8)  # never complete
-    for subtask in range(2):
-        ParquetSink(str(tmp_path)).open_writer(None, context(subtask, 2)).restore(prepared)
-    assert listed(tmp_path) == [f"part-job.out-000000000007-000{each}-0000.parquet" for each in range(3)]
-    assert list((tmp_path / ".pending").iterdir()) == []
 
 
 @pytest.mark.parametrize("point", [name for name in faults.POINTS if name.startswith("dataflow.")])
@@ -335,6 +296,18 @@ def _crash(name: str) -> None:
     raise Crash(name)
 
 
+def committer(path: Path) -> FilesCommitter:
+    return ParquetSink(str(path)).open_committer(CommitContext("job", "out", 1, 1, 0, SystemClock(), exactly_once=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"checkpoint": "x"}'])
+def test_a_marker_that_cannot_be_read_is_an_error(tmp_path, content):
+    (tmp_path / ".pending").mkdir()
+    (tmp_path / ".pending" / "job.out.commits.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"job\.out\.commits\.json cannot be read"):
+        committer(tmp_path).fence()
+
+
 def test_files_below_pending_that_somebody_removed_are_noticed(tmp_path):
     writer = ParquetSink(str(tmp_path)).open_writer(None, context())
     writer.write(BATCH)
@@ -342,7 +315,7 @@ def test_files_below_pending_that_somebody_removed_are_noticed(tmp_path):
     for each in (tmp_path / ".pending").iterdir():
         each.unlink()
     with pytest.raises(ShoalError, match="is gone"):
-        ParquetSink(str(tmp_path)).open_writer(None, context()).restore([(1, 0, prepared)])
+        committer(tmp_path).recover(Recovery(1, 1, {0: prepared}, {ALL_TASKS: 0}))
 
 
 def test_a_writer_that_failed_leaves_nothing_behind(tmp_path):
@@ -364,8 +337,10 @@ def test_what_a_killed_writer_left_unfinished_is_removed_at_the_next_start(tmp_p
     subprocess.run([sys.executable, "-c", program], check=False)
     living = files.open_file(f"{tmp_path}/.pending/job.out.0.2-1", "wb")
     assert len(list((tmp_path / ".pending").iterdir())) == 2
-    start = SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=False, has_checkpoints=has_checkpoints)
-    ParquetSink(str(tmp_path)).open_writer(None, start).restore([])
+    if has_checkpoints:
+        committer(tmp_path).recover(Recovery(1, 0, {}, {ALL_TASKS: 0}))
+    else:
+        ParquetSink(str(tmp_path)).open_writer(None, SinkContext("job", "out", 0, 1, SystemClock()))
     assert [each.name for each in (tmp_path / ".pending").iterdir()] == [".job.out.0.2-1.0.part"]
     living.close()
 

@@ -12,9 +12,9 @@ import pytest
 
 from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.errors import InvalidError, PreconditionError, ShoalError
+from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors.base import SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.base import SinkMode, Split
 from shoal.dataflow.connectors.sql import SqlSink, SqlSource
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
@@ -119,52 +119,6 @@ class Crash(BaseException):
 
 def _crash(name: str) -> None:
     raise Crash(name)
-
-
-def context(**options) -> SinkContext:
-    return SinkContext("job", "out", 0, 1, SystemClock(), exactly_once=True, **options)
-
-
-def test_rows_wait_for_their_checkpoint_and_a_failed_one_goes_with_the_next(database):
-    writer = SqlSink("t", database).open_writer(None, context())
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    writer.prepare(1)
-    writer.write(rows(("a", 2, 2)))
-    prepared = writer.prepare(2)
-    writer.close()
-    again = SqlSink("t", database).open_writer(None, context())
-    again.restore([(2, 0, prepared)])
-    again.restore([(2, 0, prepared)])
-    again.close()
-    assert select(database, "SELECT value FROM t ORDER BY 1") == [(1,), (2,)]
-
-
-def test_going_on_from_before_what_is_in_the_table_is_refused(database):
-    writer = SqlSink("t", database).open_writer(None, context())
-    writer.restore([])
-    writer.write(rows(("a", 1, 1)))
-    prepared = writer.prepare(5)
-    writer.commit(5)
-    writer.close()
-    again = SqlSink("t", database).open_writer(None, context())
-    with pytest.raises(PreconditionError, match="has the output of checkpoint 5, the job goes on from 4"):
-        again.restore([(4, 0, prepared)])
-    again.restore([])  # an earlier life of the job does not count
-    again.restore([(4, 0, b"")])
-    again.close()
-
-
-def test_much_output_asks_for_a_checkpoint(database):
-    asked: list[int] = []
-    writer = SqlSink("t", database).open_writer(None, context(ask_checkpoint=lambda: asked.append(1)))
-    wide = pa.record_batch({"x": ["x" * 1_000_000] * 20})
-    writer.write(wide)
-    assert asked == []
-    writer.write(wide)
-    writer.write(wide)
-    assert asked == [1]
-    writer.close()
 
 
 # -- mistakes ---------------------------------------------------------------------------------------------

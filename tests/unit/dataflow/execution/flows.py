@@ -6,18 +6,19 @@ import json
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from shoal.dataflow.connectors.base import Fetched, SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.base import Fetched, Split
 from shoal.dataflow.connectors.memory import BatchesSource, CollectSink
 from shoal.dataflow.language.elements import TIME
 from shoal.dataflow.language.functions import make_ref
 from shoal.dataflow.language.keys import key_groups
 from shoal.dataflow.language.logical import Custom, EventTime, Node, Sink, Source
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
+from shoal.testing.streams import Recording, RecordingSink
 
 SCHEMA = pa.schema([("key", pa.utf8()), ("value", pa.int64()), ("time", pa.int64())])
 SUMS = pa.schema([("key", pa.utf8()), ("start", pa.int64()), ("total", pa.int64())])
@@ -215,66 +216,5 @@ def sums_of(table: pa.Table) -> list[tuple[str, int, int]]:
 # -- sinks ------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Ledger:
-    """What a `LedgerSink` has made visible, and what it was told; outlives runs."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    rows: list[dict] = field(default_factory=list)
-    marks: dict[int, int] = field(default_factory=dict)
-    calls: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerSink:
-    """A sink that is exact: rows become visible with the commit, under the number of their checkpoint."""
-
-    ledger: Ledger
-    label: str = "ledger"
-    modes: frozenset[SinkMode] = frozenset({SinkMode.APPEND})
-
-    def open_writer(self, schema: Any, context: SinkContext) -> LedgerWriter:
-        return LedgerWriter(self.ledger, context)
-
-
-class LedgerWriter:
-    def __init__(self, ledger: Ledger, context: SinkContext) -> None:
-        self._ledger = ledger
-        self._context = context
-        self._rows: list[dict] = []
-        self._prepared: list[tuple[int, list[dict]]] = []
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._rows += json.loads(json.dumps(batch.to_pylist(), default=str))
-
-    def prepare(self, checkpoint: int) -> bytes:
-        self._prepared.append((checkpoint, self._rows))
-        self._rows = []
-        return json.dumps(self._prepared).encode()
-
-    def commit(self, checkpoint: int) -> None:
-        self._put(self._context.subtask, [each for each in self._prepared if each[0] <= checkpoint])
-        self._prepared = [each for each in self._prepared if each[0] > checkpoint]
-
-    def _put(self, subtask: int, segments: list) -> None:
-        with self._ledger.lock:
-            for number, entries in segments:
-                if number > self._ledger.marks.get(subtask, 0):
-                    self._ledger.rows += entries
-                    self._ledger.marks[subtask] = number
-
-    def restore(self, prepared: Sequence[tuple[int, int, bytes]]) -> None:
-        self._ledger.calls.append(f"restore {len(prepared)} former {self._context.former_parallelism}")
-        for _number, subtask, content in prepared:
-            if subtask % self._context.parallelism == self._context.subtask:
-                self._put(subtask, json.loads(content))
-
-    def flush(self) -> None:
-        self._ledger.rows += self._rows
-
-    def close(self) -> None:
-        pass
-
-
-def ledger_sink(node: Node, ledger: Ledger, uid: str = "out") -> Sink:
-    return Sink(inputs=(node,), connector=LedgerSink(ledger), uid=uid)
+def recording_sink(node: Node, recording: Recording, uid: str = "out", *, commits_in_tasks: bool = False) -> Sink:
+    return Sink(inputs=(node,), connector=RecordingSink(recording, commits_in_tasks), uid=uid)

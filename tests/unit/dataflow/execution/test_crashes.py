@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shoal.core import faults
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from tests.unit.dataflow.execution.flows import Ledger, LedgerSink
+from tests.unit.dataflow.execution.flows import Recording, RecordingSink
 from tests.unit.dataflow.execution.timed_plans import Flow, timed_plans
 
 POINTS = [name for name in faults.POINTS if name.startswith("dataflow.")]
@@ -40,8 +40,8 @@ def crash_at(turn: int) -> Callable[[str], None]:
     crashes=st.lists(st.tuples(st.sampled_from(POINTS), st.integers(1, 12)), max_size=3),
 )
 def test_a_crash_anywhere_changes_no_result(flow: Flow, widths: list[int], crashes: list[tuple[str, int]]) -> None:
-    ledger = Ledger()
-    node = flow.stream.select("key", "value", "time").to_sink(LedgerSink(ledger)).uid("out").node
+    recording = Recording()
+    node = flow.stream.select("key", "value", "time").to_sink(RecordingSink(recording)).uid("out").node
     with tempfile.TemporaryDirectory() as directory:
         checkpoint = CheckpointSettings(directory=directory, interval=0.01, min_pause=0.0)
         chosen = FlowSettings(batch_rows=2, checkpoint=checkpoint)
@@ -55,5 +55,5 @@ def test_a_crash_anywhere_changes_no_result(flow: Flow, widths: list[int], crash
                 continue
             finally:
                 faults.disarm_all()
-    found = sorted(repr((row["key"], row["value"], row["time"])) for row in ledger.rows)
+    found = sorted(repr((row["key"], row["value"], row["time"])) for row in recording.rows)
     assert found == sorted(repr((row["key"], row["value"], row["time"])) for _time, row in flow.rows)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from shoal.core import files
+from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import ExhaustedError
-from shoal.dataflow.checkpoint import coordinator
 from shoal.dataflow.checkpoint.claim import claim_job
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.execution import engine
@@ -21,10 +21,10 @@ from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.testing.disks import DiskCall, FaultyDisk, faulty_disk
 from shoal.testing.suites.files import FilesSuite
 from tests.unit.dataflow.execution.flows import (
-    Ledger,
+    Recording,
     Tap,
     expected_sums,
-    ledger_sink,
+    recording_sink,
     rows,
     tap_source,
     window_sums,
@@ -58,17 +58,17 @@ def until(holds: Callable[[], object]) -> None:
     raise AssertionError("it never held")
 
 
-def start(tap: Tap, ledger: Ledger, directory: str, *, bounded: bool = False, **options) -> engine.RunningFlow:
+def start(tap: Tap, recording: Recording, directory: str, *, bounded: bool = False, **options) -> engine.RunningFlow:
     checkpoint = CheckpointSettings(directory=directory, interval=0.02, min_pause=0.001, **options)
-    sink = ledger_sink(window_sums(tap_source(tap, bounded=bounded)), ledger)
+    sink = recording_sink(window_sums(tap_source(tap, bounded=bounded)), recording)
     return engine.start([sink], name="job", settings=FlowSettings(checkpoint=checkpoint, poll=0.005))
 
 
 @pytest.mark.parametrize("call", [DiskCall.WRITE, DiskCall.RENAME], ids=lambda call: call.value)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS], ids=errno.errorcode.get)
 def test_a_disk_that_takes_no_checkpoint_does_not_end_the_job(disk, caplog, call, number):
-    tap, ledger = Tap(), Ledger()
-    flow = start(tap, ledger, disk.url)
+    tap, recording = Tap(), Recording()
+    flow = start(tap, recording, disk.url)
     feed(tap, batches(3))
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(call, number)
@@ -85,12 +85,12 @@ def test_a_disk_that_takes_no_checkpoint_does_not_end_the_job(disk, caplog, call
     assert (later.failed_in_a_row, later.reason) == (0, "")
     tap.close()
     flow.stop(finish=True, timeout=20)
-    assert visible(ledger) == expected_sums(batches(6))
+    assert visible(recording) == expected_sums(batches(6))
 
 
 def test_the_age_is_that_of_the_last_complete_checkpoint(disk):
     tap = Tap()
-    flow = start(tap, Ledger(), disk.url)
+    flow = start(tap, Recording(), disk.url)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(DiskCall.WRITE)
     until(lambda: flow.metrics().checkpoints.failed_in_a_row)
@@ -102,7 +102,7 @@ def test_the_age_is_that_of_the_last_complete_checkpoint(disk):
 
 
 def test_warnings_do_not_come_with_every_failure(disk, caplog):
-    flow = start(Tap(), Ledger(), disk.url)
+    flow = start(Tap(), Recording(), disk.url)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(DiskCall.WRITE)
     until(lambda: flow.metrics().checkpoints.failed_in_a_row >= 20)
@@ -114,7 +114,7 @@ def test_warnings_do_not_come_with_every_failure(disk, caplog):
 
 
 def test_a_stop_returns_with_an_error_when_the_last_checkpoint_cannot_be_written(disk):
-    flow = start(Tap(), Ledger(), disk.url)
+    flow = start(Tap(), Recording(), disk.url)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(DiskCall.WRITE)
     with pytest.raises(CheckpointError, match="4 checkpoints in a row failed") as caught:
@@ -123,9 +123,9 @@ def test_a_stop_returns_with_an_error_when_the_last_checkpoint_cannot_be_written
 
 
 def test_a_job_that_could_not_write_its_last_checkpoint_goes_on_from_the_one_before(disk):
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     feed(tap, batches(3))
-    flow = start(tap, ledger, disk.url)
+    flow = start(tap, recording, disk.url)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(DiskCall.WRITE)
     feed(tap, batches(3, start=3))
@@ -133,13 +133,13 @@ def test_a_job_that_could_not_write_its_last_checkpoint_goes_on_from_the_one_bef
         flow.stop(timeout=20)
     disk.heal()
     tap.close()
-    start(tap, ledger, disk.url, bounded=True).wait(20)
-    assert visible(ledger) == expected_sums(batches(6))
+    start(tap, recording, disk.url, bounded=True).wait(20)
+    assert visible(recording) == expected_sums(batches(6))
 
 
 @pytest.mark.parametrize("call", [DiskCall.LIST, DiskCall.REMOVE], ids=lambda call: call.value)
 def test_old_checkpoints_that_cannot_be_listed_or_removed_do_not_end_the_job(disk, caplog, call):
-    flow = start(Tap(), Ledger(), disk.url, keep=1)
+    flow = start(Tap(), Recording(), disk.url, keep=1)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(call, errno.EIO)
     before = flow.metrics().checkpoints.completed
@@ -151,10 +151,9 @@ def test_old_checkpoints_that_cannot_be_listed_or_removed_do_not_end_the_job(dis
     assert len(storage._numbers()) == 1  # what stayed was removed after a later one
 
 
-def test_sources_wait_while_too_much_output_waits_for_a_checkpoint(disk, monkeypatch):
-    monkeypatch.setattr(coordinator, "_MOST_WAITING", 2000)
-    tap, ledger = Tap(), Ledger()
-    flow = start(tap, ledger, disk.url)
+def test_sources_wait_while_too_much_output_waits_for_a_checkpoint(disk):
+    tap, recording = Tap(), Recording()
+    flow = start(tap, recording, disk.url, write_ahead_bytes=20_000)
     until(lambda: flow.metrics().checkpoints.completed >= 1)
     disk.fail(DiskCall.WRITE)
     given = 0
@@ -174,12 +173,12 @@ def test_sources_wait_while_too_much_output_waits_for_a_checkpoint(disk, monkeyp
     disk.heal()
     tap.wait_fetched(given + 3)
     assert not flow.stop(finish=True, timeout=20).checkpoints.is_paused
-    assert sum(row["total"] for row in ledger.rows) == given + 3
+    assert sum(row["total"] for row in recording.rows) == given + 3
 
 
 def test_a_flow_without_checkpoints_has_no_age():
     tap = Tap()
-    flow = engine.start([ledger_sink(tap_source(tap), Ledger())])
+    flow = engine.start([recording_sink(tap_source(tap), Recording())])
     assert flow.metrics().checkpoints.age is None
     flow.stop(timeout=20)
 
@@ -195,6 +194,6 @@ def test_a_job_is_claimed_though_its_process_cannot_be_named(tmp_path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.pwrite", full)
-    claim = claim_job(str(tmp_path), "job")
+    claim = claim_job(str(tmp_path), "job", SystemEntropy(), is_new=True)
     monkeypatch.undo()
     claim.release()

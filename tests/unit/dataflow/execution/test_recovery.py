@@ -21,15 +21,15 @@ from shoal.dataflow.language.logical import AssignTime, EventTime
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from tests.unit.dataflow.execution.flows import (
     SCHEMA,
-    Ledger,
-    LedgerSink,
     Multiply,
+    Recording,
+    RecordingSink,
     Tap,
     TapSource,
     collect,
     custom,
     expected_sums,
-    ledger_sink,
+    recording_sink,
     rows,
     sums_of,
     tap_source,
@@ -51,8 +51,8 @@ def settings(directory: Path, **options) -> FlowSettings:
     return FlowSettings(batch_rows=4, checkpoint=CheckpointSettings(directory=str(directory), **options))
 
 
-def job(tap: Tap, ledger: Ledger, *, bounded: bool = True):
-    return [ledger_sink(window_sums(tap_source(tap, bounded=bounded)), ledger)]
+def job(tap: Tap, recording: Recording, *, bounded: bool = True):
+    return [recording_sink(window_sums(tap_source(tap, bounded=bounded)), recording)]
 
 
 def feed(tap: Tap, given: list) -> None:
@@ -60,38 +60,38 @@ def feed(tap: Tap, given: list) -> None:
         tap.give(batch, str(number % len(tap.batches)))
 
 
-def visible(ledger: Ledger) -> list:
-    return sorted((row["key"], row["start"], row["total"]) for row in ledger.rows)
+def visible(recording: Recording) -> list:
+    return sorted((row["key"], row["start"], row["total"]) for row in recording.rows)
 
 
 @pytest.mark.parametrize("first", [1, 3])
 @pytest.mark.parametrize("second", [1, 2, 5])
 def test_a_flow_that_was_stopped_goes_on_at_another_width(tmp_path, first, second):
-    tap, ledger = Tap(splits=3), Ledger()
+    tap, recording = Tap(splits=3), Recording()
     feed(tap, batches(9))
-    flow = engine.start(job(tap, ledger, bounded=False), name="job", parallelism=first, settings=settings(tmp_path))
+    flow = engine.start(job(tap, recording, bounded=False), name="job", parallelism=first, settings=settings(tmp_path))
     tap.wait_fetched(9)
     stopped = flow.stop()
     feed(tap, batches(9, start=9))
     tap.close()
-    report = engine.run(job(tap, ledger), name="job", parallelism=second, settings=settings(tmp_path))
+    report = engine.run(job(tap, recording), name="job", parallelism=second, settings=settings(tmp_path))
     assert report.restored == stopped.checkpoints.last_number
-    assert visible(ledger) == expected_sums(batches(18))
+    assert visible(recording) == expected_sums(batches(18))
     assert tap.fetched == 18  # nothing was read twice
 
 
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("widths", [(1, 1), (1, 3), (4, 2)])
 def test_a_crash_around_a_checkpoint_loses_and_doubles_nothing(tmp_path, point, widths):
-    tap, ledger = Tap(splits=2), Ledger()
+    tap, recording = Tap(splits=2), Recording()
     feed(tap, batches(10))
     tap.close()
     faults.arm(point, _raise)
     with pytest.raises(Crash):
-        engine.run(job(tap, ledger), name="job", parallelism=widths[0], settings=settings(tmp_path))
+        engine.run(job(tap, recording), name="job", parallelism=widths[0], settings=settings(tmp_path))
     faults.disarm_all()
-    engine.run(job(tap, ledger), name="job", parallelism=widths[1], settings=settings(tmp_path))
-    assert visible(ledger) == expected_sums(batches(10))
+    engine.run(job(tap, recording), name="job", parallelism=widths[1], settings=settings(tmp_path))
+    assert visible(recording) == expected_sums(batches(10))
 
 
 class Crash(BaseException):
@@ -103,12 +103,12 @@ def _raise(name: str) -> None:
 
 
 def test_a_flow_that_came_to_its_end_has_nothing_left_to_do(tmp_path):
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     feed(tap, batches(4))
     tap.close()
     for _ in range(3):
-        engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
-    assert visible(ledger) == expected_sums(batches(4))
+        engine.run(job(tap, recording), name="job", settings=settings(tmp_path))
+    assert visible(recording) == expected_sums(batches(4))
     assert tap.fetched == 4
 
 
@@ -148,32 +148,32 @@ def test_what_is_put_out_at_the_end_is_put_out_once(tmp_path, name, point):
     feed(tap, batches(4))
     tap.close()
 
-    def run(width: int, ledger: Ledger, directory: Path = tmp_path) -> None:
+    def run(width: int, recording: Recording, directory: Path = tmp_path) -> None:
         source = Stream.from_source(TapSource(tap, True), schema=SCHEMA, event_time="time", time_unit="us").uid("in")
-        node = AT_THE_END[name](source).to_sink(LedgerSink(ledger)).uid("out").node
+        node = AT_THE_END[name](source).to_sink(RecordingSink(recording)).uid("out").node
         engine.run([node], name="job", parallelism=width, settings=settings(directory))
 
-    once, ledger = Ledger(), Ledger()
+    once, recording = Recording(), Recording()
     run(2, once, tmp_path / "once")
     assert once.rows
     if point:
         faults.arm(point, _raise)
         with pytest.raises(Crash):
-            run(2, ledger)
+            run(2, recording)
         faults.disarm_all()
     for width in (2, 1, 3):
-        run(width, ledger)
-        assert sorted(map(str, ledger.rows)) == sorted(map(str, once.rows))
+        run(width, recording)
+        assert sorted(map(str, recording.rows)) == sorted(map(str, once.rows))
 
 
 def test_watermarks_do_not_go_back_over_a_restart(tmp_path):
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     tap.give(rows(("a", 1, 5), ("a", 1, 25)))
-    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    flow = engine.start(job(tap, recording, bounded=False), name="job", settings=settings(tmp_path))
     tap.wait_fetched(1)
     flow.stop()
-    assert visible(ledger) == [("a", 0, 1)]
-    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    assert visible(recording) == [("a", 0, 1)]
+    flow = engine.start(job(tap, recording, bounded=False), name="job", settings=settings(tmp_path))
     while {each.uid: each.watermark for each in flow.metrics().steps}["sums"] < 25:  # as soon as it reads on
         threading.Event().wait(0.001)
     marks = {each.uid: each.watermark for each in flow.stop().steps}
@@ -181,50 +181,59 @@ def test_watermarks_do_not_go_back_over_a_restart(tmp_path):
 
 
 def test_assigned_time_survives_a_restart(tmp_path):
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
 
     def plan(bounded: bool):
         timed = AssignTime(inputs=(tap_source(tap, time=None, bounded=bounded),), time=EventTime("time", unit="us"))
-        return [ledger_sink(window_sums(timed), ledger)]
+        return [recording_sink(window_sums(timed), recording)]
 
     tap.give(rows(("a", 1, 5), ("a", 1, 25)))
     flow = engine.start(plan(False), name="job", parallelism=2, settings=settings(tmp_path))
     tap.wait_fetched(1)
     flow.stop()
-    assert visible(ledger) == [("a", 0, 1)]
+    assert visible(recording) == [("a", 0, 1)]
     tap.give(rows(("a", 1, 26), ("b", 1, 41)))
     tap.close()
     engine.run(plan(True), name="job", parallelism=1, settings=settings(tmp_path))
-    assert visible(ledger) == [("a", 0, 1), ("a", 20, 2), ("b", 40, 1)]
+    assert visible(recording) == [("a", 0, 1), ("a", 20, 2), ("b", 40, 1)]
 
 
-def test_sinks_hear_how_many_of_them_there_ever_were(tmp_path):
-    tap, ledger = Tap(), Ledger()
+def test_sinks_that_there_are_no_more_are_fenced_and_recovered(tmp_path):
+    tap, recording = Tap(splits=4), Recording()
+    feed(tap, batches(8))
     tap.close()
-    for width in (4, 2, 1):
-        engine.run(job(tap, ledger), name="job", parallelism=width, settings=settings(tmp_path))
-    assert ledger.calls == ["restore 0 former 0"] * 4 + ["restore 4 former 4"] * 2 + ["restore 2 former 4"]
+    faults.arm("dataflow.manifest.after", _raise)
+    flow = [recording_sink(window_sums(tap_source(tap, bounded=True)), recording, commits_in_tasks=True)]
+    with pytest.raises(Crash):
+        engine.run(flow, name="job", parallelism=4, settings=settings(tmp_path))
+    faults.disarm_all()
+    assert not recording.rows
+    engine.run(flow, name="job", parallelism=1, settings=settings(tmp_path))
+    assert {each.subtask for each in recording.commits} == {0, 1, 2, 3}
+    assert visible(recording) == expected_sums(batches(8))
 
 
 def test_a_changed_plan_finds_its_state_by_uid_or_says_what_is_missing(tmp_path):
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     feed(tap, batches(3))
-    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    flow = engine.start(job(tap, recording, bounded=False), name="job", settings=settings(tmp_path))
     tap.wait_fetched(3)
     flow.stop()
     tap.close()
-    upgraded = [ledger_sink(window_sums(custom(tap_source(tap, bounded=True), lambda: Multiply(1), uid="new")), ledger)]
+    upgraded = [
+        recording_sink(window_sums(custom(tap_source(tap, bounded=True), lambda: Multiply(1), uid="new")), recording)
+    ]
     with pytest.raises(PreconditionError, match="'new' has no state in it"):
         engine.run(upgraded, name="job", settings=settings(tmp_path))
     engine.run(upgraded, name="job", settings=settings(tmp_path, allow_missing_state=True))
-    assert visible(ledger) == expected_sums(batches(3))
+    assert visible(recording) == expected_sums(batches(3))
 
 
 def test_another_job_does_not_find_it(tmp_path):
     tap = Tap()
     feed(tap, batches(3))
     tap.close()
-    one, other = Ledger(), Ledger()
+    one, other = Recording(), Recording()
     engine.run(job(tap, one), name="one", settings=settings(tmp_path))
     engine.run(job(tap, other), name="other", settings=settings(tmp_path))
     assert visible(one) == visible(other) == expected_sums(batches(3))
@@ -234,9 +243,11 @@ def test_without_restore_it_begins_at_the_beginning(tmp_path):
     tap = Tap()
     feed(tap, batches(3))
     tap.close()
-    engine.run(job(tap, Ledger()), name="job", settings=settings(tmp_path))
-    again = Ledger()
-    report = engine.run(job(tap, again), name="job", settings=settings(tmp_path, restore=False))
+    engine.run(job(tap, Recording()), name="job", settings=settings(tmp_path))
+    again = Recording()
+    report = engine.run(
+        job(tap, again), name="job", settings=settings(tmp_path, from_checkpoint=0, accept_duplicates=True)
+    )
     assert report.restored is None
     assert visible(again) == expected_sums(batches(3))
     assert report.checkpoints.last_number == 2
@@ -248,7 +259,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_run_in_the_end(tmp_path):
     tap.close()
     faults.arm("dataflow.manifest.before", _refuse)
     with pytest.raises(CheckpointError, match="3 checkpoints in a row failed, the last: disk full"):
-        engine.run(job(tap, Ledger()), name="job", settings=settings(tmp_path, tolerated_failures=2, min_pause=0.0))
+        engine.run(job(tap, Recording()), name="job", settings=settings(tmp_path, tolerated_failures=2, min_pause=0.0))
 
 
 def _refuse(name: str) -> None:
@@ -256,7 +267,7 @@ def _refuse(name: str) -> None:
 
 
 def test_one_failed_checkpoint_loses_nothing(tmp_path):
-    tap, ledger, failures = Tap(splits=2), Ledger(), []
+    tap, recording, failures = Tap(splits=2), Recording(), []
 
     def fail_twice(name: str) -> None:
         if len(failures) < 2:
@@ -266,9 +277,9 @@ def test_one_failed_checkpoint_loses_nothing(tmp_path):
     feed(tap, batches(10))
     tap.close()
     faults.arm("dataflow.manifest.before", fail_twice)
-    report = engine.run(job(tap, ledger), name="job", parallelism=2, settings=settings(tmp_path))
+    report = engine.run(job(tap, recording), name="job", parallelism=2, settings=settings(tmp_path))
     assert (report.checkpoints.completed, report.checkpoints.failed) == (1, 2)
-    assert visible(ledger) == expected_sums(batches(10))
+    assert visible(recording) == expected_sums(batches(10))
 
 
 def test_collected_tables_need_no_checkpoint(tmp_path):
@@ -284,27 +295,27 @@ def test_collected_tables_need_no_checkpoint(tmp_path):
 
 
 def test_a_job_that_had_ended_says_so(tmp_path, caplog):
-    tap, ledger = Tap(splits=2), Ledger()
+    tap, recording = Tap(splits=2), Recording()
     feed(tap, batches(4))
     tap.close()
     for attempt in range(2):
         caplog.clear()
-        report = engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
+        report = engine.run(job(tap, recording), name="job", settings=settings(tmp_path))
         assert report.restored == (attempt or None)
         assert ("job job had come to its end with checkpoint 1; there is nothing more to do" in caplog.text) == (
             attempt == 1
         )
-    assert visible(ledger) == expected_sums(batches(4))
+    assert visible(recording) == expected_sums(batches(4))
 
 
 def test_a_job_that_was_stopped_has_not_ended(tmp_path, caplog):
-    tap, ledger = Tap(splits=1), Ledger()
+    tap, recording = Tap(splits=1), Recording()
     feed(tap, batches(4))
-    flow = engine.start(job(tap, ledger, bounded=False), name="job", settings=settings(tmp_path))
+    flow = engine.start(job(tap, recording, bounded=False), name="job", settings=settings(tmp_path))
     tap.wait_fetched(4)
     flow.stop()
     tap.close()
-    engine.run(job(tap, ledger), name="job", settings=settings(tmp_path))
+    engine.run(job(tap, recording), name="job", settings=settings(tmp_path))
     assert "come to its end" not in caplog.text
 
 

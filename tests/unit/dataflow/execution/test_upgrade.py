@@ -19,7 +19,7 @@ from shoal.dataflow.language.failures import CheckpointError, OperatorFailedErro
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.process_function import ProcessFunction
-from tests.unit.dataflow.execution.flows import SCHEMA, Ledger, LedgerSink, Tap, TapSource, rows
+from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows
 
 Program = Callable[[Stream], Stream]
 TEN = tumbling(milliseconds=0.01)
@@ -38,14 +38,14 @@ class Adding(ProcessFunction):
 
 def lives(tmp_path: Path, *programs: Program, **options) -> list[dict]:
     """Each program reads one batch more; what they made visible in the end."""
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     for number, program in enumerate(programs, start=1):
         is_last = number == len(programs)
         tap.give(rows(("a", number, number), ("b", 10 * number, number)))
         if is_last:
             tap.close()
         source = Stream.from_source(TapSource(tap, is_last), schema=SCHEMA, event_time="time", time_unit="us")
-        node = program(source.uid("in")).to_sink(LedgerSink(ledger)).uid("out").node
+        node = program(source.uid("in")).to_sink(RecordingSink(recording)).uid("out").node
         settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=60, **options))
         flow = engine.start([node], name="job", parallelism=number, settings=settings)
         if is_last:
@@ -53,7 +53,7 @@ def lives(tmp_path: Path, *programs: Program, **options) -> list[dict]:
         else:
             tap.wait_fetched(number)
             flow.stop()
-    return ledger.rows
+    return recording.rows
 
 
 def sums(stream: Stream) -> Stream:
@@ -172,12 +172,14 @@ def test_rows_of_another_type_are_refused_and_not_misread(tmp_path, program):
         return program(stream.with_columns(value=col("value").cast("double") * 1.5))
 
     # Endless both times: a running aggregate of bounded input has no changes.
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=60))
     for number, life in enumerate((program, changed), start=1):
         tap.give(rows(("a", number, number)))
         source = Stream.from_source(TapSource(tap), schema=SCHEMA, event_time="time", time_unit="us").uid("in")
-        flow = engine.start([life(source).to_sink(LedgerSink(ledger)).uid("out").node], name="job", settings=settings)
+        flow = engine.start(
+            [life(source).to_sink(RecordingSink(recording)).uid("out").node], name="job", settings=settings
+        )
         if number == 1:
             tap.wait_fetched(number)
             flow.stop()
@@ -217,12 +219,14 @@ def test_a_source_of_another_topic_is_not_begun_at_this_ones_place(tmp_path):
         __slots__ = ()
         topic = "payments"
 
-    tap, ledger = Tap(), Ledger()
+    tap, recording = Tap(), Recording()
     tap.give(rows(("a", 1, 1)))
     settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=60))
 
     def plan(kind: type[TapSource]):
-        return [Stream.from_source(kind(tap), schema=SCHEMA).uid("in").to_sink(LedgerSink(ledger)).uid("out").node]
+        return [
+            Stream.from_source(kind(tap), schema=SCHEMA).uid("in").to_sink(RecordingSink(recording)).uid("out").node
+        ]
 
     flow = engine.start(plan(Topical), name="job", settings=settings)
     tap.wait_fetched(1)
@@ -282,4 +286,4 @@ def test_a_recorded_checkpoint_of_the_format_before_is_refused_with_a_way_out(tm
 
     with pytest.raises(CheckpointError, match="has format 1, and this version reads and writes format 2") as caught:
         recorded_flow(tmp_path, Own, Own, 1, RECORDED.with_name("own_operator_format_1"))
-    assert "restore=False" in caught.value.hint
+    assert "from_checkpoint=0" in caught.value.hint

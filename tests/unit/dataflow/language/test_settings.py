@@ -36,10 +36,10 @@ def test_what_cannot_be_set(said: dict[str, Any], told: str) -> None:
 
 
 def test_what_cannot_be_said_of_checkpoints() -> None:
-    wrong: dict[str, Any] = {"directory": 5, "interval": "1s", "keep": 1.5, "restore": "no"}
+    wrong: dict[str, Any] = {"directory": 5, "interval": "1s", "keep": 1.5, "from_checkpoint": -1}
     with pytest.raises(InvalidError) as caught:
         CheckpointSettings(**wrong)
-    assert sorted(each.field for each in caught.value.problems) == ["directory", "interval", "keep", "restore"]
+    assert sorted(each.field for each in caught.value.problems) == ["directory", "from_checkpoint", "interval", "keep"]
 
 
 def test_the_most_key_groups_are_possible() -> None:

@@ -1,4 +1,4 @@
-"""What a sink has written ahead: batches that wait for the checkpoint that makes them visible.
+"""The write-ahead of a sink: batches that wait for the checkpoint that makes them visible.
 
 Rows go to the open segment. A checkpoint seals it under its number; it is there until that checkpoint, or a later one,
 is committed. So a checkpoint that failed loses nothing: the next one holds its segment too. Used by sinks that are
@@ -15,9 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.failures import CheckpointError
 
+#: How much waits is reported in steps of this part of what may wait.
+_REPORT_STEPS = 16
 _LENGTH = struct.Struct("<I")
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -34,18 +37,21 @@ class Segment:
         return from_stream(self.content)
 
 
-class Ahead:
+class WriteAhead:
     """The segments of one sink task."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: SinkContext) -> None:
         self._batches: list[Batch] = []
         self._bytes = 0
         self._sealed: list[Segment] = []
+        self._report = context.report_waiting
+        self._step = max(1, context.write_ahead_bytes // _REPORT_STEPS)
+        self._reported = 0
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that no checkpoint has taken yet."""
-        return self._bytes
+        """Bytes that are not committed."""
+        return self._bytes + sum(len(each.content) for each in self._sealed)
 
     @property
     def sealed(self) -> Sequence[Segment]:
@@ -61,17 +67,27 @@ class Ahead:
         """Rows for the next checkpoint."""
         self._batches.append(batch)
         self._bytes += batch.nbytes
+        self._tell()
 
     def seal(self, checkpoint: int) -> bytes:
-        """Close the open segment, and give everything that is not committed as bytes."""
+        """Close the open segment; returns everything that is not committed as bytes."""
         if self._batches:
             self._sealed.append(Segment(checkpoint, to_stream(self._batches)))
             self._batches, self._bytes = [], 0
+            self._tell()
         return encode_segments([(each.checkpoint, each.content) for each in self._sealed])
 
     def forget(self, checkpoint: int) -> None:
         """Everything up to this checkpoint is visible."""
         self._sealed = [each for each in self._sealed if each.checkpoint > checkpoint]
+        self._tell()
+
+    def _tell(self) -> None:
+        """Report how much waits, where that has changed by a step."""
+        steps = self.waiting_bytes // self._step
+        if steps != self._reported:
+            self._reported = steps
+            self._report(self.waiting_bytes)
 
 
 def to_stream(batches: Sequence[Batch]) -> bytes:
@@ -93,7 +109,7 @@ def from_stream(content: bytes) -> list[Batch]:
             batch.validate(full=True)
             _ = batch.schema.names
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CheckpointError(f"rows that a sink wrote ahead cannot be read: {error}") from error
+        raise CheckpointError(f"rows of a write-ahead cannot be read: {error}") from error
     return batches
 
 
@@ -120,7 +136,7 @@ def decode_segments(prepared: bytes) -> list[tuple[int, bytes]]:
             found.append((int(checkpoint), prepared[place : place + length]))
             place += length
     except (struct.error, ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise CheckpointError(f"what a sink wrote ahead cannot be read: {error}") from error
+        raise CheckpointError(f"a write-ahead cannot be read: {error}") from error
     if place != len(prepared):
-        raise CheckpointError(f"what a sink wrote ahead is torn: {len(prepared)} bytes of {place}")
+        raise CheckpointError(f"a write-ahead is torn: {len(prepared)} bytes of {place}")
     return found
