@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet
 from hypothesis import strategies as st
 
 from shoal.core.errors import InvalidError, UnsupportedError
@@ -23,6 +25,7 @@ from shoal.records.formats.documents import DocumentFormat, load_message, parse_
 from shoal.records.formats.dumps import parse_dump
 from shoal.records.formats.frames import FrameFormat, frame, read_frames
 from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
+from shoal.records.formats.tables import read_csv, read_parquet
 from shoal.records.formats.tfrecords import read_tfrecords
 from shoal.records.parsing.engines import Engine, read_columns
 from shoal.records.parsing.schema import LINE_ID_TYPES, RowSchema, floats, ids, ints, texts
@@ -93,6 +96,19 @@ EXAMPLE.line_id.actions.extend([1, 2])
 BATCH = ExampleBatch(batch_size=2)
 for each in ("fc_a", "f"):
     BATCH.named_feature_list.add(name=each).feature.extend([Feature(), Feature()])
+
+
+ROWS = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.float32())])
+CSV = b"a,b\n1|2,0.5\n,1\n"
+
+
+def _parquet() -> bytes:
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(pa.table({"a": [[1, 2], []], "b": [0.5, 1.0]}), file)
+    return file.getvalue()
+
+
+PARQUET = _parquet()
 
 
 def _columns(message: type[Any], engine: Engine) -> Callable[[bytes], object]:
@@ -169,6 +185,16 @@ RECORD_PARSERS: dict[str, ParserCase] = {
         )
         for compression in Compression
     },
+    "shoal.records.formats.tables.read_csv": ParserCase(
+        with_folder(file_named("f"), lambda folder: list(read_csv(str(folder / "f"), ROWS))),
+        around(CSV),
+        good=(CSV, b""),
+    ),
+    "shoal.records.formats.tables.read_parquet": ParserCase(
+        with_folder(file_named("f"), lambda folder: list(read_parquet(str(folder / "f"), ROWS))),
+        around(PARQUET),
+        good=(PARQUET,),
+    ),
     "shoal.records.exports.read_manifest": ParserCase(
         with_folder(file_named("export.json"), lambda folder: read_manifest(str(folder))),
         blobs | (JSON_VALUES | changed_values(EXPORT)).map(lambda each: json.dumps(each).encode()),

@@ -25,7 +25,7 @@ class Ragged:
 def ragged_array(column: Ragged, kind: Any) -> Any:
     """A list column, of values of this type. The values are not copied."""
     values = column.values if isinstance(column.values, pa.Array) else pa.array(column.values, kind)
-    return pa.ListArray.from_arrays(pa.array(column.splits.astype(np.int32)), values.cast(kind))
+    return pa.ListArray.from_arrays(pa.array(column.splits.astype(np.int32)), values)
 
 
 def feature_array(column: Column, ragged: Ragged) -> Any:
@@ -34,6 +34,12 @@ def feature_array(column: Column, ragged: Ragged) -> Any:
         return ragged_array(ragged, column.kind.arrow)
     dense = _dense_bytes(ragged, column.size) if column.kind is ColumnKind.BYTES else _dense(ragged, column.size)
     return dense if column.size == 1 else pa.FixedSizeListArray.from_arrays(dense, column.size)
+
+
+def dense_array(column: Column, values: NDArray[Any]) -> Any:
+    """The column of a feature with a size, of numbers that are already that many in each row."""
+    made = pa.array(values)
+    return made if column.size == 1 else pa.FixedSizeListArray.from_arrays(made, column.size)
 
 
 def _dense(ragged: Ragged, size: int) -> Any:

@@ -15,12 +15,12 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from shoal.core.errors import CorruptError, InternalError
+from shoal.core.errors import CorruptError, ExhaustedError, InternalError
 from shoal.records import fids
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.payloads import Payloads
 from shoal.records.messages import INSTANCE_WEIGHT, LABEL, LINE_ID
-from shoal.records.parsing.assembling import Ragged, feature_array, ragged_array
+from shoal.records.parsing.assembling import Ragged, dense_array, feature_array, ragged_array
 from shoal.records.parsing.compiled_lines import LineIdError, LineIds, bytes_array
 from shoal.records.parsing.kernels import examples, instances, values, wire
 from shoal.records.parsing.rules import (
@@ -43,37 +43,43 @@ _FIELD_NAMES = {number: name for name, number in _FIELDS.items()}
 _INSTANCE_FIELDS = {field.name: field.number for field in InstanceFeature.DESCRIPTOR.fields}
 _INSTANCE_FIELD_NAMES = {number: name for name, number in _INSTANCE_FIELDS.items()}
 _ONE = np.float32(1.0).view(np.uint32)
+_NO_INTS, _NO_BITS = np.zeros(0, np.int64), np.zeros(0, np.uint32)
+#: Places in a buffer are 32-bit numbers.
+MAX_BUFFER_BYTES = 2**31 - 1
 
 
 @dataclass(slots=True)
 class _Index:
-    """Where the values of each column lie, by column and row."""
+    """Where the values of each column lie."""
 
-    codes: NDArray[np.int64]
-    los: NDArray[np.int64]
-    his: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    #: Code, begin, end and count, by row and column; of batches, whose bytes are by column, by column and row.
+    spans: NDArray[np.int32]
     weights: NDArray[np.uint32]
     #: Of each record, and for a refused one the column and what it has.
     status: NDArray[np.int64]
     details: NDArray[np.int64]
     #: The first row of each record; the last entry is the number of rows.
     rows: NDArray[np.int64]
+    by_column: bool = False
 
     @classmethod
-    def made(cls, lines: int, rows: NDArray[np.int64]) -> _Index:
-        shape = (lines, int(rows[-1]))
-        records = len(rows) - 1
-        return cls(
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.int64),
-            np.full(shape[1], _ONE),
-            np.zeros(records, np.int64),
-            np.zeros((records, 2), np.int64),
-            rows,
-        )
+    def made(cls, lines: int, rows: NDArray[np.int64], *, by_column: bool = False) -> _Index:
+        count, records = int(rows[-1]), len(rows) - 1
+        shape = (lines, count, 4) if by_column else (count, lines, 4)
+        weights = np.full(count, _ONE)
+        details = np.zeros((records, 2), np.int64)
+        return cls(np.zeros(shape, np.int32), weights, np.zeros(records, np.int64), details, rows, by_column)
+
+    def line(self, number: int) -> NDArray[np.int32]:
+        """The spans of one column, by row."""
+        return self.spans[number] if self.by_column else self.spans[:, number]
+
+    def splits(self) -> NDArray[np.int64]:
+        """Where the values of each row begin, by column; one more for the end."""
+        counts = self.spans[:, :, 3] if self.by_column else self.spans[:, :, 3].T
+        splits = np.zeros((len(counts), len(self.weights) + 1), np.int64)
+        np.cumsum(counts, axis=1, out=splits[:, 1:])
+        return splits
 
 
 class CompiledParser:
@@ -93,6 +99,8 @@ class CompiledParser:
         self._buckets = np.full(1 << (2 * len(encoded) + 1).bit_length(), -1, np.int64)
         wire.fill_buckets(self._names, self._splits, self._buckets)
         self._taken = _taken_of_instances(schema.columns) if self._of_instances else _taken_of_examples(schema.columns)
+        self._orders = _orders_of_instances(schema.columns)
+        self._sizes = np.array([each.size or 0 for each in schema.columns], np.int64)
         self._slots = np.full(fids.V1_SLOTS, -1, np.int64)
         if self._of_instances:
             for number, column in enumerate(schema.columns):
@@ -118,17 +126,19 @@ class CompiledParser:
     # -- finding values ---------------------------------------------------------------------------------
 
     def _index(self, payloads: Payloads) -> _Index:
+        if len(payloads.data) > MAX_BUFFER_BYTES:
+            raise ExhaustedError(f"{payloads.path}: at most {MAX_BUFFER_BYTES:,} bytes are parsed at once")
         if self._message is ExampleBatch:
             return self._index_batches(payloads)
         index = _Index.made(len(self._columns) + (3 if self._of_instances else 2), np.arange(len(payloads) + 1))
-        find = instances.index_instances if self._of_instances else examples.index_examples
-        find(
-            payloads.data, payloads.starts, payloads.ends, self._names, self._splits, self._buckets, self._taken,
-            index.codes, index.los, index.his, index.counts, index.weights, index.status, index.details,
-        )  # fmt: skip
+        place = payloads.data, payloads.starts, payloads.ends, self._names, self._splits, self._buckets
+        out = index.spans, index.weights, index.status, index.details
+        if not self._of_instances:
+            examples.index_examples(*place, self._taken, *out)
+            return index
+        instances.index_instances(*place, self._orders, self._taken, *out)
         if (self._slots >= 0).any() and not index.status.any():
-            flat = len(self._columns) + 2
-            instances.count_slots(payloads.data, index.los[flat], index.his[flat], self._slots, index.counts)
+            instances.count_slots(payloads.data, index.spans, self._slots)
         return index
 
     def _index_batches(self, payloads: Payloads) -> _Index:
@@ -141,10 +151,11 @@ class CompiledParser:
             index.status[:] = np.where(wrong, wire.WRONG_COUNT, status)
             index.details[:, 0], index.details[:, 1] = -1, sizes
             return index
-        index = _Index.made(len(self._columns) + 2, np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes))))
+        rows = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
+        index = _Index.made(len(self._columns) + 2, rows, by_column=True)
         examples.index_batches(
-            payloads.data, payloads.starts, payloads.ends, index.rows, self._names, self._splits, self._buckets,
-            self._taken, index.codes, index.los, index.his, index.counts, index.weights, index.status, index.details,
+            payloads.data, payloads.starts, payloads.ends, rows, self._names, self._splits, self._buckets,
+            self._taken, index.spans, index.weights, index.status, index.details,
         )  # fmt: skip
         return index
 
@@ -187,66 +198,100 @@ class CompiledParser:
     # -- columns ----------------------------------------------------------------------------------------
 
     def _assembled(self, payloads: Payloads, index: _Index) -> Any:
+        splits = index.splits()
+        self._check_totals(index, splits)
+        data = payloads.data
+        numbers = self._by_column(data, index, splits) if index.by_column else self._by_row(data, index, splits)
         arrays = []
-        columns = len(self._columns)
         if self._schema.label:
-            arrays.append(ragged_array(self._floats(payloads.data, index, columns, LABEL), pa.float32()))
+            label = len(self._columns)
+            arrays.append(ragged_array(Ragged(splits[label], numbers[label]), pa.float32()))
         if self._schema.weight:
             arrays.append(pa.array(index.weights.view(np.float32)))
         if self._schema.line_id:
             arrays += self._line_id_arrays(payloads, index)
         for number, column in enumerate(self._columns):
-            arrays.append(feature_array(column, self._values(payloads.data, index, number)))
+            if column.kind is ColumnKind.BYTES:
+                arrays.append(feature_array(column, self._bytes(data, index, number, splits[number])))
+            elif column.size is None:
+                arrays.append(ragged_array(Ragged(splits[number], numbers[number]), column.kind.arrow))
+            else:
+                arrays.append(dense_array(column, numbers[number]))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema.arrow)
 
+    def _numbers(self) -> list[tuple[int, bool]]:
+        """The columns of numbers, and whether each is of floats. The label comes last."""
+        found = [
+            (number, column.kind is ColumnKind.FLOATS)
+            for number, column in enumerate(self._columns)
+            if column.kind is not ColumnKind.BYTES
+        ]
+        return [*found, (len(self._columns), True)] if self._schema.label else found
+
+    def _lengths(self, index: _Index, splits: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many values each column has, and the label after them."""
+        lengths = splits[: len(self._columns) + 1, -1].copy()
+        dense = self._sizes > 0
+        lengths[:-1][dense] = self._sizes[dense] * len(index.weights)
+        return lengths
+
+    def _by_row(self, data: NDArray[np.uint8], index: _Index, splits: NDArray[np.int64]) -> dict[int, Any]:
+        lengths = self._lengths(index, splits)
+        places = np.full(len(lengths), -1, np.int64)
+        totals = [0, 0]
+        for number, is_float in self._numbers():
+            places[number] = totals[is_float]
+            totals[is_float] += lengths[number]
+        ints, bits = np.zeros(totals[0], np.int64), np.zeros(totals[1], np.uint32)
+        found = {
+            number: (bits.view(np.float32) if is_float else ints)[places[number] :][: lengths[number]]
+            for number, is_float in self._numbers()
+        }
+        limits = np.append(self._sizes, 0)
+        slots = places.copy()
+        if self._of_instances:
+            flat = self._slots[self._slots >= 0]
+            places[flat] = -1
+        values.fill_rows(data, index.spans, places, limits, ints, bits)
+        if self._of_instances and len(flat):
+            instances.fill_slots(data, index.spans, self._slots, slots, limits, ints)
+        return found
+
+    def _by_column(self, data: NDArray[np.uint8], index: _Index, splits: NDArray[np.int64]) -> dict[int, Any]:
+        lengths = self._lengths(index, splits)
+        found: dict[int, Any] = {}
+        for number, is_float in self._numbers():
+            made = np.zeros(lengths[number], np.uint32 if is_float else np.int64)
+            limit = int(self._sizes[number]) if number < len(self._sizes) else 0
+            ints, bits = (_NO_INTS, made) if is_float else (made, _NO_BITS)
+            values.fill_column(data, index.line(number), limit, ints, bits)
+            found[number] = made.view(np.float32) if is_float else made
+        return found
+
     def _line_id_arrays(self, payloads: Payloads, index: _Index) -> list[Any]:
-        line = len(self._columns) + 1
+        line = index.line(len(self._columns) + 1).astype(np.int64)
         try:
-            found = LineIds(payloads.data, index.los[line], index.his[line], self._schema.line_id)
+            found = LineIds(payloads.data, line[:, 1].copy(), line[:, 2].copy(), self._schema.line_id)
             return [found.array(name) for name in self._schema.line_id]
         except LineIdError as error:
             raise _RefusedRowError(error.row, error.rule) from error
 
-    def _values(self, data: NDArray[np.uint8], index: _Index, number: int) -> Ragged:
-        column = self._columns[number]
-        if column.kind is ColumnKind.FLOATS:
-            return self._floats(data, index, number, column.name)
-        if column.kind is ColumnKind.BYTES:
-            return self._bytes(data, index, number)
-        splits = self._row_splits(index, number, column.name)
-        made = np.empty(splits[-1], np.int64)
-        slot = column.flat_slot if self._of_instances else None
-        if slot is not None:
-            flat = len(self._columns) + 2
-            instances.fill_slot(data, index.los[flat], index.his[flat], slot, index.counts[number], made)
-        else:
-            values.fill_ints(
-                data, index.codes[number], index.los[number], index.his[number], index.counts[number], made
-            )
-        return Ragged(splits, made)
-
-    def _floats(self, data: NDArray[np.uint8], index: _Index, number: int, name: str) -> Ragged:
-        splits = self._row_splits(index, number, name)
-        bits = np.empty(splits[-1], np.uint32)
-        values.fill_floats(data, index.codes[number], index.los[number], index.his[number], index.counts[number], bits)
-        return Ragged(splits, bits.view(np.float32))
-
-    def _bytes(self, data: NDArray[np.uint8], index: _Index, number: int) -> Ragged:
-        splits = self._row_splits(index, number, self._columns[number].name)
+    def _bytes(self, data: NDArray[np.uint8], index: _Index, number: int, splits: NDArray[np.int64]) -> Ragged:
         begins, ends = np.empty(splits[-1], np.int64), np.empty(splits[-1], np.int64)
-        values.find_bytes(
-            index.codes[number], index.los[number], index.his[number], index.counts[number], data, begins, ends
-        )
-        sizes = np.zeros(len(splits), np.int64)
-        np.add.at(sizes, np.repeat(np.arange(1, len(splits)), np.diff(splits)), ends - begins)
-        _check_total(sizes[1:], self._columns[number].name)
+        values.find_bytes(data, np.ascontiguousarray(index.line(number)), begins, ends)
+        sizes = np.concatenate((np.zeros(1, np.int64), np.cumsum(ends - begins)))
+        if sizes[-1] > MAX_VALUES:
+            largest = int(np.argmax(np.diff(sizes[splits])))
+            raise _RefusedRowError(largest, too_many_values(self._columns[number].name))
         return Ragged(splits, bytes_array(data, begins, ends))
 
-    def _row_splits(self, index: _Index, number: int, name: str) -> NDArray[np.int64]:
-        _check_total(index.counts[number], name)
-        splits = np.zeros(len(index.weights) + 1, np.int64)
-        np.cumsum(index.counts[number], out=splits[1:])
-        return splits
+    def _check_totals(self, index: _Index, splits: NDArray[np.int64]) -> None:
+        lengths = self._lengths(index, splits)
+        for number in np.flatnonzero(lengths > MAX_VALUES).tolist():
+            dense = number < len(self._sizes) and self._sizes[number]
+            record = int(np.argmax(np.diff(index.rows)))
+            row = int(index.rows[record]) if dense else int(np.argmax(np.diff(splits[number])))
+            raise _RefusedRowError(row, too_many_values([*self._labels, LABEL][number]))
 
 
 class _RefusedRowError(Exception):
@@ -258,26 +303,24 @@ class _RefusedRowError(Exception):
         self.rule = rule
 
 
-def _check_total(counts: NDArray[np.int64], name: str) -> None:
-    if counts.sum() > MAX_VALUES:
-        raise _RefusedRowError(int(np.argmax(counts)), too_many_values(name))
+def _taken_of_examples(columns: tuple[Column, ...]) -> NDArray[np.int64]:
+    """A bit for each field of a feature that a column takes; label, weight and line id come after them."""
+    fields = [[_FIELDS[each] for each in TAKEN[column.kind]] for column in columns]
+    fields += [[_FIELDS["float_list"]], [_FIELDS["float_list"]], [_FIELDS["bytes_list"]]]
+    return np.array([sum(1 << number for number in each) for each in fields], np.int64)
 
 
-def _taken_of_examples(columns: tuple[Column, ...]) -> NDArray[np.bool_]:
-    """Which fields of a feature each column takes, and label, weight and line id after them."""
-    taken = np.zeros((len(columns) + 3, len(_FIELDS) + 1), np.bool_)
-    for number, column in enumerate(columns):
-        taken[number, [_FIELDS[each] for each in TAKEN[column.kind]]] = True
-    taken[-3, _FIELDS["float_list"]] = taken[-2, _FIELDS["float_list"]] = True
-    taken[-1, _FIELDS["bytes_list"]] = True
-    return taken
-
-
-def _taken_of_instances(columns: tuple[Column, ...]) -> NDArray[np.int64]:
+def _orders_of_instances(columns: tuple[Column, ...]) -> NDArray[np.int64]:
     """The fields of a feature that each column takes, in order, then zeros. None for columns of flat ids."""
-    taken = np.zeros((max(len(columns), 1), 5), np.int64)
+    orders = np.zeros((max(len(columns), 1), 5), np.int64)
     for number, column in enumerate(columns):
         if column.flat_slot is None:
             fields = [_INSTANCE_FIELDS[each] for each in TAKEN_FIELDS[column.kind]]
-            taken[number, : len(fields)] = fields
-    return taken
+            orders[number, : len(fields)] = fields
+    return orders
+
+
+def _taken_of_instances(columns: tuple[Column, ...]) -> NDArray[np.int64]:
+    """The same as bits."""
+    orders = _orders_of_instances(columns)
+    return np.array([sum(1 << int(number) for number in each if number) for each in orders], np.int64)

@@ -122,9 +122,11 @@ class LineIds:
             raise LineIdError(int(np.argmax(counts)), too_many_values(name))
         splits = np.zeros(len(counts) + 1, np.int64)
         np.cumsum(counts, out=splits[1:])
-        codes = np.full(len(counts), LINE_ID_NUMBERS[name] | wire.VARINT << wire.TYPE_SHIFT, np.int64)
+        spans = np.empty((len(counts), 4), np.int32)
+        spans[:, 0] = LINE_ID_NUMBERS[name] | wire.VARINT << wire.TYPE_SHIFT
+        spans[:, 1], spans[:, 2], spans[:, 3] = self._los, self._his, counts
         made = np.empty(splits[-1], np.int64)
-        values.fill_ints(self._data, codes, self._los, self._his, counts, made)
+        values.fill_column(self._data, spans, 0, made, np.zeros(0, np.uint32))
         return ragged_array(Ragged(splits, made.astype(np.int32)), pa.int32())
 
 

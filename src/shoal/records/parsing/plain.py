@@ -138,7 +138,7 @@ class PlainParser:
                     raise _RefusedError(not_text(name))
         for column in self._schema.columns:
             counts = sum(len(row.features.get(column.name, ())) for row in rows)
-            if counts > MAX_VALUES:
+            if max(counts, len(rows) * (column.size or 0)) > MAX_VALUES:
                 raise _RefusedError(too_many_values(column.name))
         return rows
 

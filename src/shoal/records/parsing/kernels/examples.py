@@ -22,6 +22,7 @@ from shoal.records.parsing.kernels.wire import (
     compiled,
     find_name,
     fixed32,
+    inlined,
     list_values,
     nested_count,
     next_field,
@@ -56,15 +57,39 @@ def _feature(buf: Any, lo: int, hi: int) -> Any:
     return found, begin, end
 
 
+@inlined
+def _plain_list(buf: Any, lo: int, hi: int) -> Any:
+    """The field of a feature that is one short packed list of numbers, as most are; 0 if it is something else.
+
+    Its values begin after four bytes: two tags and two lengths.
+    """
+    size = hi - lo
+    if size < 4 or size > 129:
+        return 0
+    head = fixed32(buf, lo)
+    # The lengths must reach to the end, and the list must be its field 1.
+    if head >> np.uint32(8) != np.uint32((size - 2) | 0x0A00 | ((size - 4) << 16)):
+        return 0
+    tag = np.int64(head & np.uint32(0xFF))
+    return tag >> 3 if tag & 7 == 2 and 8 <= tag < 48 else 0
+
+
 @compiled
-def _example_values(buf: Any, lo: int, hi: int, taken: Any) -> Any:
+def _example_values(buf: Any, lo: int, hi: int, taken: int) -> Any:
     """A feature for a column: a status, a code, where its values are, and how many, or its field."""
+    field = _plain_list(buf, lo, hi)
+    if field and (taken >> field) & 1:
+        kind = _EXAMPLE_TYPES[field] & 7
+        count = packed_count(buf, lo + 4, hi, kind)
+        if count < 0:
+            return ODD, 0, lo, lo, 0
+        return GOOD, (kind << TYPE_SHIFT) | (V1 if field == 1 else 0), lo + 4, hi, count
     field, begin, end = _feature(buf, lo, hi)
     if field < 0:
         return ODD, 0, lo, lo, 0
     if field == 0:
         return GOOD, 0, lo, lo, 0
-    if not taken[field]:
+    if not (taken >> field) & 1:
         return WRONG_KIND, 0, lo, lo, field
     kind = _EXAMPLE_TYPES[field] & 7
     v1 = V1 if _EXAMPLE_TYPES[field] & 16 else 0
@@ -106,8 +131,8 @@ def _first_bytes(buf: Any, lo: int, hi: int) -> Any:
     return lo, lo
 
 
-@compiled
-def _special_or_values(buf: Any, lo: int, hi: int, taken: Any, special: bool) -> Any:
+@inlined
+def _special_or_values(buf: Any, lo: int, hi: int, taken: int, special: bool) -> Any:
     """The values of a feature. A label, weight or line id of another kind has none, and is no error."""
     state, code, begin, end, count = _example_values(buf, lo, hi, taken)
     if special and state == WRONG_KIND:
@@ -115,9 +140,16 @@ def _special_or_values(buf: Any, lo: int, hi: int, taken: Any, special: bool) ->
     return state, code, begin, end, count
 
 
-@compiled
+@inlined
 def _named(buf: Any, lo: int, hi: int) -> Any:
     """The name and the feature of a NamedFeature. A negative end of the feature: odd."""
+    if lo + 4 <= hi and buf[np.uint64(lo)] == 0x0A:
+        # As most are: a name, then the feature.
+        _, _, name_lo, name_hi = next_field(buf, lo, hi)
+        if 0 < name_hi < hi and buf[np.uint64(name_hi)] == 0x12:
+            _, _, value_lo, value_hi = next_field(buf, name_hi, hi)
+            if value_hi == hi:
+                return name_lo, name_hi, value_lo, value_hi
     name_lo, name_hi, value_lo, value_hi = lo, lo, lo, lo
     features = 0
     at = lo
@@ -138,12 +170,12 @@ def _named(buf: Any, lo: int, hi: int) -> Any:
 @compiled
 def index_examples(
     buf: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, taken: Any,
-    codes: Any, los: Any, his: Any, counts: Any, weights: Any, status: Any, details: Any,
+    spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
     """Find the columns of Examples.
 
     The last three names are those of the label, the weight and the line id. They win over the fields of the Example.
-    In `codes` and the like, the label and the line id come after the columns.
+    In `spans`, by row and column, the label and the line id come after the columns.
     """
     columns = len(splits) - 4
     following = np.full(columns + 4, -1, np.int64)
@@ -181,23 +213,23 @@ def index_examples(
                     weight = 2
                 elif column == columns + 2:
                     first, last = _first_bytes(buf, first, last)
-                    put(columns + 1, row, 0, first, last, 1, codes, los, his, counts)
+                    put(spans, row, columns + 1, 0, first, last, 1)
                     line = 2
                 else:
                     label = 2 if column == columns else label
-                    put(column, row, code, first, last, count, codes, los, his, counts)
+                    put(spans, row, column, code, first, last, count)
             elif number == 100 and wire == 2 and line < 2:
                 if line == 1:
                     status[row] = ODD
                     break
-                put(columns + 1, row, 0, begin, at, 1, codes, los, his, counts)
+                put(spans, row, columns + 1, 0, begin, at, 1)
                 line = 1
             elif number == 101 and wire in (2, 5) and label < 2:
                 count = packed_count(buf, begin, at, FLOAT)
                 if label == 1 or count < 0:
                     status[row] = ODD
                     break
-                put(columns, row, FLOAT << TYPE_SHIFT, begin, at, count, codes, los, his, counts)
+                put(spans, row, columns, FLOAT << TYPE_SHIFT, begin, at, count)
                 label = 1
             elif number == 102 and wire == 5 and weight < 2:
                 bits = np.uint32(fixed32(buf, begin))
@@ -247,9 +279,9 @@ def _column(buf: Any, lo: int, hi: int) -> Any:
 @compiled
 def index_batches(
     buf: Any, starts: Any, ends: Any, rows: Any, names: Any, splits: Any, buckets: Any, taken: Any,
-    codes: Any, los: Any, his: Any, counts: Any, weights: Any, status: Any, details: Any,
+    spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
-    """The same for ExampleBatches; `rows` says which rows each of them fills."""
+    """The same for ExampleBatches; `rows` says which rows each of them fills. Their `spans` are by column and row."""
     columns = len(splits) - 4
     following = np.full(columns + 4, -1, np.int64)
     for index in range(len(starts)):
@@ -301,8 +333,8 @@ def index_batches(
                 elif column == columns + 2:
                     first, last = _first_bytes(buf, first, last)
                     for each in range(row, after):
-                        put(columns + 1, each, 0, first, last, 1, codes, los, his, counts)
+                        put(spans, columns + 1, each, 0, first, last, 1)
                 else:
                     for each in range(row, after):
-                        put(column, each, code, first, last, count, codes, los, his, counts)
+                        put(spans, column, each, code, first, last, count)
                 row = after

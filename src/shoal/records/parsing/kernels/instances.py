@@ -25,6 +25,7 @@ from shoal.records.parsing.kernels.wire import (
     find_name,
     fixed32,
     fixed64,
+    inlined,
     nested_count,
     next_field,
     packed_count,
@@ -37,10 +38,10 @@ _INSTANCE_TYPES = np.array([0, 0, FIXED64, FLOAT, VARINT, BYTES, FIXED64, FLOAT,
 
 
 @compiled
-def _instance_values(buf: Any, lo: int, hi: int, order: Any, chunks: Any) -> Any:
+def _instance_values(buf: Any, lo: int, hi: int, orders: Any, column: int, chunks: Any) -> Any:
     """A feature of an Instance: a status, a code, where its values are, and how many, or the field that has some.
 
-    `order` lists the fields that the column takes; the first with values counts. `chunks` is scratch space.
+    `orders` lists the fields that each column takes; the first with values counts. `chunks` is scratch space.
     """
     chunks[:] = 0
     at = lo
@@ -52,7 +53,8 @@ def _instance_values(buf: Any, lo: int, hi: int, order: Any, chunks: Any) -> Any
             chunks[number, 0] += 1 if wire == 2 else 2
             chunks[number, 1] = begin
             chunks[number, 2] = at
-    for field in order:
+    for place in range(orders.shape[1]):
+        field = orders[column, place]
         if field == 0:
             break
         if chunks[field, 0] == 0:
@@ -78,8 +80,8 @@ def _instance_values(buf: Any, lo: int, hi: int, order: Any, chunks: Any) -> Any
     for field in range(2, 10):
         if chunks[field, 0] and (field >= 5 or field_count(buf, lo, hi, field, _INSTANCE_TYPES[field])):
             accepted = False
-            for each in order:
-                accepted = accepted or each == field
+            for place in range(orders.shape[1]):
+                accepted = accepted or orders[column, place] == field
             if not accepted:
                 return WRONG_KIND, 0, lo, lo, field
     return GOOD, 0, lo, lo, 0
@@ -87,10 +89,13 @@ def _instance_values(buf: Any, lo: int, hi: int, order: Any, chunks: Any) -> Any
 
 @compiled
 def index_instances(
-    buf: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, orders: Any,
-    codes: Any, los: Any, his: Any, counts: Any, weights: Any, status: Any, details: Any,
+    buf: Any, starts: Any, ends: Any, names: Any, splits: Any, buckets: Any, orders: Any, taken: Any,
+    spans: Any, weights: Any, status: Any, details: Any,
 ) -> None:  # fmt: skip
-    """The same for Instances. After label and line id comes one more line: where the flat ids are."""
+    """The same for Instances. After label and line id comes one more line: where the flat ids are.
+
+    `orders` lists the fields that each column takes, `taken` has a bit for each of them. Both are zero for flat ids.
+    """
     columns = len(splits) - 1
     following = np.full(columns + 1, -1, np.int64)
     chunks = np.zeros((10, 3), np.int64)
@@ -105,29 +110,31 @@ def index_instances(
                 status[row] = ODD
                 break
             if number == 9 and wire == 2:
-                name_lo, name_hi = begin, begin
-                inner = begin
-                while 0 <= inner < at:
-                    inner_number, inner_wire, inner_begin, inner = next_field(buf, inner, at)
-                    if inner_number == 1 and inner_wire == 2:
-                        name_lo, name_hi = inner_begin, inner
-                if inner < 0:
-                    status[row] = ODD
-                    break
+                name_lo, name_hi, field, first, last = _simple_feature(buf, begin, at)
+                if field == 0:
+                    name_lo, name_hi = _name_of(buf, begin, at)
+                    if name_hi < 0:
+                        status[row] = ODD
+                        break
                 column = find_name(buf, name_lo, name_hi, names, splits, buckets, following[previous])
                 if column < 0:
                     continue
                 following[previous] = column
                 previous = column
-                if orders[column, 0] == 0:  # a column of flat ids
+                if taken[column] == 0:  # a column of flat ids
                     continue
-                state, code, first, last, count = _instance_values(buf, begin, at, orders[column], chunks)
+                if field and (taken[column] >> field) & 1:
+                    code = _INSTANCE_TYPES[field] << TYPE_SHIFT
+                    count = packed_count(buf, first, last, _INSTANCE_TYPES[field])
+                    state = GOOD if count >= 0 else ODD
+                else:
+                    state, code, first, last, count = _instance_values(buf, begin, at, orders, column, chunks)
                 if state != GOOD:
                     status[row] = state
                     details[row, 0] = column
                     details[row, 1] = count
                     break
-                put(column, row, code, first, last, count, codes, los, his, counts)
+                put(spans, row, column, code, first, last, count)
             elif (number == 1 and wire in (1, 2)) or (number == 3 and wire in (2, 5)):
                 kind = FIXED64 if number == 1 else FLOAT
                 count = packed_count(buf, begin, at, kind)
@@ -136,42 +143,76 @@ def index_instances(
                     status[row] = ODD
                     break
                 place = columns + 2 if number == 1 else columns
-                put(place, row, kind << TYPE_SHIFT, begin, at, count, codes, los, his, counts)
+                put(spans, row, place, kind << TYPE_SHIFT, begin, at, count)
                 flat = 1 if number == 1 else flat
                 label = 1 if number == 3 else label
             elif number == 5 and wire == 2:
                 if line:
                     status[row] = ODD
                     break
-                put(columns + 1, row, 0, begin, at, 1, codes, los, his, counts)
+                put(spans, row, columns + 1, 0, begin, at, 1)
                 line = 1
             elif number == 4 and wire == 5:
                 weights[row] = np.uint32(fixed32(buf, begin))
 
 
+@inlined
+def _simple_feature(buf: Any, lo: int, hi: int) -> Any:
+    """A feature that is a name and then packed values, as most are: the name, the field of the values, and they.
+
+    Field 0: it is something else.
+    """
+    if lo < hi:
+        number, wire, name_lo, name_hi = next_field(buf, lo, hi)
+        if number == 1 and wire == 2 and name_hi < hi:
+            field, wire, begin, end = next_field(buf, name_hi, hi)
+            if end == hi and wire == 2 and 2 <= field <= 4:
+                return name_lo, name_hi, field, begin, end
+    return lo, lo, 0, lo, lo
+
+
 @compiled
-def count_slots(buf: Any, los: Any, his: Any, slots: Any, counts: Any) -> None:
+def _name_of(buf: Any, lo: int, hi: int) -> Any:
+    """The name of a feature. A negative end: odd."""
+    name_lo, name_hi = lo, lo
+    at = lo
+    while at < hi:
+        number, wire, begin, at = next_field(buf, at, hi)
+        if at < 0:
+            return lo, -1
+        if number == 1 and wire == 2:
+            name_lo, name_hi = begin, at
+    return name_lo, name_hi
+
+
+@compiled
+def count_slots(buf: Any, spans: Any, slots: Any) -> None:
     """How many flat ids of each row each column has; `slots` says which column a slot is."""
-    for row in range(len(los)):
-        for at in range(los[row], his[row], 8):
+    flat = spans.shape[1] - 1
+    for row in range(len(spans)):
+        for at in range(spans[row, flat, 1], spans[row, flat, 2], 8):
             column = slots[fixed64(buf, at) >> np.uint64(54)]
             if column >= 0:
-                counts[column, row] += 1
+                spans[row, column, 3] += 1
 
 
 @compiled
-def fill_slot(buf: Any, los: Any, his: Any, slot: int, counts: Any, out: Any) -> None:
-    """The flat ids of one slot, as ids of version 2."""
-    place = 0
-    upper = np.uint64(slot) << np.uint64(48)
-    for row in range(len(los)):
-        if counts[row] == 0:
-            continue
-        for at in range(los[row], his[row], 8):
+def fill_slots(buf: Any, spans: Any, slots: Any, places: Any, limits: Any, out: Any) -> None:
+    """The flat ids of every column that has a slot, as ids of version 2. See `fill_rows` for the arguments."""
+    flat = spans.shape[1] - 1
+    filled = np.zeros(len(places), np.int64)
+    for row in range(len(spans)):
+        filled[:] = 0
+        for at in range(spans[row, flat, 1], spans[row, flat, 2], 8):
             fid = fixed64(buf, at)
-            if fid >> np.uint64(54) == np.uint64(slot):
-                out[place] = np.int64(upper | (fid & np.uint64(0xFFFFFFFFFFFF)))
-                place += 1
+            column = slots[fid >> np.uint64(54)]
+            if column < 0 or (limits[column] and filled[column] >= limits[column]):
+                continue
+            upper = (fid >> np.uint64(54)) << np.uint64(48)
+            out[places[column] + filled[column]] = np.int64(upper | (fid & np.uint64(0xFFFFFFFFFFFF)))
+            filled[column] += 1
+        for column in range(len(places)):
+            places[column] += limits[column] if limits[column] else filled[column]
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shoal.records.parsing.kernels.wire import (
+    FIXED64,
     FLOAT,
     NESTED,
     TYPE_SHIFT,
@@ -23,115 +24,148 @@ from shoal.records.parsing.kernels.wire import (
     varint,
 )
 
+#: Codes of values that are packed in one piece.
+PACKED_IDS = FIXED64 << TYPE_SHIFT
+PACKED_FLOATS = FLOAT << TYPE_SHIFT
+
 
 @compiled
-def _fill_ints(buf: Any, lo: int, hi: int, kind: int, v1: bool, out: Any, place: int) -> int:
+def _one_part(buf: Any, lo: int, hi: int, kind: int, v1: bool, ints: Any, floats: Any, place: int, end: int) -> Any:
+    """Copy packed values, or a single one, and say where the next ones go. None goes to `end` or beyond."""
     at = lo
-    if kind == VARINT:
-        while at < hi:
-            value, at = varint(buf, at, hi)
-            out[place] = np.int64(value)
+    if kind == FIXED64:
+        while at < hi and place < end:
+            value = fixed64(buf, at)
+            if v1:
+                value = ((value >> np.uint64(54)) << np.uint64(48)) | (value & np.uint64(0xFFFFFFFFFFFF))
+            ints[place] = np.int64(value)
             place += 1
-        return place
-    while at < hi:
-        value = fixed64(buf, at)
-        if v1:
-            value = ((value >> np.uint64(54)) << np.uint64(48)) | (value & np.uint64(0xFFFFFFFFFFFF))
-        out[place] = np.int64(value)
-        place += 1
-        at += 8
+            at += 8
+    elif kind == VARINT:
+        while at < hi and place < end:
+            value, at = varint(buf, at, hi)
+            ints[place] = np.int64(value)
+            place += 1
+    elif kind == FLOAT:
+        while at < hi and place < end:
+            floats[place] = fixed32(buf, at)
+            place += 1
+            at += 4
+    else:
+        bits = np.zeros(1, np.uint64)
+        single = np.zeros(1, np.float32)
+        while at < hi and place < end:
+            bits[0] = fixed64(buf, at)
+            single[0] = np.float32(bits.view(np.float64)[0])
+            floats[place] = single.view(np.uint32)[0]
+            place += 1
+            at += 8
     return place
 
 
 @compiled
-def _fill_floats(buf: Any, lo: int, hi: int, kind: int, out: Any, place: int, bits: Any, number: Any) -> int:
+def _all_parts(buf: Any, code: int, lo: int, hi: int, ints: Any, floats: Any, place: int, end: int) -> Any:
+    """The same for values that a field of a message holds."""
+    kind = (code >> TYPE_SHIFT) & 7
+    wanted = code & 0xFF
+    v1 = code & V1 != 0
     at = lo
     while at < hi:
-        if kind == FLOAT:
-            out[place] = np.uint32(fixed32(buf, at))
-            at += 4
-        else:
-            bits[0] = fixed64(buf, at)
-            number[0] = np.float32(bits.view(np.float64)[0])
-            out[place] = number.view(np.uint32)[0]
-            at += 8
-        place += 1
+        number, wire, begin, at = next_field(buf, at, hi)
+        if number != wanted or (wire != 2 and wire != WIRES[kind]):
+            continue
+        if code & NESTED == 0:
+            place = _one_part(buf, begin, at, kind, v1, ints, floats, place, end)
+            continue
+        inner = begin
+        while inner < at:
+            number, wire, begin, inner = next_field(buf, inner, at)
+            if number == 1 and (wire == 2 or wire == WIRES[kind]):
+                place = _one_part(buf, begin, inner, kind, v1, ints, floats, place, end)
     return place
 
 
 @compiled
-def fill_ints(buf: Any, codes: Any, los: Any, his: Any, counts: Any, out: Any) -> None:
-    """The values of a column of ids or whole numbers, row after row."""
-    place = 0
-    for row in range(len(codes)):
-        if counts[row] == 0:
-            continue
-        code = codes[row]
-        kind = (code >> TYPE_SHIFT) & 7
-        wanted = code & 0xFF
-        v1 = code & V1 != 0
-        if wanted == 0:
-            place = _fill_ints(buf, los[row], his[row], kind, v1, out, place)
-            continue
-        at = los[row]
-        while at < his[row]:
-            number, wire, begin, at = next_field(buf, at, his[row])
-            if number != wanted or wire not in (WIRES[kind], 2):
+def fill_rows(buf: Any, spans: Any, places: Any, limits: Any, ints: Any, floats: Any) -> None:
+    """Copy the values of all columns, row by row.
+
+    Args:
+        buf: the records.
+        spans: where the values are, by row and column.
+        places: where the values of each column go in `ints` or `floats`; negative for those that go nowhere.
+        limits: exactly so many values in each row of a column, which were zeros before; 0: as many as there are.
+        ints: the values of columns of ids and whole numbers.
+        floats: the values of columns of numbers, as bits.
+    """
+    for row in range(len(spans)):
+        for column in range(len(places)):
+            place = places[column]
+            if place < 0:
                 continue
-            if code & NESTED == 0:
-                place = _fill_ints(buf, begin, at, kind, v1, out, place)
+            count = spans[row, column, 3]
+            end = place + (limits[column] if limits[column] else count)
+            places[column] = end
+            if count == 0:
                 continue
-            inner = begin
-            while inner < at:
-                number, wire, begin, inner = next_field(buf, inner, at)
-                if number == 1 and wire in (WIRES[kind], 2):
-                    place = _fill_ints(buf, begin, inner, kind, v1, out, place)
+            code = spans[row, column, 0]
+            lo, hi = np.int64(spans[row, column, 1]), np.int64(spans[row, column, 2])
+            # The two that most columns are.
+            if code == PACKED_IDS:
+                while lo < hi and place < end:
+                    ints[np.uint64(place)] = np.int64(fixed64(buf, lo))
+                    place += 1
+                    lo += 8
+            elif code == PACKED_FLOATS:
+                while lo < hi and place < end:
+                    floats[np.uint64(place)] = fixed32(buf, lo)
+                    place += 1
+                    lo += 4
+            elif code & 0xFF:
+                _all_parts(buf, code, lo, hi, ints, floats, place, end)
+            else:
+                _one_part(buf, lo, hi, (code >> TYPE_SHIFT) & 7, code & V1 != 0, ints, floats, place, end)
 
 
 @compiled
-def fill_floats(buf: Any, codes: Any, los: Any, his: Any, counts: Any, out: Any) -> None:
-    """The values of a column of numbers, as bits of 32-bit floats."""
+def fill_column(buf: Any, spans: Any, limit: int, ints: Any, floats: Any) -> None:
+    """The same for one column, whose spans are by row."""
     place = 0
-    bits = np.zeros(1, np.uint64)
-    single = np.zeros(1, np.float32)
-    for row in range(len(codes)):
-        if counts[row] == 0:
-            continue
-        code = codes[row]
-        kind = (code >> TYPE_SHIFT) & 7
-        wanted = code & 0xFF
-        if wanted == 0:
-            place = _fill_floats(buf, los[row], his[row], kind, out, place, bits, single)
-            continue
-        at = los[row]
-        while at < his[row]:
-            number, wire, begin, at = next_field(buf, at, his[row])
-            if number != wanted or wire not in (WIRES[kind], 2):
-                continue
-            if code & NESTED == 0:
-                place = _fill_floats(buf, begin, at, kind, out, place, bits, single)
-                continue
-            inner = begin
-            while inner < at:
-                number, wire, begin, inner = next_field(buf, inner, at)
-                if number == 1 and wire in (WIRES[kind], 2):
-                    place = _fill_floats(buf, begin, inner, kind, out, place, bits, single)
+    for row in range(len(spans)):
+        count = spans[row, 3]
+        end = place + (limit or count)
+        if count:
+            code = spans[row, 0]
+            lo, hi = np.int64(spans[row, 1]), np.int64(spans[row, 2])
+            if code == PACKED_IDS:
+                for index in range(place, min(end, place + count)):
+                    ints[np.uint64(index)] = np.int64(fixed64(buf, lo))
+                    lo += 8
+            elif code == PACKED_FLOATS:
+                for index in range(place, min(end, place + count)):
+                    floats[np.uint64(index)] = fixed32(buf, lo)
+                    lo += 4
+            elif code & 0xFF:
+                _all_parts(buf, code, lo, hi, ints, floats, place, end)
+            else:
+                _one_part(buf, lo, hi, (code >> TYPE_SHIFT) & 7, code & V1 != 0, ints, floats, place, end)
+        place = end
 
 
 @compiled
-def find_bytes(codes: Any, los: Any, his: Any, counts: Any, buf: Any, begins: Any, ends: Any) -> None:
+def find_bytes(buf: Any, spans: Any, begins: Any, ends: Any) -> None:
     """Where each value of a column of bytes is."""
     place = 0
-    for row in range(len(codes)):
-        if counts[row] == 0:
+    for row in range(len(spans)):
+        if spans[row, 3] == 0:
             continue
-        wanted = codes[row] & 0xFF
-        at = los[row]
-        while at < his[row]:
-            number, wire, begin, at = next_field(buf, at, his[row])
+        wanted = spans[row, 0] & 0xFF
+        at = np.int64(spans[row, 1])
+        hi = np.int64(spans[row, 2])
+        while at < hi:
+            number, wire, begin, at = next_field(buf, at, hi)
             if number != wanted or wire != 2:
                 continue
-            if codes[row] & NESTED == 0:
+            if spans[row, 0] & NESTED == 0:
                 begins[place], ends[place] = begin, at
                 place += 1
                 continue
@@ -148,6 +182,6 @@ def copy_bytes(buf: Any, begins: Any, ends: Any, out: Any) -> None:
     """Put pieces of the buffer one after the other."""
     place = 0
     for index in range(len(begins)):
-        size = ends[index] - begins[index]
-        out[place : place + size] = buf[begins[index] : ends[index]]
-        place += size
+        for at in range(begins[index], ends[index]):
+            out[place] = buf[at]
+            place += 1

@@ -40,13 +40,18 @@ def compiled(function: Any) -> Any:
     return njit(cache=True, nogil=True)(function)
 
 
+def inlined(function: Any) -> Any:
+    """The same for a small function that kernels call in their loops, where a call costs more than the work."""
+    return njit(cache=True, nogil=True, forceinline=True)(function)
+
+
 @compiled
 def varint(buf: Any, at: int, end: int) -> Any:
     """A number and where it ends; the latter is negative for one that is cut off or too long."""
     value = np.uint64(0)
     shift = np.uint64(0)
     while at < end and shift < np.uint64(70):
-        byte = np.uint64(buf[at])
+        byte = np.uint64(buf[np.uint64(at)])
         at += 1
         value |= (byte & np.uint64(0x7F)) << shift
         if byte < np.uint64(0x80):
@@ -55,59 +60,73 @@ def varint(buf: Any, at: int, end: int) -> Any:
     return value, -1
 
 
-@compiled
+@inlined
 def next_field(buf: Any, at: int, end: int) -> Any:
     """The next field: its number, its wire type, and where its content begins and ends. A negative end: odd."""
-    tag, at = varint(buf, at, end)
-    if at < 0 or tag > np.uint64(0xFFFFFFFF):
-        return 0, 0, 0, -1
-    number = np.int64(tag >> np.uint64(3))
-    wire = np.int64(tag & np.uint64(7))
+    tag = np.int64(buf[np.uint64(at)])
+    at += 1
+    if tag >= 0x80:  # the rest of a longer one
+        more, at = varint(buf, at, end)
+        if at < 0 or more > np.uint64(0xFFFFFFFF >> 7):
+            return 0, 0, 0, -1
+        tag = (tag & 0x7F) | (np.int64(more) << 7)
+    number = tag >> 3
+    kind = tag & 7
     if number == 0:
         return 0, 0, 0, -1
-    if wire == 2:
-        size, at = varint(buf, at, end)
-        if at < 0 or size > np.uint64(end - at):
+    if kind == 2:
+        if at >= end:
             return 0, 0, 0, -1
-        return number, wire, at, at + np.int64(size)
-    if wire == 0:
+        size = np.int64(buf[np.uint64(at)])
+        at += 1
+        if size >= 0x80:
+            more, at = varint(buf, at, end)
+            if at < 0 or more > np.uint64(0x7FFFFFFF):
+                return 0, 0, 0, -1
+            size = (size & 0x7F) | (np.int64(more) << 7)
+        if size > end - at:
+            return 0, 0, 0, -1
+        return number, kind, at, at + size
+    if kind == 0:
         _, after = varint(buf, at, end)
-        return number, wire, at, after
-    if wire == 1 and end - at >= 8:
-        return number, wire, at, at + 8
-    if wire == 5 and end - at >= 4:
-        return number, wire, at, at + 4
+        return number, kind, at, after
+    if kind == 1 and end - at >= 8:
+        return number, kind, at, at + 8
+    if kind == 5 and end - at >= 4:
+        return number, kind, at, at + 4
     return 0, 0, 0, -1
 
 
-@compiled
+@inlined
 def fixed32(buf: Any, at: int) -> Any:
     """Four bytes as a number."""
-    # Written out, so that it becomes one load.
+    # Written out, and with places that cannot be negative, so that it becomes one load.
+    place = np.uint64(at)
     return (
-        np.uint32(buf[at])
-        | np.uint32(buf[at + 1]) << np.uint32(8)
-        | np.uint32(buf[at + 2]) << np.uint32(16)
-        | np.uint32(buf[at + 3]) << np.uint32(24)
+        np.uint32(buf[place])
+        | np.uint32(buf[place + np.uint64(1)]) << np.uint32(8)
+        | np.uint32(buf[place + np.uint64(2)]) << np.uint32(16)
+        | np.uint32(buf[place + np.uint64(3)]) << np.uint32(24)
     )
 
 
-@compiled
+@inlined
 def fixed64(buf: Any, at: int) -> Any:
     """Eight bytes as a number."""
+    place = np.uint64(at)
     return (
-        np.uint64(buf[at])
-        | np.uint64(buf[at + 1]) << np.uint64(8)
-        | np.uint64(buf[at + 2]) << np.uint64(16)
-        | np.uint64(buf[at + 3]) << np.uint64(24)
-        | np.uint64(buf[at + 4]) << np.uint64(32)
-        | np.uint64(buf[at + 5]) << np.uint64(40)
-        | np.uint64(buf[at + 6]) << np.uint64(48)
-        | np.uint64(buf[at + 7]) << np.uint64(56)
+        np.uint64(buf[place])
+        | np.uint64(buf[place + np.uint64(1)]) << np.uint64(8)
+        | np.uint64(buf[place + np.uint64(2)]) << np.uint64(16)
+        | np.uint64(buf[place + np.uint64(3)]) << np.uint64(24)
+        | np.uint64(buf[place + np.uint64(4)]) << np.uint64(32)
+        | np.uint64(buf[place + np.uint64(5)]) << np.uint64(40)
+        | np.uint64(buf[place + np.uint64(6)]) << np.uint64(48)
+        | np.uint64(buf[place + np.uint64(7)]) << np.uint64(56)
     )
 
 
-@compiled
+@inlined
 def packed_count(buf: Any, lo: int, hi: int, kind: int) -> int:
     """How many values are packed there; negative when they do not fit."""
     if kind in (FIXED64, DOUBLE):
@@ -118,7 +137,7 @@ def packed_count(buf: Any, lo: int, hi: int, kind: int) -> int:
     run = 0
     for at in range(lo, hi):
         run += 1
-        if buf[at] < 0x80:
+        if buf[np.uint64(at)] < 0x80:
             count += 1
             run = 0
         elif run >= 10:
@@ -183,17 +202,26 @@ def list_values(buf: Any, lo: int, hi: int, kind: int) -> Any:
 def _hash(buf: Any, lo: int, hi: int) -> Any:
     value = np.uint64(0xCBF29CE484222325)
     for at in range(lo, hi):
-        value = (value ^ np.uint64(buf[at])) * np.uint64(0x100000001B3)
+        value = (value ^ np.uint64(buf[np.uint64(at)])) * np.uint64(0x100000001B3)
     return value ^ (value >> np.uint64(29))
 
 
-@compiled
-def _is_name(buf: Any, lo: int, hi: int, names: Any, begin: int, end: int) -> bool:
-    if hi - lo != end - begin:
+@inlined
+def _is_name(buf: Any, lo: int, hi: int, names: Any, begin: int, end: int) -> Any:
+    size = hi - lo
+    if size != end - begin:
         return False
-    for index in range(hi - lo):  # noqa: SIM110 - numba has no generators here
-        if buf[lo + index] != names[begin + index]:
+    at = 0
+    if size >= 8:
+        while at + 8 <= size:
+            if fixed64(buf, lo + at) != fixed64(names, begin + at):
+                return False
+            at += 8
+        return fixed64(buf, hi - 8) == fixed64(names, end - 8)
+    while at < size:
+        if buf[np.uint64(lo + at)] != names[np.uint64(begin + at)]:
             return False
+        at += 1
     return True
 
 
@@ -208,7 +236,7 @@ def fill_buckets(names: Any, splits: Any, buckets: Any) -> None:
         buckets[place] = index
 
 
-@compiled
+@inlined
 def find_name(buf: Any, lo: int, hi: int, names: Any, splits: Any, buckets: Any, guess: int) -> Any:
     """The number of the column with this name; negative when there is none. The guess is looked at first."""
     if guess >= 0 and _is_name(buf, lo, hi, names, splits[guess], splits[guess + 1]):
@@ -227,12 +255,10 @@ def find_name(buf: Any, lo: int, hi: int, names: Any, splits: Any, buckets: Any,
 # Notes
 
 
-@compiled
-def put(
-    column: int, row: int, code: int, lo: int, hi: int, count: int, codes: Any, los: Any, his: Any, counts: Any
-) -> None:
+@inlined
+def put(spans: Any, first: int, second: int, code: int, lo: int, hi: int, count: int) -> None:
     """Note where the values of one column and row lie."""
-    codes[column, row] = code
-    los[column, row] = lo
-    his[column, row] = hi
-    counts[column, row] = count
+    spans[first, second, 0] = code
+    spans[first, second, 1] = lo
+    spans[first, second, 2] = hi
+    spans[first, second, 3] = count

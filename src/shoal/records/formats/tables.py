@@ -1,0 +1,248 @@
+"""Reads rows from tables of other programs: CSV, also on standard input, and Parquet. They become the same columns.
+
+A cell of CSV holds one value, or several with a separator between them. A row of CSV is a line: no cell contains the
+end of one. Parquet has lists of its own. Called by users and by the readers of training.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet
+
+from shoal.core import files
+from shoal.core.errors import CorruptError, InvalidError, problem
+from shoal.records import fids
+from shoal.records.bad_records import BadRecords
+from shoal.records.formats.compression import Compression, compression_of, open_source
+
+#: So much of a CSV file is parsed at once.
+_BLOCK_BYTES = 1 << 20
+#: A longer line is refused: it is no CSV.
+MAX_LINE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """How rows lie in a CSV file."""
+
+    #: The columns of the file, in order; empty: the first line names them.
+    names: tuple[str, ...] = ()
+    delimiter: str = ","
+    #: Between the values of one cell.
+    separator: str = "|"
+    #: None: what the end of each path says.
+    compression: Compression | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------
+# CSV
+
+
+def read_csv(
+    paths: str | Iterable[str], schema: Any, form: CsvFormat | None = None, bad: BadRecords | None = None
+) -> Iterator[Any]:
+    """The rows of CSV files as Arrow record batches of a schema.
+
+    Args:
+        paths: one file or several; `""` is standard input.
+        schema: of Arrow, such as `RowSchema.arrow`. Its columns are found by name, others are skipped. A list is a cell
+            with separators.
+        form: how rows lie in the files.
+        bad: what follows a line that cannot be read; by default the read ends with a `CorruptError`.
+    """
+    form = form or CsvFormat()
+    policy = bad or BadRecords()
+    for path in [paths] if isinstance(paths, str) else paths:
+        compression = compression_of(path) if form.compression is None else form.compression
+        try:
+            with open_source(path, compression) as source:
+                yield from _csv_batches(_Lines(source), schema, form, policy)
+        except CorruptError as error:
+            policy.meet(error)  # inflation failed: the rest of the file is lost
+
+
+class _Lines:
+    """A source in blocks of whole lines."""
+
+    def __init__(self, source: Any) -> None:
+        self.path = source.path
+        self._source = source
+        self._held = b""
+        #: Where the next block begins.
+        self.offset = 0
+
+    def line(self) -> bytes:
+        """The next line alone."""
+        block = self._fill()
+        end = block.find(b"\n") + 1 or len(block)
+        return self._take(end)
+
+    def block(self) -> bytes:
+        """The next lines; empty at the end."""
+        block = self._fill()
+        return self._take(block.rfind(b"\n") + 1 or len(block))
+
+    def _fill(self) -> bytes:
+        wanted = _BLOCK_BYTES
+        while True:
+            more = self._source.read(wanted - len(self._held)) if len(self._held) < wanted else b""
+            self._held += more
+            if len(self._held) < wanted or b"\n" in self._held:
+                return self._held
+            if wanted > MAX_LINE_BYTES:
+                raise CorruptError(self.path, self.offset, f"a line must have at most {MAX_LINE_BYTES} bytes")
+            wanted *= 2
+
+    def _take(self, count: int) -> bytes:
+        taken, self._held = self._held[:count], self._held[count:]
+        self.offset += count
+        return taken
+
+
+def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -> Iterator[Any]:
+    names = list(form.names)
+    if not names:
+        header = lines.line()
+        names = _header(header, form) if header.strip() else []
+    missing = [name for name in schema.names if name not in names]
+    if missing and names:
+        rule = f"must be a column of {lines.path}, which has {', '.join(names)}"
+        raise InvalidError([problem("column", name, rule) for name in missing])
+    while True:
+        offset = lines.offset
+        block = lines.block()
+        if not block:
+            return
+        read = functools.partial(_read_block, names=names, schema=schema, form=form)
+        yield from _good_parts(block, read, lines.path, offset, bad)
+
+
+def _header(line: bytes, form: CsvFormat) -> list[str]:
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(line),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=form.delimiter),
+        read_options=pyarrow.csv.ReadOptions(use_threads=False),
+    )
+    return list(table.column_names)
+
+
+def _good_parts(block: bytes, read: Callable[[bytes], Any], path: str, offset: int, bad: BadRecords) -> Iterator[Any]:
+    """The rows of some lines. Where they cannot be read, each half is read alone, down to the lines that are bad."""
+    if not block.strip():
+        return
+    try:
+        batch = read(block)
+    except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+        cut = block.find(b"\n", len(block) // 2) + 1
+        if not cut or cut == len(block):
+            cut = block.rfind(b"\n", 0, len(block) // 2) + 1
+        if 0 < cut < len(block):
+            yield from _good_parts(block[:cut], read, path, offset, bad)
+            yield from _good_parts(block[cut:], read, path, offset + cut, bad)
+            return
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        bad.meet(CorruptError(path, offset, f"a row must be what the schema says: {reason}"), block)
+        return
+    if batch.num_rows:
+        yield batch
+
+
+def _read_block(block: bytes, *, names: list[str], schema: Any, form: CsvFormat) -> Any:
+    # A list is read as text, and taken apart afterwards.
+    kinds = {each.name: pa.string() if _is_list(each.type) else each.type for each in schema}
+    table = pyarrow.csv.read_csv(
+        pa.BufferReader(block),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=form.delimiter),
+        read_options=pyarrow.csv.ReadOptions(column_names=names, use_threads=False, block_size=len(block) + 1),
+        convert_options=pyarrow.csv.ConvertOptions(
+            include_columns=schema.names, column_types=kinds, strings_can_be_null=False, null_values=[]
+        ),
+    )
+    columns = []
+    for each in schema:
+        column = table.column(each.name).combine_chunks()
+        if isinstance(column, pa.ChunkedArray):
+            column = column.chunk(0) if column.num_chunks else pa.array([], column.type)
+        columns.append(_split(column, each.type, form.separator) if _is_list(each.type) else column)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _is_list(kind: Any) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _split(column: Any, kind: Any, separator: str) -> Any:
+    parts = pc.split_pattern(column, separator)
+    # An empty cell has no values, where a split has one that is empty.
+    empty = pc.equal(column, "")
+    if pc.any(empty).as_py():
+        parts = pc.if_else(empty, pa.scalar([], parts.type), parts)
+    flat = parts.flatten()
+    values = pc.cast(flat, kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        if (np.diff(parts.offsets.to_numpy()) != kind.list_size).any():
+            raise ValueError(f"a cell must have {kind.list_size} values")
+        return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
+    return pa.ListArray.from_arrays(parts.offsets, values)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Parquet
+
+
+def read_parquet(
+    paths: str | Iterable[str],
+    schema: Any,
+    *,
+    fid_v1: Iterable[str] = (),
+    batch_rows: int = 4096,
+    bad: BadRecords | None = None,
+) -> Iterator[Any]:
+    """The rows of Parquet files as Arrow record batches of a schema.
+
+    Args:
+        paths: one file or several.
+        schema: of Arrow, such as `RowSchema.arrow`. Its columns are found by name, others are skipped.
+        fid_v1: columns whose ids are of version 1; they become such of version 2.
+        batch_rows: at most so many rows come together.
+        bad: what follows a file that cannot be read; the rest of it is left out if the policy lets the read go on.
+    """
+    converted = frozenset(fid_v1)
+    policy = bad or BadRecords()
+    for path in [paths] if isinstance(paths, str) else paths:
+        with files.open_file(path) as file:
+            try:
+                for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_rows, columns=schema.names):
+                    yield _cast(batch, schema, converted, path)
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+                reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+                policy.meet(CorruptError(path, 0, f"must be Parquet of the schema: {reason}"))
+
+
+def _cast(batch: Any, schema: Any, fid_v1: frozenset[str], path: str) -> Any:
+    missing = [name for name in schema.names if name not in batch.schema.names]
+    if missing:
+        raise InvalidError([problem("column", name, f"must be a column of {path}") for name in missing])
+    columns = []
+    for each in schema:
+        column = batch.column(each.name)
+        if each.name in fid_v1:
+            column = _in_v2(column)
+        if column.null_count:
+            raise ValueError(f"column {each.name} must have no nulls")
+        columns.append(column.cast(each.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _in_v2(column: Any) -> Any:
+    if _is_list(column.type):
+        return pa.ListArray.from_arrays(column.offsets, _in_v2(column.values))
+    return pa.array(fids.v1_to_v2(column.to_numpy(zero_copy_only=False)))

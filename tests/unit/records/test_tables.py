@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import gzip
+import io
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from shoal.core import files
+from shoal.core.errors import CorruptError, InvalidError
+from shoal.records import fids
+from shoal.records.bad_records import BadRecords, OnBad
+from shoal.records.formats import tables
+from shoal.records.formats.tables import CsvFormat, read_csv, read_parquet
+from shoal.records.parsing.schema import RowSchema, floats, ids, ints, texts
+
+SCHEMA = RowSchema((ids("mov"), ints("uid", size=1), floats("vec", size=2), texts("t", size=1)), weight=False).arrow
+TEXT = "other,mov,uid,label,vec,t\nx,1|2,7,1.0,0.5|1.5,a\nx,,8,,1|2,\n"
+ROWS = [
+    {"label": [1.0], "mov": [1, 2], "uid": 7, "vec": [0.5, 1.5], "t": b"a"},
+    {"label": [], "mov": [], "uid": 8, "vec": [1.0, 2.0], "t": b""},
+]
+
+
+def rows(batches):
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_csv(tmp_path):
+    for name, content in (("f.csv", TEXT.encode()), ("f.csv.gz", gzip.compress(TEXT.encode()))):
+        path = str(tmp_path / name)
+        files.write_atomic(path, content)
+        assert rows(read_csv(path, SCHEMA)) == ROWS
+        assert rows(read_csv([path, path], SCHEMA)) == ROWS * 2
+
+
+def test_names_delimiter_and_separator(tmp_path):
+    path = str(tmp_path / "f")
+    files.write_atomic(path, b"1 2\t7\n3\t8")
+    schema = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.int64())])
+    form = CsvFormat(names=("a", "b"), delimiter="\t", separator=" ")
+    assert rows(read_csv(path, schema, form)) == [{"a": [1, 2], "b": 7}, {"a": [3], "b": 8}]
+
+
+def test_standard_input(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"mov,uid,label\n1,2,0.5\n")))
+    schema = pa.schema([("mov", pa.int64()), ("label", pa.float32())])
+    assert rows(read_csv("", schema)) == [{"mov": 1, "label": 0.5}]
+
+
+@pytest.mark.parametrize("size", [16, 40, 1000])
+def test_bad_lines_have_their_offset_and_follow_the_policy(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", size)
+    path = str(tmp_path / "f")
+    good = [f"{number},{number / 2}\n" for number in range(50)]
+    lines = [*good[:10], "x,1\n", *good[10:30], "1\n", "1,2,3\n", *good[30:], "5,"]
+    files.write_atomic(path, ("a,b\n" + "".join(lines)).encode())
+    schema = pa.schema([("a", pa.int64()), ("b", pa.float32())])
+    with pytest.raises(CorruptError) as caught:
+        list(read_csv(path, schema))
+    assert caught.value.offset == 4 + sum(map(len, good[:10]))
+    kept = []
+    found = rows(read_csv(path, schema, bad=BadRecords(OnBad.SIDE, kept.append)))
+    assert [row["a"] for row in found] == list(range(50))
+    assert [each.payload for each in kept] == [b"x,1\n", b"1\n", b"1,2,3\n", b"5,"]
+    content = files.read_bytes(path)
+    assert [content[each.offset :].startswith(each.payload) for each in kept] == [True] * 4
+
+
+def test_a_column_that_is_not_there(tmp_path):
+    path = str(tmp_path / "f")
+    files.write_atomic(path, b"a,b\n1,2\n")
+    with pytest.raises(InvalidError, match="which has a, b"):
+        list(read_csv(path, pa.schema([("c", pa.int64())])))
+    files.write_atomic(path, b"")
+    assert list(read_csv(path, pa.schema([("c", pa.int64())]))) == []
+
+
+def test_a_line_has_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "_BLOCK_BYTES", 16)
+    monkeypatch.setattr(tables, "MAX_LINE_BYTES", 100)
+    path = str(tmp_path / "f")
+    files.write_atomic(path, b"a\n" + b"1" * 1000)
+    with pytest.raises(CorruptError, match="a line must have at most 100 bytes"):
+        list(read_csv(path, pa.schema([("a", pa.string())])))
+
+
+def test_parquet(tmp_path):
+    path = str(tmp_path / "f.parquet")
+    v1 = 3 << 54 | 9
+    table = pa.table({
+        "user": pa.array([[v1], [v1, 5]], pa.list_(pa.int64())), "n": [1, 2], "p": pa.array([0.5, 1.5], pa.float64()),
+        "more": ["a", "b"],
+    })  # fmt: skip
+    pyarrow.parquet.write_table(table, path)
+    schema = pa.schema([("p", pa.float32()), ("user", pa.list_(pa.int64())), ("n", pa.int64())])
+    found = rows(read_parquet(path, schema, fid_v1=["user"], batch_rows=1))
+    v2 = int(fids.v1_to_v2(v1))
+    assert found == [{"p": 0.5, "user": [v2], "n": 1}, {"p": 1.5, "user": [v2, 5], "n": 2}]
+    with pytest.raises(InvalidError, match="must be a column"):
+        list(read_parquet(path, pa.schema([("x", pa.int64())])))
+
+
+def test_damaged_parquet_is_an_error_of_the_file(tmp_path):
+    path, good = str(tmp_path / "bad"), str(tmp_path / "good")
+    pyarrow.parquet.write_table(pa.table({"a": pa.array([1, None])}), good)
+    schema = pa.schema([("a", pa.int64())])
+    files.write_atomic(path, files.read_bytes(good)[:-10])
+    for each in (path, good):  # cut off, and with a null
+        with pytest.raises(CorruptError) as caught:
+            list(read_parquet(each, schema))
+        assert caught.value.path == each
+    skipping = BadRecords(OnBad.SKIP)
+    assert list(read_parquet([path, good], schema, bad=skipping)) == []
+    assert skipping.count == 2
