@@ -17,6 +17,7 @@ import pytest
 from shoal.runtimes.process import find_run_pids, read_keeper_pid
 from tests.peers.contract import agent
 from tests.peers.foreign import ForeignScheduler, until
+from tests.services.lifetime import WITH_US
 
 
 @asynccontextmanager
@@ -27,7 +28,7 @@ async def scheduled_agent(
     ready, data = folder / "ready.json", folder / "data"
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "shoal", "agent", "--insecure", "--standalone", "--node-id", "n1"),
+            *(*WITH_US, sys.executable, "-m", "shoal", "agent", "--insecure", "--standalone", "--node-id", "n1"),
             *("--data-dir", str(data), "--grpc-port", "0", "--cpu", "2", "--memory", "1024MB"),
             *("--ready-file", str(ready), *arguments),
             env={**os.environ, **(env or {})},

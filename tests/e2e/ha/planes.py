@@ -12,6 +12,7 @@ from shoal.cli.local.children import free_port
 from shoal.client import ControlPlane
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 from shoal.wire.channel import GrpcTransport
+from tests.services.lifetime import WITH_US
 
 PATIENCE = 40.0
 
@@ -63,7 +64,7 @@ class Planes:
         ready.unlink(missing_ok=True)
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready)),
+                *(*WITH_US, sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready)),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **(env or {})},

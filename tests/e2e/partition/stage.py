@@ -23,6 +23,7 @@ import psycopg
 from shoal.client import ControlPlane
 from shoal.runtimes.process import find_run_pids, read_keeper_pid, remove_stray_groups
 from shoal.wire.channel import GrpcTransport
+from tests.services.lifetime import WITH_US
 from tests.services.postgres import find_programs
 
 PATIENCE = 40.0
@@ -32,9 +33,6 @@ GRPC, HTTP, POSTGRES = 8085, 8084, 5432
 
 #: What may exist once holds a lock as long as it lives. Whoever finds it held says so, and that is the end of a test.
 ONLY_ONCE = 'exec 9>>"$0"; flock -n 9 || echo "$SHOAL_NODE_ID" >> "$0.overlap"; exec sleep 3600'
-
-#: Also when the test is killed, nothing of it goes on.
-_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 
 
 class Database:
@@ -86,7 +84,7 @@ class Database:
 
     def _launch(self):
         host = self._network.address(self._machine)
-        command = [*_WITH_US, *self._programs_of("postgres"), "-p", str(POSTGRES), "-k", str(self._home), "-h", host]
+        command = [*WITH_US, *self._programs_of("postgres"), "-p", str(POSTGRES), "-k", str(self._home), "-h", host]
         with (self._home / "log").open("ab") as log:
             return subprocess.Popen(
                 self._network.command(self._machine, *command, user=self._user),
@@ -176,7 +174,7 @@ class Stage:
         ready = self.folder / f"{name}.json"
         ready.unlink(missing_ok=True)
         command = self.network.command(
-            name, *_WITH_US, sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready)
+            name, *WITH_US, sys.executable, "-m", "shoal", *arguments, "--ready-file", str(ready)
         )
         with (self.logs / f"{name}.log").open("ab") as log:
             process = self.processes[name] = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)

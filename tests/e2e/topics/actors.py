@@ -14,6 +14,8 @@ import threading
 from pathlib import Path
 from queue import Empty, Queue
 
+from tests.services.lifetime import WITH_US
+
 HERE = Path(__file__).resolve()
 
 
@@ -25,7 +27,7 @@ class Actor:
     ) -> None:
         environment = {**os.environ, "SHOAL_FAULTS": fault, "PYTHONPATH": str(HERE.parents[3])}
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, str(HERE), role, str(directory), *map(str, words)],
+            [*prefix, *WITH_US, sys.executable, str(HERE), role, str(directory), *map(str, words)],
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
