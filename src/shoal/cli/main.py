@@ -243,9 +243,10 @@ def _suggestion(sentence: str, context: Any) -> str:
         return ""
     word = found["word"]
     if found["kind"].lower() == "option":
-        known = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
-        close = difflib.get_close_matches(word, known, n=1)
-        return f"did you mean {close[0]}?" if close else ""
+        options = [name for each in context.command.get_params(context) for name in (*each.opts, *each.secondary_opts)]
+        known = {name.lstrip("-"): name for name in options}  # the dashes are always alike
+        close = difflib.get_close_matches(word.lstrip("-"), known, n=1)
+        return f"did you mean {known[close[0]]}?" if close else ""
     nested = _nested(word)
     if nested or word in _ELSEWHERE:
         return f"did you mean `shoal {nested or _ELSEWHERE[word]}`?"

@@ -37,6 +37,8 @@ T = TypeVar("T")
 #: More problems than this help nobody, and an answer has to fit into a reply.
 MAX_PROBLEMS = 100
 _MAX_SHOWN_KEY = 80
+#: From this share of equal letters on, a name was probably meant.
+_ALIKE = 0.7
 
 # What a value leaves behind that could not be read; its problem is on the list.
 _BROKEN: Any = object()
@@ -205,7 +207,7 @@ def field_kinds(cls: type) -> dict[str, Any]:
 def unknown_field(key: object, known: Iterable[str], *, at: str = "") -> Problem:
     """A field that does not exist, with the one that was probably meant."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(key)[:_MAX_SHOWN_KEY], names, n=1)
+    close = difflib.get_close_matches(str(key)[:_MAX_SHOWN_KEY], names, n=1, cutoff=_ALIKE)
     meant = f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
     return Problem(field=_path(at, key), value="", rule=f"is not a known field; {meant}")
 

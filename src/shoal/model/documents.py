@@ -24,7 +24,17 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 from shoal.core.errors import InvalidError, Problem, problem
-from shoal.core.shape import Identifier, MaxLength, OneOf, build, json_schema, to_mapping, unknown_field
+from shoal.core.shape import (
+    Identifier,
+    MaxLength,
+    OneOf,
+    build,
+    field_kinds,
+    json_schema,
+    plain_kind,
+    to_mapping,
+    unknown_field,
+)
 from shoal.model.workloads import MAX_MEMBERS, DesiredState, MemberChanges, Restart, WorkloadSpec, WorkloadType
 
 T = TypeVar("T")
@@ -111,11 +121,20 @@ def _without_default_fields(given: Any) -> Any:
     return dict(sorted(plain.items())) if isinstance(plain, dict) else plain
 
 
+def _unknown_field(key: Any, kind: Any, at: str) -> Problem:
+    """A field that a workload does not have. It may belong one level below, to the kind of the workload."""
+    found = unknown_field(key, document_fields(), at=at)
+    kinds = field_kinds(WorkloadSpec)
+    if kind in {each.value for each in WorkloadType} and key in field_kinds(plain_kind(kinds[kind])):
+        return dataclasses.replace(found, rule=f"is not a known field; did you mean {kind}.{key}?")
+    return found
+
+
 def _read_workload(given: Mapping[Any, Any], at: str) -> WorkloadDocument:
     known = document_fields()
     outer = {key: value for key, value in given.items() if key in _DOCUMENT_FIELDS and key != "kind"}
     inner = {key: value for key, value in given.items() if key in known and key not in _DOCUMENT_FIELDS}
-    problems = [unknown_field(key, known, at=at) for key in given if key not in known]
+    problems = [_unknown_field(key, given.get("type"), at) for key in given if key not in known]
     for kind in WorkloadType:
         body = inner.get(kind.value)
         if isinstance(body, Mapping):

@@ -389,7 +389,7 @@ class WorkloadRecord:
 
     workload_id: WorkloadId
     spec: WorkloadSpec
-    #: The exact spec that was accepted, as serialised persys.control.v1.WorkloadSpec, and its SHA-256.
+    #: The exact spec that was accepted, as serialized persys.control.v1.WorkloadSpec, and its SHA-256.
     spec_bytes: bytes
     spec_sha256: bytes
     revision_id: str

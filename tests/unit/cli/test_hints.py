@@ -65,6 +65,8 @@ class Control(ScriptedControl):
         ("events --limit few", "--limit: must be a whole number (got 'few')", "`shoal events --help`"),
         ("schema cake", "KIND: must be one of process, container, compose, vm (got 'cake')", "`shoal schema --help`"),
         ("statu", "no such command 'statu'", "did you mean `shoal status`?"),
+        ("node drain n1 --wait", "no such option: --wait", "`shoal node drain --help`"),
+        ("status --contol a:1", "no such option: --contol", "did you mean --control?"),
         ("node get", "missing argument 'NODE'", "`shoal node get --help`"),
     ],
 )

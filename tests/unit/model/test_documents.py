@@ -67,6 +67,16 @@ def test_everything_wrong_with_a_workload_is_reported_at_once() -> None:
     assert "did you mean type" in found["web.yaml[0].typ"]
 
 
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [("restart", "did you mean process.restart?"), ("comand", "known are "), ("env", "did you mean process.env?")],
+)
+def test_a_field_of_the_kind_that_is_one_level_too_high_is_told_so(field: str, meant: str) -> None:
+    found = rules({"id": "web", "type": "process", "process": {"command": ["true"]}, field: {}})
+    assert set(found) == {field}
+    assert meant in found[field]
+
+
 def test_everything_wrong_with_a_group_is_reported_at_once() -> None:
     found = rules(
         {

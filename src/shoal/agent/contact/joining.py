@@ -170,7 +170,7 @@ def _has_valid_files(directory: Path, clock: Clock) -> bool:
 
 
 async def _join_at(address: str, token: TokenText, node_id: str, directory: Path, clock: Clock) -> None:
-    trust = await _recognise(address, token)
+    trust = await _recognize(address, token)
     identity = Identity(Role.AGENT, trust.cluster, node_id)
     own = await asyncio.to_thread(_own_request, directory, identity)
     security = AnonymousTls(trust.pem, CONTROL_PLANE.server_name(trust.cluster))
@@ -185,7 +185,7 @@ async def _join_at(address: str, token: TokenText, node_id: str, directory: Path
     log.info("joined cluster %s as %s; certificate until %s", trust.cluster, identity, leaf.not_valid_after_utc)
 
 
-async def _recognise(address: str, token: TokenText) -> _Trust:
+async def _recognize(address: str, token: TokenText) -> _Trust:
     """The authority of the server, if it is the one that the token names."""
     presented = await _presented(address)
     try:

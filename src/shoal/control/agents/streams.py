@@ -221,7 +221,7 @@ class Streams:
         self, stream: _Stream, kind: str, method: Method[Any, Any], request: Any, handlers: Handlers
     ) -> pb.ControlMessage:
         call = stream.call_of(method)
-        _authorise(method, call, request)
+        _authorize(method, call, request)
         if kind == "heartbeat":
             # Before the heartbeat is processed: a command may follow from it, and needs a channel.
             self._belongs(stream, NodeId(request.node_id), request.session, request.sequence)
@@ -272,7 +272,7 @@ class Streams:
             log.warning("the stream of node %s broke, and that could not be stored: %s", node_id, error)
 
 
-def _authorise(method: Method[Any, Any], call: Call, request: Any) -> None:
+def _authorize(method: Method[Any, Any], call: Call, request: Any) -> None:
     """As the unary call would be. Without identities there is nobody to refuse."""
     if call.identity is None:
         return

@@ -91,7 +91,7 @@ def prepare(batch: Batch) -> Changes:
         changes.add("observations.put", _observation_row(observation))
     for node_id, moment in batch.heartbeats.items():
         changes.keys.add(("nodes", node_id))
-        changes.add("nodes.beat", {"key": node_id, "last_beat": moment * 1000})
+        changes.add("nodes.heartbeat", {"key": node_id, "last_beat": moment * 1000})
     if batch.coordination is not None:
         changes.keys.add(("coordination", "order"))
         for step, row in coordination.rows_of(batch.coordination):

@@ -167,7 +167,7 @@ class Statements:
             yield Step(f"{name}.insert", add.execution_options(preserve_rowcount=True), exact=True)
         yield Step("observations.put", self._observe(), exact=False)
         heartbeat = update(self.nodes).where(self.nodes.c.id == bindparam("key"))
-        yield Step("nodes.beat", heartbeat, exact=False)
+        yield Step("nodes.heartbeat", heartbeat, exact=False)
         lower = (self.meta.c.name == "generation_floor", self.meta.c.value < bindparam("floor"))
         for name, statement, exact in self.coordination.steps():
             yield Step(name, statement, exact)

@@ -6,7 +6,7 @@ by that node under a higher generation, and when the agent is told so it finds t
 nothing restarts. (A spec that came from another scheduler may be spelled otherwise there, and is then restarted once.)
 
 Only our agents hand out specs, and only those of processes can be read back in full. For everything else the way is to
-apply the same spec under the same id with a constraint to that node: the agent recognises it by its hash.
+apply the same spec under the same id with a constraint to that node: the agent recognizes it by its hash.
 
 Called by `shoal.control.api.service`.
 """

@@ -42,7 +42,7 @@ SERVED = (SAY, FAIL, WAIT, ASK, GROW, COUNT, FLOOD, CHAT, UNSERVED)
 def raisable_errors() -> dict[str, ShoalError]:
     """One error of every type that may cross the wire as itself, with everything that it can carry."""
     plain = {
-        name: cls(f"it is {name}", hint="do something else", colour="blue")
+        name: cls(f"it is {name}", hint="do something else", color="blue")
         for name, cls in vars(errors).items()
         if isinstance(cls, type)
         and issubclass(cls, ShoalError)

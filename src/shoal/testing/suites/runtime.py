@@ -334,10 +334,10 @@ class RuntimeSuite:
     # --- surroundings -------------------------------------------------------------------------------------
 
     async def test_environment_ports_and_identity_are_handed_over(self, runtime: Runtime) -> None:
-        names = ("COLOUR", "SHOAL_PORT_HTTP", "SHOAL_PORT_ADMIN_API", "SHOAL_TEST_IDENTITY", "SHOAL_RUN_ID")
+        names = ("COLOR", "SHOAL_PORT_HTTP", "SHOAL_PORT_ADMIN_API", "SHOAL_TEST_IDENTITY", "SHOAL_RUN_ID")
         script = f'echo "{"|".join(f"${name}" for name in names)}|$SHOAL_WORKLOAD_ID"'
         ports = {"http": 8123, "admin-api": 8124}
-        info = await runtime.start(self.make_request(script, env={"COLOUR": "green and blue"}, ports=ports))
+        info = await runtime.start(self.make_request(script, env={"COLOR": "green and blue"}, ports=ports))
         assert dict(info.ports) == ports
         ended = await wait_ended(runtime, "web-1")
         assert ended.last_output == "green and blue|8123|8124|this one|web-1|web\n"
@@ -479,14 +479,14 @@ class RuntimeSuite:
 
     async def test_a_probe_runs_in_the_surroundings_of_its_run(self, runtime: Runtime) -> None:
         probing: SupportsProbes = require(runtime, SupportsProbes)
-        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOUR": "green"}))
+        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOR": "green"}))
         await wait_output(runtime, b"up\n")
 
         async def probe(*command: str, timeout: float = 10.0) -> bool:
             return await probing.run_probe(RunId("web-1"), command, timeout=timeout)
 
-        assert await probe("sh", "-c", 'test "$COLOUR" = green && test -e here')
-        assert not await probe("sh", "-c", 'test "$COLOUR" = red')
+        assert await probe("sh", "-c", 'test "$COLOR" = green && test -e here')
+        assert not await probe("sh", "-c", 'test "$COLOR" = red')
         assert not await probe("/nowhere/no-such-program")
         assert not await probe("sleep", "1000", timeout=0.2)
         await runtime.stop(RunId("web-1"))
@@ -501,9 +501,9 @@ class RuntimeSuite:
             with pytest.raises(UnsupportedError):
                 await entering.exec(RunId("web-1"), ExecCommand(("true",)))
             return
-        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOUR": "green"}))
+        await runtime.start(self.make_request("touch here; echo up; exec sleep 1000", env={"COLOR": "green"}))
         await wait_output(runtime, b"up\n")
-        script = 'test -e here && echo "$COLOUR"; echo oops >&2; exit 7'
+        script = 'test -e here && echo "$COLOR"; echo oops >&2; exit 7'
         assert await run_command(entering, "sh", "-c", script) == (b"green\n", b"oops\n", ExecEnd(code=7))
         assert await run_command(entering, "cat") == (b"", b"", ExecEnd())
         assert await run_command(entering, "cat", given=b"typed") == (b"typed", b"", ExecEnd())

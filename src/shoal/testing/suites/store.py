@@ -736,7 +736,7 @@ def _small_batches(draw: st.DrawFn, model: _Model) -> Batch:
     ids = st.sampled_from(["a", "b"])
     off = st.sampled_from([0, 0, 0, 0, 0, 1])
     parts: dict[str, Any] = {}
-    changes = st.sampled_from(["put", "remove", "report", "forget", "node", "beat"])
+    changes = st.sampled_from(["put", "remove", "report", "forget", "node", "heartbeat"])
     for change in draw(st.lists(changes, max_size=2, unique=True)):
         key = draw(ids)
         version = model.workloads.get(key, (0, ""))[0] + draw(off)
