@@ -36,8 +36,15 @@ def run(
         typer.Option("--dataflow", metavar="NAME", help="Run only this one, or this agent; repeatable [all]"),
     ] = None,
     parallelism: Annotated[
-        int, typer.Option("--parallelism", min=1, max=1024, metavar="N", help="Tasks of each step")
-    ] = 1,
+        int | None,
+        typer.Option("--parallelism", min=1, max=1024, metavar="N", help="Tasks of each step [1, or as --processes]"),
+    ] = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            "--processes", min=0, max=128, metavar="N", help="Child processes to run the tasks in; 0 for none"
+        ),
+    ] = 0,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", metavar="PATH", help="Where checkpoints and the local log lie")
     ] = None,
@@ -87,6 +94,7 @@ def run(
     from shoal.dataflow.plan.explain import plan_text
 
     setup_logging(level=log_level or "warning", style=log_format)
+    width = parallelism or max(1, processes)
     launch = Launch(
         broker=broker,
         data_dir=data_dir,
@@ -100,9 +108,9 @@ def run(
         names = tuple(dataflow or ()) or found.dataflows
         if explain:
             for flow in found.app.choose(names):
-                output.data(f"dataflow {flow.name}\n\n{plan_text(flow.plan(), parallelism=parallelism)}")
+                output.data(f"dataflow {flow.name}\n\n{plan_text(flow.plan(), parallelism=width)}")
         else:
-            found.app.run(parallelism, only=names, told=_words(found.app.id))
+            found.app.run(width, processes=processes, only=names, told=_words(found.app.id))
     except InvalidError as error:
         raise _located(error) from error
     except Exception as error:

@@ -16,6 +16,7 @@ A dataflow's function is called when it is explained or started, and anew each t
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -45,7 +46,7 @@ from shoal.dataflow.api.tables import Table
 from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
-from shoal.dataflow.language.functions import find_location, short_path
+from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, short_path
 from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, Source, rewrite, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
@@ -102,6 +103,8 @@ class App:
             **started,
         )
         self._always_checkpoints = checkpoint_interval is not None or exactly_once
+        #: Child processes that each dataflow runs in; 0 for this one.
+        self.processes = 0
         self._topics: dict[str, TopicSpec] = {}
         self._tables: dict[str, Table] = {}
         self._dataflows: dict[str, Dataflow] = {}
@@ -301,14 +304,18 @@ class App:
         """Stop every dataflow that runs."""
         await stop_all(list(self.dataflows.values()))
 
-    def run(self, parallelism: int = 1, *, only: Sequence[str] = (), told: Told | None = None) -> None:
+    def run(
+        self, parallelism: int = 1, *, processes: int = 0, only: Sequence[str] = (), told: Told | None = None
+    ) -> None:
         """Run every dataflow (or only these) until it ends, or until Ctrl-C or SIGTERM. Raises what stops one of them.
 
-        Does nothing in a program that `shoal run` loads: that runs the app itself. An error of the program that nobody
+        With `processes`, the tasks of each run in so many child processes, which use as many cores. Does nothing in a
+        program that `shoal run` or a task host loads: they run the app themselves. An error of the program that nobody
         catches is told as `shoal run` tells it, and the program ends with 1.
         """
-        if context.launch() is not None:
+        if context.launch() is not None or TASK_HOST_VARIABLE in os.environ:
             return
+        self.processes = processes
         if _has_loop():
             raise PreconditionError(
                 "app.run() has an event loop of its own, and one runs here already", hint="await app.start()"
@@ -451,7 +458,13 @@ class Dataflow:
 
         settings = self.app.settings_for(prepared.sinks)
         try:
-            flow = engine.start_prepared(prepared, name=self.job, parallelism=parallelism, settings=settings)
+            flow = engine.start_prepared(
+                prepared,
+                name=self.job,
+                parallelism=parallelism,
+                settings=settings,
+                processes=self.app.processes,
+            )
         except NotFoundError as error:
             raise with_line(error) from error
         see_off(flow)

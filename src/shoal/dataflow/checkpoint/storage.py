@@ -195,6 +195,10 @@ class CheckpointStorage:
         """Whether nothing is known of the job."""
         return not self._numbers() and self._read_job() is None
 
+    def read(self, number: int) -> Checkpoint:
+        """One that is complete. Raises `NotFoundError` and `CheckpointError`."""
+        return self._read(number)
+
     def begin(self, layout: Layout) -> History:
         """What is known from before. Notes down the new widths and the epoch before anything of them runs."""
         known = self._read_job()

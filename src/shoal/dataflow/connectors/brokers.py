@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -60,6 +60,18 @@ def has_settings(broker: str) -> bool:
     """Whether this is the name of a cluster whose settings were given here."""
     with _lock:
         return broker in _settings
+
+
+def named_settings() -> dict[str, KafkaSettings]:
+    """Settings of clusters that were given here, by name: for task hosts of the same job, and nobody else."""
+    with _lock:
+        return dict(_settings)
+
+
+def add_settings(settings: Mapping[str, KafkaSettings]) -> None:
+    """Settings that the process which wrote the plan was given."""
+    with _lock:
+        _settings.update(settings)
 
 
 def address_of(broker: str) -> str:

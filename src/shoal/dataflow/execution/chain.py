@@ -80,6 +80,7 @@ class Router:
         self._share = share
         self._watermark = START_OF_TIME
         self._idle = False
+        self._has_ended = False
 
     def send(self, batch: Batch) -> None:
         """Rows, each to the task that it belongs to. Waits while a channel is full."""
@@ -104,12 +105,14 @@ class Router:
             self._tell(Idle())
 
     def barrier(self, checkpoint: int) -> None:
-        """Pass a barrier on."""
-        self._tell(Barrier(checkpoint))
+        """Pass a barrier on. Behind the end nobody waits for one."""
+        if not self._has_ended:
+            self._tell(Barrier(checkpoint))
 
     def end(self) -> None:
         """Nothing comes any more."""
         self._tell(End())
+        self._has_ended = True
 
     def _tell(self, element: Watermark | Barrier | End | Idle) -> None:
         for channel in self._channels:

@@ -1,9 +1,10 @@
-"""Runs a plan in this process: one thread for each task, one for checkpoints.
+"""Runs a plan: task hosts run its tasks, and the coordinator here finds splits, makes checkpoints and commits.
 
 `run` runs a bounded plan to its end, `start` starts one that is stopped some day. Both prepare what users wrote
-(`shoal.dataflow.plan.prepare`), plan it (`physical`), build tasks (`planner`), bring them to their last checkpoint and
-let them go. Whatever fails in one task stops all of them, and is raised to whoever waits. Called by
-`shoal.dataflow.api.stream`, `shoal.dataflow.api.app` and `shoal.cli`.
+(`shoal.dataflow.plan.prepare`), plan it (`physical`), write that down (`prepared`) and let task hosts build their tasks
+from the document: in threads of this process, or in child processes (`processes`). What fails in a task stops all of
+them, and is raised to whoever waits; a host that is lost takes all tasks back to the last checkpoint in a new epoch.
+Called by `shoal.dataflow.api.stream`, `shoal.dataflow.api.app` and `shoal.cli`.
 """
 
 from __future__ import annotations
@@ -12,30 +13,29 @@ import json
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.core import files
 from shoal.core.clock import Clock, SystemClock
-from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, problem
+from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, UnavailableError, problem
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
-from shoal.dataflow.checkpoint.restore import share_states
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
 from shoal.dataflow.checkpoint.storage import Checkpoint
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.execution.chain import StepCounts, is_over
-from shoal.dataflow.execution.planner import Program, build_tasks, layout_of, stateful_uids
-from shoal.dataflow.execution.scratch import Scratch, make_scratch
-from shoal.dataflow.execution.task import SourceTask, Task
-from shoal.dataflow.language.logical import Custom, Node, Process, Sink, Source, walk
+from shoal.dataflow.execution.control_link import HostShare
+from shoal.dataflow.execution.hosts import Hosts, LocalHosts
+from shoal.dataflow.execution.planner import layout_of, stateful_uids
+from shoal.dataflow.execution.routing import all_tasks
+from shoal.dataflow.language.logical import Node, Sink, Source, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.plan.facts import Facts
-from shoal.dataflow.plan.physical import PhysicalPlan, Step, key_groups_of
+from shoal.dataflow.plan.physical import PhysicalPlan, Step
 from shoal.dataflow.plan.physical import plan as plan_physically
 from shoal.dataflow.plan.prepare import Prepared, check_connectors, prepare
-from shoal.dataflow.plan.prepared import read_prepared, write_prepared
+from shoal.dataflow.plan.prepared import PreparedPlan, read_prepared, write_prepared
 from shoal.exchange.errors import Cancelled
 
 log = logging.getLogger(__name__)
@@ -43,6 +43,11 @@ log = logging.getLogger(__name__)
 _JOB_RULE = "must be letters, digits, dots, dashes and underscores, and begin with a letter or a digit"
 #: Names that an error lists at most.
 _MAX_NAMED = 5
+#: Task hosts may be lost so often within so many seconds; then something is wrong that no restart mends.
+_MOST_RECOVERIES = 10
+_RECOVERY_SECONDS = 60.0
+#: Child processes of one run.
+_MOST_PROCESSES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +87,21 @@ def run(
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
     is_look: bool = False,
+    processes: int = 0,
 ) -> RunReport:
     """Run a plan to its end. Raises what any of its tasks raised.
 
-    With `is_look` it is a look at one stream, as `collect()` is: side outputs of process functions need no reader.
+    With `is_look` it is a look at one stream, as `collect()` is: side outputs of process functions need no reader. With
+    `processes`, tasks run in so many child processes.
     """
     return run_prepared(
-        prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look
+        prepare(plan),
+        name=name,
+        parallelism=parallelism,
+        settings=settings,
+        clock=clock,
+        is_look=is_look,
+        processes=processes,
     )
 
 
@@ -100,10 +113,17 @@ def start(
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
     is_look: bool = False,
+    processes: int = 0,
 ) -> RunningFlow:
     """Start a plan, and return at once."""
     return start_prepared(
-        prepare(plan), name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look
+        prepare(plan),
+        name=name,
+        parallelism=parallelism,
+        settings=settings,
+        clock=clock,
+        is_look=is_look,
+        processes=processes,
     )
 
 
@@ -115,9 +135,18 @@ def run_prepared(
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
     is_look: bool = False,
+    processes: int = 0,
 ) -> RunReport:
     """The same for a plan that was prepared before."""
-    flow = start_prepared(prepared, name=name, parallelism=parallelism, settings=settings, clock=clock, is_look=is_look)
+    flow = start_prepared(
+        prepared,
+        name=name,
+        parallelism=parallelism,
+        settings=settings,
+        clock=clock,
+        is_look=is_look,
+        processes=processes,
+    )
     try:
         return flow.wait()
     except BaseException:
@@ -133,9 +162,11 @@ def start_prepared(
     settings: FlowSettings | None = None,
     clock: Clock | None = None,
     is_look: bool = False,
+    processes: int = 0,
 ) -> RunningFlow:
-    """The same for a plan that was prepared before."""
+    """The same for a plan that was prepared before. With `processes`, tasks run in so many child processes."""
     _check_name(name)
+    _check_processes(processes)
     chosen = settings or FlowSettings()
     physical = plan_physically(prepared.sinks, parallelism=parallelism, key_groups=chosen.key_groups)
     for stage in physical.stages:
@@ -143,8 +174,15 @@ def start_prepared(
         checked = {"parallelism": stage.parallelism, "has_checkpoints": chosen.checkpoint is not None}
         check_connectors(sinks, "check_run", **checked)
     # Tasks are built from the document and nothing else, in this process as in any other.
-    plan = read_prepared(write_prepared(prepared, physical, is_local=True))
-    flow = RunningFlow(name, plan.physical, plan.facts, chosen, clock or SystemClock(), is_look=is_look)
+    document = write_prepared(prepared, physical, is_local=processes == 0)
+    plan = read_prepared(document)
+    time = clock or SystemClock()
+    hosts: Hosts = LocalHosts(plan, time)
+    if processes:
+        from shoal.dataflow.execution.processes import ProcessHosts
+
+        hosts = ProcessHosts(plan, document, processes=processes, clock=time)
+    flow = RunningFlow(name, plan, chosen, time, hosts, is_look=is_look)
     flow.begin()
     return flow
 
@@ -154,11 +192,9 @@ def _check_name(name: str) -> None:
         raise InvalidError([problem("name", name, _JOB_RULE)], what="flow")
 
 
-def _needs_scratch(plan: PhysicalPlan, settings: FlowSettings) -> bool:
-    """Whether a step may put something on disk while it runs: state in RocksDB, or what a user's operator likes to."""
-    nodes = [step.node for stage in plan.stages for step in stage.steps]
-    with_state = settings.state == "rocks" and any(isinstance(node, Process) for node in nodes)
-    return with_state or any(isinstance(node, Custom) for node in nodes)
+def _check_processes(processes: int) -> None:
+    if not isinstance(processes, int) or isinstance(processes, bool) or not 0 <= processes <= _MOST_PROCESSES:
+        raise InvalidError([problem("processes", processes, f"must be a whole number from 0 to {_MOST_PROCESSES}")])
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -225,57 +261,53 @@ class RunningFlow:
     def __init__(
         self,
         name: str,
-        physical: PhysicalPlan,
-        facts: Mapping[Node, Facts],
+        plan: PreparedPlan,
         settings: FlowSettings,
         clock: Clock,
+        hosts: Hosts,
         *,
         is_look: bool = False,
     ) -> None:
         self.name = name
         self._is_look = is_look
-        self.plan = physical
-        self._facts = facts
+        self.plan = plan.physical
+        self._facts = plan.facts
         self._settings = settings
         self._clock = clock
-        self._tasks: dict[TaskId, Task] = {}
-        self._threads: list[threading.Thread] = []
-        self._coordinator: Coordinator | None = None
+        self._hosts = hosts
+        self._attempt: _Attempt | None = None
         self._lock = threading.Lock()
-        self._left = 0
         self._error: BaseException | None = None
         self._done = threading.Event()
+        #: What sources were told; whoever begins anew is told it again.
+        self._stopping: StopReading | None = None
         self._restored: int | None = None
+        #: How often tasks went back to the last checkpoint because a host was lost.
+        self.recoveries = 0
+        self._lost_at: list[float] = []
         self._began = clock.monotonic()
         self._ended: float | None = None
-        self._scratch: Scratch | None = None
         self._job: StartedJob | None = None
 
     # -- starting ---------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Build the tasks and start them. Called once, by whoever made it."""
+        self._clear_collected()
         try:
-            if _needs_scratch(self.plan, self._settings):
-                self._scratch = make_scratch(self._settings.scratch)
-            self._build()
+            attempt = self._build()
         except BaseException:
             self._clear_up()
+            self._hosts.close()
             raise
-        bodies = [(str(task.name), task.run) for task in self._tasks.values()]
-        if self._coordinator is not None:
-            bodies.append(("checkpoints", self._coordinator.run))
-        self._left = len(bodies)
-        self._threads = [
-            threading.Thread(target=self._body, args=(body,), name=f"{self.name}/{label}"[:60], daemon=True)
-            for label, body in bodies
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._attempt = attempt
+        attempt.run()
 
-    def _build(self) -> None:
+    def _build(self) -> _Attempt:
         checkpoint = self._settings.checkpoint
         if checkpoint is not None:
+            if self.recoveries:  # it goes on from the last one, whatever it was started from
+                checkpoint = replace(checkpoint, from_checkpoint=None, accept_duplicates=False)
             self._job = start_job(
                 self.name,
                 checkpoint,
@@ -284,29 +316,29 @@ class RunningFlow:
                 stateful=stateful_uids(self.plan),
                 clock=self._clock,
             )
-        found = None if self._job is None else self._job.checkpoint
+        job = self._job
+        found = None if job is None else job.checkpoint
         splits = self._find_splits()
-        if found is not None and checkpoint is not None:
+        if found is not None and checkpoint is not None and not self.recoveries:
             self._look_at_end(found, splits, files.join(checkpoint.directory, self.name))
-        program = Program(
-            job=self.name,
-            plan=self.plan,
-            facts=self._facts,
-            settings=self._settings,
-            clock=self._clock,
-            splits=splits,
-            incarnation=0 if self._job is None else self._job.claim.record.incarnation,
-            scratch="" if self._scratch is None else self._scratch.path,
-            is_look=self._is_look,
-            storage=None if self._job is None else self._job.storage,
-            epoch=0 if self._job is None else self._job.history.epoch,
-        )
-        self._clear_collected()
-        self._tasks = {task.task: task for task in build_tasks(program, self._report)}
         if found is not None:
-            self._restore(found)
-        if self._job is not None and checkpoint is not None:
-            self._coordinator = self._make_coordinator(self._job, checkpoint)
+            self._restored = found.number
+            log.info("flow %s goes on from checkpoint %d", self.name, found.number)
+        share = HostShare(
+            job=self.name,
+            tasks=tuple(all_tasks(self.plan)),
+            settings=self._settings,
+            splits=splits,
+            checkpoint=None if found is None else found.number,
+            incarnation=0 if job is None else job.claim.record.incarnation,
+            epoch=0 if job is None else job.history.epoch,
+            is_look=self._is_look,
+        )
+        attempt = _Attempt(self)
+        if job is not None and checkpoint is not None:
+            attempt.coordinator = self._make_coordinator(job, checkpoint)
+        self._hosts.begin(share, found, attempt)
+        return attempt
 
     def _planned_sinks(self) -> list[PlannedSink]:
         return [
@@ -338,19 +370,11 @@ class RunningFlow:
                 directory,
             )
 
-    def _restore(self, found: Checkpoint) -> None:
-        self._restored = found.number
-        log.info("flow %s goes on from checkpoint %d", self.name, found.number)
-        for ident, task in self._tasks.items():
-            width = self.plan.stages[ident.stage].parallelism
-            mine = key_groups_of(ident.subtask, width, self.plan.key_groups)
-            task.restore_from(share_states(found, mine), found.handles)
-
     def _make_coordinator(self, job: StartedJob, settings: CheckpointSettings) -> Coordinator:
         members = Members(
-            everyone=frozenset(self._tasks),
-            sources=frozenset(ident for ident, task in self._tasks.items() if isinstance(task, SourceTask)),
-            committing=frozenset(ident for ident, task in self._tasks.items() if task.has_sinks),
+            everyone=frozenset(all_tasks(self.plan)),
+            sources=frozenset(self._tasks_with(Source)),
+            committing=frozenset(self._tasks_with(Sink)),
         )
         rules = Rules(settings.interval, settings.min_pause, settings.timeout, settings.tolerated_failures)
         return Coordinator(
@@ -365,6 +389,13 @@ class RunningFlow:
             send=self._send,
             write_ahead_bytes=settings.write_ahead_bytes,
         )
+
+    def _tasks_with(self, kind: type[Node]) -> list[TaskId]:
+        """The tasks that have a step of a kind."""
+        stages = {
+            stage.number for stage in self.plan.stages if any(isinstance(step.node, kind) for step in stage.steps)
+        }
+        return [task for task in all_tasks(self.plan) if task.stage in stages]
 
     def _find_splits(self) -> dict[str, tuple[Split, ...]]:
         return {
@@ -393,10 +424,12 @@ class RunningFlow:
 
     def metrics(self) -> FlowMetrics:
         """What it has done so far."""
+        counts = self._hosts.counts()
+        coordinator = None if self._attempt is None else self._attempt.coordinator
         return FlowMetrics(
-            steps=tuple(counts for task in self._tasks.values() for counts in task.counts()),
-            waiting_bytes={task.name: task.waiting_bytes for task in self._tasks.values()},
-            checkpoints=CheckpointCounts() if self._coordinator is None else self._coordinator.counts,
+            steps=counts.steps,
+            waiting_bytes=counts.waiting_bytes,
+            checkpoints=CheckpointCounts() if coordinator is None else coordinator.counts,
         )
 
     def stop(self, *, finish: bool = False, timeout: float | None = None) -> RunReport:
@@ -405,10 +438,16 @@ class RunningFlow:
         Windows that are open stay so in the checkpoint. With `finish` event time comes to its end and they are put out
         as they are: for a flow that will not go on.
         """
-        for ident, task in self._tasks.items():
-            if isinstance(task, SourceTask):
-                self._send(ident, StopReading(finish))
+        with self._lock:
+            self._stopping = StopReading(finish)
+            attempt = self._attempt
+        if attempt is not None:
+            self._stop_sources(self._stopping)
         return self.wait(timeout)
+
+    def _stop_sources(self, order: StopReading) -> None:
+        for task in self._tasks_with(Source):
+            self._send(task, order)
 
     def abort(self) -> None:
         """End at once: nothing more is put out, no checkpoint is made. Does nothing when it has ended."""
@@ -420,8 +459,7 @@ class RunningFlow:
         """Until it has ended. Raises what stopped it, or `DeadlineError` when it still runs after `timeout` seconds."""
         if not self._done.wait(timeout):
             raise DeadlineError(f"flow {self.name!r} still runs after {timeout:g} seconds")
-        for thread in self._threads:
-            thread.join()
+        self._hosts.join()
         if self._error is not None and not isinstance(self._error, Cancelled):
             raise self._error
         return self._report_run()
@@ -459,21 +497,16 @@ class RunningFlow:
         }
         return {uid: into.table(schemas[uid]) for uid, into in self._collectors().items()}
 
-    # -- threads ----------------------------------------------------------------------------------------------
+    # -- what attempts say ------------------------------------------------------------------------------------
 
-    def _body(self, body: Any) -> None:
-        try:
-            body()
-        except Cancelled:
-            pass
-        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
-            self._fail(error)
+    def ended(self, attempt: _Attempt) -> None:
+        """Everything of an attempt has ended. Called by its last thread."""
         with self._lock:
-            self._left -= 1
-            if self._left:
-                return
+            if attempt is not self._attempt:
+                return  # another one goes on
         self._ended = self._clock.monotonic()
         self._clear_up()
+        self._hosts.close()
         self._done.set()
 
     def _fail(self, error: BaseException) -> None:
@@ -482,22 +515,135 @@ class RunningFlow:
             if self._error is not None:
                 return
             self._error = error
-        for task in self._tasks.values():
-            task.cancel()
-        if self._coordinator is not None:
-            self._coordinator.stop()
+            attempt = self._attempt
+        if attempt is not None:
+            attempt.cancel()
+
+    def fail(self, attempt: _Attempt, error: BaseException) -> None:
+        """A task of an attempt failed, or its checkpoints."""
+        if attempt is self._attempt:
+            self._fail(error)
+
+    def lose(self, attempt: _Attempt, reason: str) -> None:
+        """A task host of an attempt is lost."""
+        with self._lock:
+            if attempt is not self._attempt or self._error is not None:
+                return
+            if self._may_recover():
+                self._attempt = None
+                threading.Thread(
+                    target=self._recover, args=(attempt, reason), name=f"{self.name}/recovery", daemon=True
+                ).start()
+                return
+        hint = "" if self._settings.checkpoint else "with checkpoints it would go on from the last one"
+        often = f" for the {self.recoveries + 1}th time" if self.recoveries else ""
+        self._fail(UnavailableError(f"job {self.name!r} lost a task host{often}: {reason}", hint=hint))
+
+    def _may_recover(self) -> bool:
+        """Whether to go on after a loss: not without checkpoints, and not when hosts die again and again."""
+        now = self._clock.monotonic()
+        self._lost_at = [*(each for each in self._lost_at if now - each < _RECOVERY_SECONDS), now]
+        return (
+            self._hosts.can_recover and self._settings.checkpoint is not None and len(self._lost_at) <= _MOST_RECOVERIES
+        )
+
+    def _recover(self, lost: _Attempt, reason: str) -> None:
+        """Take all tasks back to the last complete checkpoint, under a new epoch."""
+        log.warning("job %s lost a task host (%s) and goes back to its last checkpoint", self.name, reason)
+        self.recoveries += 1
+        try:
+            lost.close()
+            self._clear_up()
+            attempt = self._build()
+        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
+            self._clear_up()
+            with self._lock:
+                self._error = self._error or error
+                self._attempt = lost
+            self.ended(lost)
+            return
+        with self._lock:
+            self._attempt = attempt
+            stopping, error_ = self._stopping, self._error
+        attempt.run()
+        if error_ is not None:
+            attempt.cancel()
+        elif stopping is not None:
+            self._stop_sources(stopping)
 
     def _clear_up(self) -> None:
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            scratch.remove()
         job, self._job = self._job, None
         if job is not None:
             job.release()
 
     def _send(self, task: TaskId, order: Order) -> None:
-        self._tasks[task].mailbox.put(order)
+        self._hosts.send(task, order)
 
-    def _report(self, message: Report) -> None:
-        if self._coordinator is not None:
-            self._coordinator.report(message)
+
+class _Attempt:
+    """One epoch of a run: its coordinator, and what its task hosts say. Implements `HostListener`."""
+
+    def __init__(self, flow: RunningFlow) -> None:
+        self._flow = flow
+        self._hosts = flow._hosts  # noqa: SLF001 - a part of it
+        self.coordinator: Coordinator | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._left = 1
+
+    def run(self) -> None:
+        """Start the coordinator and the tasks."""
+        if self.coordinator is not None:
+            self._left += 1
+            name = f"{self._flow.name}/checkpoints"[:60]
+            self._thread = threading.Thread(target=self._run_coordinator, args=(self.coordinator,), name=name)
+            self._thread.daemon = True
+            self._thread.start()
+        self._hosts.run()
+
+    def cancel(self) -> None:
+        """End soon."""
+        self._hosts.cancel()
+        if self.coordinator is not None:
+            self.coordinator.stop()
+
+    def close(self) -> None:
+        """End, and wait for it: nothing of this epoch runs when this returns."""
+        if self.coordinator is not None:
+            self.coordinator.stop()
+        self._hosts.end()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run_coordinator(self, coordinator: Coordinator) -> None:
+        try:
+            coordinator.run()
+        except Cancelled:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
+            self._flow.fail(self, error)
+        self._part_ended()
+
+    def reported(self, report: Report) -> None:
+        """A task says something."""
+        if self.coordinator is not None:
+            self.coordinator.report(report)
+
+    def failed(self, error: BaseException) -> None:
+        """A task failed."""
+        self._flow.fail(self, error)
+
+    def lost(self, reason: str) -> None:
+        """A task lost a peer, or its host is gone."""
+        self._flow.lose(self, reason)
+
+    def ended(self) -> None:
+        """All tasks have ended."""
+        self._part_ended()
+
+    def _part_ended(self) -> None:
+        with self._lock:
+            self._left -= 1
+            if self._left:
+                return
+        self._flow.ended(self)

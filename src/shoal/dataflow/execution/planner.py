@@ -6,7 +6,7 @@ sinks and steps that only say where rows go are built here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,7 +20,7 @@ from shoal.dataflow.execution.chain import Chain, RunningStep
 from shoal.dataflow.execution.event_time import AssignTimes
 from shoal.dataflow.execution.factories import Work, make_operator
 from shoal.dataflow.execution.morsels import MorselStep, find_runs
-from shoal.dataflow.execution.routing import Channels, all_tasks, channels_into
+from shoal.dataflow.execution.routing import Channels, channels_into
 from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.execution.sources import SourceDriver, SourceShare
 from shoal.dataflow.execution.task import InboxTask, Reporting, SourceTask, Task
@@ -57,6 +57,8 @@ class Program:
     """Everything that the tasks of a run are made from."""
 
     job: str
+    #: Those that are built here; others run elsewhere.
+    tasks: Sequence[TaskId]
     plan: PhysicalPlan
     facts: Mapping[Node, Facts]
     settings: FlowSettings
@@ -112,13 +114,12 @@ def carries_headers(source: Source, plan: PhysicalPlan) -> bool:
     return any(node is source for node in walk(*sinks))
 
 
-def build_tasks(program: Program, report: Callable[[Report], None]) -> list[Task]:
-    """Every task of a run, none of them started."""
-    channels = Channels(program.plan, all_tasks(program.plan), queue_bytes=program.settings.queue_bytes)
+def build_tasks(program: Program, channels: Channels, report: Callable[[Report], None]) -> list[Task]:
+    """The tasks of a host, none of them started."""
+    stages = program.plan.stages
     return [
-        _TaskPlan(program, stage, subtask, channels=channels, report=report).build()
-        for stage in program.plan.stages
-        for subtask in range(stage.parallelism)
+        _TaskPlan(program, stages[task.stage], task.subtask, channels=channels, report=report).build()
+        for task in program.tasks
     ]
 
 

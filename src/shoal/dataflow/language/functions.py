@@ -25,6 +25,9 @@ _OURS = "shoal.dataflow"
 _BLOB_PREFIX = "fn-"
 _SETTINGS = "shoal.topics.kafka.settings"
 
+#: Set in task hosts that are processes of their own: programs that are imported there for a function run nothing.
+TASK_HOST_VARIABLE = "SHOAL_TASK_HOST"
+
 _blobs: dict[str, bytes] = {}
 _loaded: dict[str, Any] = {}
 _lock = threading.Lock()

@@ -1,0 +1,430 @@
+"""Task hosts that are child processes: `shoal run --processes N`.
+
+The coordinator is this process. Children are runs of `shoal.runtimes.process` with a deadline that is extended while
+this process lives, so none outlives it by more than `DEADLINE` seconds. Each epoch has children, sockets and a token of
+its own: what is left of an earlier one is killed, and refused if it lives on. Made by
+`shoal.dataflow.execution.engine`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.core.clock import Clock, SystemClock
+from shoal.core.entropy import SystemEntropy
+from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
+from shoal.core.ids import NodeId, RunId, WorkloadId
+from shoal.dataflow.checkpoint.messages import Order, TaskId
+from shoal.dataflow.checkpoint.storage import Checkpoint
+from shoal.dataflow.connectors.brokers import named_settings
+from shoal.dataflow.execution.control_link import (
+    BuildTasks,
+    ConnectTasks,
+    ControlLink,
+    EndTasks,
+    HostBuilt,
+    HostCounts,
+    HostEnded,
+    HostFailed,
+    HostListens,
+    HostLost,
+    HostShare,
+    RunTasks,
+    SendOrder,
+)
+from shoal.dataflow.execution.host import HostListener
+from shoal.dataflow.execution.host_process import KEY_VARIABLE
+from shoal.dataflow.execution.routing import assign_tasks
+from shoal.dataflow.plan.documents import PlanDocument
+from shoal.dataflow.plan.prepared import PreparedPlan
+from shoal.exchange.errors import PeerLostError
+from shoal.exchange.tokens import Gate, JobKey
+from shoal.model.workloads import ProcessSpec, StopPolicy
+from shoal.runtimes.base import RunPhase, RunRequest
+from shoal.runtimes.process import ProcessRuntime
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+#: Seconds that a child may outlive this process, and between two extensions of its deadline.
+DEADLINE = 3.0
+_EXTEND = 0.5
+#: Seconds without a sign of life after which a host is lost, and in which all have to be built.
+SILENCE = 5.0
+_START = 120.0
+_LAST_SECONDS = 5.0
+#: Characters of the folder of sockets: the paths in it are short enough then.
+_MOST_FOLDER = 60
+#: For tests: fault points of one host in its first epoch.
+_FAULTS = "SHOAL_FAULTS_HOST_"
+
+
+@dataclass(slots=True)
+class _Child:
+    """One task host of an epoch."""
+
+    number: int
+    link: ControlLink
+    heard_at: float
+    counts: HostCounts = field(default_factory=lambda: HostCounts((), {}))
+    thread: threading.Thread | None = None
+    has_ended: bool = False
+
+
+class ProcessHosts:
+    """The task hosts of a job as child processes."""
+
+    def __init__(self, plan: PreparedPlan, document: PlanDocument, *, processes: int, clock: Clock) -> None:
+        self._plan = plan
+        self._document = document
+        widest = max(stage.parallelism for stage in plan.physical.stages)
+        self._hosts = min(processes, widest)
+        self._host_of = assign_tasks(plan.physical, self._hosts)
+        self._clock = clock
+        self._folder = _make_folder()
+        self._runner = _Runner(Path(self._folder) / "runs")
+        self._lock = threading.Lock()
+        self._children: dict[int, _Child] = {}
+        self._listener: HostListener | None = None
+        self._is_over = True
+        self._epochs = 0
+
+    @property
+    def can_recover(self) -> bool:
+        """Yes: by new processes."""
+        return True
+
+    # -- starting ---------------------------------------------------------------------------------------------
+
+    def begin(self, share: HostShare, found: Checkpoint | None, listener: HostListener) -> None:
+        """Start the processes and let them build their tasks."""
+        self._epochs += 1
+        gate = Gate(share.job, share.epoch, JobKey(SystemEntropy().token(40).encode()))
+        server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        path = f"{self._folder}/c.{share.epoch}.sock"
+        try:
+            server.bind(path)
+            server.listen(self._hosts)
+            self._runner.start([self._request(gate, number) for number in range(self._hosts)])
+            with self._lock:
+                self._listener, self._is_over, self._children = listener, False, {}
+            self._children = self._accept(server, gate)
+            self._build(share)
+        except BaseException:
+            self.end()
+            raise
+        finally:
+            server.close()
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108
+
+    def _request(self, gate: Gate, number: int) -> RunRequest:
+        name = f"host-{number}-{gate.epoch}-{SystemEntropy().token(6)}"
+        module = "shoal.dataflow.execution.host_process"
+        command = (sys.executable, "-m", module, self._folder, gate.job, str(gate.epoch), str(number))
+        env = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_FAULTS")}
+        faults = os.environ.get(f"{_FAULTS}{number}", "")
+        if faults and self._epochs == 1:
+            env["SHOAL_FAULTS"] = faults
+        env["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
+        return RunRequest(
+            run_id=RunId(name),
+            workload_id=WorkloadId(f"host-{number}"),
+            spec=ProcessSpec(command=command, env=env, stop=StopPolicy(grace=timedelta(seconds=1))),
+            secrets={KEY_VARIABLE: gate.key.secret.decode()},
+            deadline=0.0,
+        )
+
+    def _accept(self, server: socket.socket, gate: Gate) -> dict[int, _Child]:
+        children: dict[int, _Child] = {}
+        ends_at = self._clock.monotonic() + _START
+        server.settimeout(0.2)
+        while len(children) < self._hosts:
+            try:
+                raw, _address = server.accept()
+                link, number = ControlLink.accept(raw, gate)
+            except TimeoutError:
+                self._check_start(ends_at)
+                continue
+            except (ShoalError, OSError) as error:
+                log.warning("a task host was refused: %s", error)
+                continue
+            children[number] = _Child(number, link, self._clock.monotonic())
+        return children
+
+    def _check_start(self, ends_at: float) -> None:
+        dead = self._runner.find_ended()
+        if dead:
+            raise UnavailableError(f"a task host did not start: {dead}")
+        if self._clock.monotonic() > ends_at:
+            raise DeadlineError(f"task hosts did not start within {_START:g} s")
+
+    def _build(self, share: HostShare) -> None:
+        document = self._document.to_json()
+        brokers = named_settings()
+        addresses: dict[TaskId, str] = {}
+        for number, child in self._children.items():
+            tasks = tuple(task for task in share.tasks if self._host_of[task] == number)
+            path = tuple(sys.path)
+            order = BuildTasks(
+                replace(share, tasks=tasks), document, dict(self._document.blobs), path, str(Path.cwd()), brokers
+            )
+            child.link.send(order)
+        for number, child in self._children.items():
+            address = self._answer(child, HostListens).address
+            addresses |= {task: address for task, host in self._host_of.items() if host == number}
+        for child in self._children.values():
+            child.link.send(ConnectTasks(addresses))
+        for child in self._children.values():
+            self._answer(child, HostBuilt)
+
+    def _answer(self, child: _Child, kind: type[T]) -> T:
+        """What a host answers while it is built. Raises what it failed with."""
+        answer = child.link.receive()
+        if isinstance(answer, HostFailed):
+            raise answer.error
+        if not isinstance(answer, kind):
+            raise UnavailableError(f"task host {child.number} ended while its tasks were built")
+        return answer
+
+    def run(self) -> None:
+        """Start the tasks."""
+        for child in list(self._children.values()):
+            child.heard_at = self._clock.monotonic()
+            child.thread = threading.Thread(target=self._listen, args=(child,), name="task host", daemon=True)
+            with contextlib.suppress(PeerLostError):  # its thread notices
+                child.link.send(RunTasks())
+        for child in list(self._children.values()):
+            if child.thread is not None:
+                child.thread.start()
+        threading.Thread(target=self._watch, args=(self._epochs,), name="heartbeats", daemon=True).start()
+
+    # -- while they run ---------------------------------------------------------------------------------------
+
+    def _listen(self, child: _Child) -> None:
+        listener = self._listener
+        while listener is not None:
+            message = child.link.receive()
+            if message is None:
+                if not child.has_ended and not self._is_over:
+                    listener.lost(f"process {child.number} is gone{self._runner.describe(child.number)}")
+                return
+            child.heard_at = self._clock.monotonic()
+            if isinstance(message, HostCounts):
+                child.counts = message
+            elif isinstance(message, HostEnded):
+                child.counts = message.counts
+                child.has_ended = True
+                self._end_if_all()
+            elif isinstance(message, HostFailed):
+                listener.failed(message.error)
+            elif isinstance(message, HostLost):
+                # The peer's own death is the better reason, and mostly there already.
+                listener.lost(message.reason)
+            else:
+                listener.reported(message)
+
+    def _end_if_all(self) -> None:
+        if all(child.has_ended for child in self._children.values()):
+            self._finish()
+
+    def _watch(self, epoch: int) -> None:
+        """Notice hosts that are silent."""
+        waiter = threading.Event()
+        while not waiter.wait(_EXTEND) and not self._is_over and epoch == self._epochs:
+            now = self._clock.monotonic()
+            for child in list(self._children.values()):
+                if not child.has_ended and now - child.heard_at > SILENCE and self._listener is not None:
+                    self._listener.lost(f"process {child.number} was silent for {now - child.heard_at:.0f} s")
+                    return
+
+    def send(self, task: TaskId, order: Order) -> None:
+        """An order for a task. One whose host is gone hears nothing; that is noticed elsewhere."""
+        child = self._children.get(self._host_of[task])
+        if child is not None:
+            with contextlib.suppress(PeerLostError):
+                child.link.send(SendOrder(task, order))
+
+    def counts(self) -> HostCounts:
+        """What the tasks have done so far, as their hosts last said."""
+        found = [child.counts for child in list(self._children.values())]
+        waiting = {name: size for each in found for name, size in each.waiting_bytes.items()}
+        return HostCounts(tuple(step for each in found for step in each.steps), waiting)
+
+    # -- ending -----------------------------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        """End every task soon."""
+        threading.Thread(target=self._finish, name="task hosts", daemon=True).start()
+
+    def _finish(self) -> None:
+        """End this epoch in good order, and say so once."""
+        listener = self._end_links()
+        if listener is not None:
+            self._runner.stop_all(_LAST_SECONDS)
+            listener.ended()
+
+    def end(self) -> None:
+        """End what is left of this epoch at once, and wait for it."""
+        self._end_links()
+        self._runner.stop_all(0)
+        for child in self._children.values():
+            child.link.close()
+            if child.thread is not None and child.thread is not threading.current_thread():
+                child.thread.join()
+
+    def _end_links(self) -> HostListener | None:
+        """Tell every host to end; the listener, for the first who asks."""
+        with self._lock:
+            is_first, self._is_over = not self._is_over, True
+        if not is_first:
+            return None
+        for child in self._children.values():
+            with contextlib.suppress(PeerLostError):
+                child.link.send(EndTasks())
+        return self._listener
+
+    def close(self) -> None:
+        """The job is over."""
+        self._runner.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def join(self) -> None:
+        """Nothing is left to wait for."""
+
+
+def _make_folder() -> str:
+    """A private folder with a short path: sockets lie in it."""
+    folder = tempfile.mkdtemp(prefix="shoal-")
+    if len(folder) > _MOST_FOLDER:
+        os.rmdir(folder)  # noqa: PTH106
+        folder = tempfile.mkdtemp(prefix="shoal-", dir="/tmp")
+    return folder
+
+
+class _Runner:
+    """Children of this process, through the process runtime: an event loop in a thread of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._runtime: ProcessRuntime | None = None
+        self._runs: dict[int, tuple[RunId, int]] = {}
+        self._extending: asyncio.Task[None] | None = None
+
+    def start(self, requests: list[RunRequest]) -> None:
+        """Start children, one for each host."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="children", daemon=True)
+            self._thread.start()
+            self._call(self._open())
+        self._call(self._start(requests))
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            raise RuntimeError("there is no loop")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._runtime = ProcessRuntime(self._folder, clock=SystemClock(), node_id=NodeId("shoal-run"))
+        await self._runtime.open()
+        self._extending = asyncio.create_task(self._extend())
+
+    async def _start(self, requests: list[RunRequest]) -> None:
+        runtime, clock = self._opened(), SystemClock()
+        self._runs = {}
+        for number, request in enumerate(requests):
+            info = await runtime.start(replace(request, deadline=clock.monotonic() + DEADLINE))
+            self._runs[number] = (request.run_id, info.pid)
+
+    async def _extend(self) -> None:
+        """As long as this process lives, so do its children."""
+        clock = SystemClock()
+        while True:
+            await clock.sleep(_EXTEND)
+            runs = tuple(run for run, _pid in self._runs.values())
+            if runs:
+                with contextlib.suppress(ShoalError):
+                    await self._opened().extend_deadlines(runs, clock.monotonic() + DEADLINE)
+
+    def find_ended(self) -> str:
+        """What ended a child that should run; empty when all do."""
+        for number in self._runs:
+            words = self.describe(number)
+            if words:
+                return f"process {number}{words}"
+        return ""
+
+    def describe(self, number: int) -> str:
+        """How a child ended, for people; empty while it runs."""
+        if number not in self._runs or self._loop is None:
+            return ""
+        info = self._call(self._opened().inspect(self._runs[number][0]))
+        if info is None or info.phase is not RunPhase.ENDED or info.exit is None:
+            return ""
+        how = f"signal {info.exit.signal}" if info.exit.signal else f"exit code {info.exit.code}"
+        said = f"; it last printed: {info.last_output[-500:].strip()}" if info.last_output.strip() else ""
+        return f" ({how}){said}"
+
+    def stop_all(self, patience: float) -> None:
+        """End every child; those that do not end by themselves in time are killed. Nothing runs when this returns."""
+        if self._loop is not None and self._runs:
+            self._call(self._stop(patience))
+
+    async def _stop(self, patience: float) -> None:
+        runtime, clock = self._opened(), SystemClock()
+        ends_at = clock.monotonic() + patience
+        for run, pid in self._runs.values():
+            while clock.monotonic() < ends_at:
+                info = await runtime.inspect(run)
+                if info is None or info.phase is RunPhase.ENDED:
+                    break
+                await clock.sleep(0.02)
+            info = await runtime.inspect(run)
+            if info is not None and info.phase is RunPhase.RUNNING and pid:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)  # also one that is stopped
+            with contextlib.suppress(ShoalError):
+                await runtime.stop(run)
+                await runtime.forget(run)
+        self._runs = {}
+
+    def close(self) -> None:
+        """Let go of the runtime."""
+        loop, self._loop = self._loop, None
+        if loop is None:
+            return
+        asyncio.run_coroutine_threadsafe(self._close(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        if self._thread is not None:
+            self._thread.join()
+        loop.close()
+
+    async def _close(self) -> None:
+        if self._extending is not None:
+            self._extending.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._extending
+        await self._opened().close()
+
+    def _opened(self) -> ProcessRuntime:
+        if self._runtime is None:
+            raise RuntimeError("the runtime is not open")
+        return self._runtime
