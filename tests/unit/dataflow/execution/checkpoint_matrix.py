@@ -300,7 +300,7 @@ def run(
     )
     flow = engine.start([sink], name="matrix", parallelism=parallelism, settings=settings)
     try:
-        used = {type(step.operator) for task in flow._tasks.values() for step in task._chain._steps}
+        used = {type(step.operator) for task in flow._hosts._host._tasks.values() for step in task._chain._steps}
         wait_for_checkpoints(flow, checkpoints)
         return flow.stop(timeout=PATIENCE), used
     finally:
@@ -321,9 +321,9 @@ def whereabouts(flow: engine.RunningFlow) -> str:
     tasks = [
         f"{task.name} has snapshotted {task._snapshotted}, orders {[*task.mailbox._orders]}, queues "
         + str([(len(queue.items), queue.used, queue.aligned, queue.ended) for queue in _queues(task)])
-        for task in flow._tasks.values()
+        for task in flow._hosts._host._tasks.values()
     ]
-    return "\n".join([str(flow._coordinator and flow._coordinator._state), *tasks])
+    return "\n".join([str(flow._attempt and flow._attempt.coordinator and flow._attempt.coordinator._state), *tasks])
 
 
 def _queues(task: Any) -> Sequence[Any]:

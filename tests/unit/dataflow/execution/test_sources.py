@@ -235,7 +235,7 @@ def test_a_driver_says_once_that_it_was_woken():
 def test_a_task_that_was_woken_without_an_order_does_not_oversleep_rows():
     tap = Tap()
     flow = engine.start([collect(tap_source(tap))], settings=FlowSettings(poll=60))
-    (task,) = flow._tasks.values()
+    (task,) = flow._hosts._host._tasks.values()
     tap.give(rows(("a", 1, 1)))
     tap.wait_fetched(1)
     task.mailbox.interrupt()  # as the end of `put` does, when the order was found before it

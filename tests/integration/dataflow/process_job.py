@@ -1,0 +1,71 @@
+"""A job over child processes, as a process of its own: `python -m tests.integration.dataflow.process_job BROKER DIR N`.
+
+Reads the topic `in` to its end, sums by key and window, and writes the topic `out` and files once. With `N` 0 tasks are
+threads. Fault points of host n are armed by the environment, `SHOAL_FAULTS_HOST_n`; those of the coordinator as usual.
+Prints a line when it runs, and how often it recovered at its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from typing import Any
+
+from shoal.core import faults
+from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.api.windows import tumbling
+from shoal.dataflow.connectors.file_sinks import JsonLinesSink
+from shoal.dataflow.connectors.topics import TopicSink, TopicSource
+from shoal.dataflow.execution import engine
+from shoal.dataflow.language.logical import Node
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
+from tests.unit.dataflow.execution.flows import SCHEMA
+
+
+def slowly(batch: Any) -> Any:
+    """Takes its time, so that there are several checkpoints before the end."""
+    time.sleep(0.02)
+    return batch
+
+
+def plan(broker: str, directory: str) -> list[Node]:
+    """Two sinks, behind an exchange by key."""
+    source = TopicSource("in", broker, schema=SCHEMA, bounded=True)
+    rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us").map(slowly, schema=SCHEMA)
+    sums = rows.group_by("key").window(tumbling(seconds=0.00001)).sum("value").uid("sums")
+    return [
+        _named(sums.to_sink(TopicSink("out", broker, key="key")).node, "topic"),
+        _named(sums.to_sink(JsonLinesSink(f"{directory}/files")).node, "files"),
+    ]
+
+
+def _named(node: Node, uid: str) -> Node:
+    return replace(node, uid=uid)
+
+
+def main(broker: str, directory: str, processes: str, parallelism: str = "2") -> None:
+    """Run it."""
+    faults.arm_from_environment()
+    settings = FlowSettings(
+        batch_rows=8,
+        checkpoint=CheckpointSettings(directory=f"{directory}/checkpoints", interval=0.1, min_pause=0.0),
+    )
+    flow = engine.start(
+        plan(broker, directory),
+        name="job",
+        parallelism=int(parallelism),
+        settings=settings,
+        processes=int(processes),
+    )
+    print("running", flush=True)
+    try:
+        flow.wait()
+    except BaseException:
+        flow.abort()
+        raise
+    print(f"recovered {flow.recoveries}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,191 @@
+"""A job whose tasks run in child processes: killed and stopped at every point, its output is what it has to be.
+
+The children are real processes. The oracle is computed from the rows.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime as dt
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.core import faults
+from shoal.core.errors import InvalidError, ShoalError
+from shoal.dataflow.api.stream import Stream
+from shoal.dataflow.execution import engine
+from shoal.dataflow.language.errors import PlanError
+from tests.integration.dataflow.test_topics import ROWS, fill, read
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[3]
+#: What hosts come to; the others are the coordinator's.
+HOST_POINTS = [
+    f"dataflow.{name}"
+    for name in (
+        "snapshot.before",
+        "snapshot.after",
+        "prepare.before",
+        "prepare.after",
+        "commit.before",
+        "commit.after",
+    )
+]
+FEW = {"dataflow.snapshot.after", "dataflow.commit.before"}
+LONG = 120.0
+
+
+def expected() -> list[tuple[str, int, int]]:
+    """The sums of each key and window of ten microseconds."""
+    totals: dict[tuple[str, int], int] = collections.defaultdict(int)
+    for key, value, at in ROWS:
+        totals[key, at // 10 * 10] += value
+    return sorted((key, start, total) for (key, start), total in totals.items())
+
+
+def found(rows: list[dict]) -> list[tuple[str, int, int]]:
+    start = dt.datetime.fromisoformat
+    epoch = dt.datetime(1970, 1, 1)  # noqa: DTZ001 - as they are written
+    micro = dt.timedelta(microseconds=1)
+    return sorted((row["key"], (start(row["window_start"]) - epoch) // micro, row["value"]) for row in rows)
+
+
+class Job:
+    """The job, as a process."""
+
+    def __init__(self, folder: Path, processes: int = 2, **environment: str) -> None:
+        self.folder = folder
+        self.broker = str(folder / "log")
+        if not (folder / "log").exists():
+            fill(self.broker)
+        command = [sys.executable, "-m", "tests.integration.dataflow.process_job"]
+        self.process = subprocess.Popen(
+            [*command, self.broker, str(folder), str(processes)],
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | environment,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def wait_running(self) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "running\n"
+
+    def wait(self) -> int:
+        """Until it has ended well; how often it recovered."""
+        said, _ = self.process.communicate(timeout=LONG)
+        assert self.process.returncode == 0
+        return int(said.split("recovered ")[1])
+
+    def check(self) -> None:
+        """Both sinks have every row once."""
+        assert found(read(self.broker)) == expected()
+        lines = [line for path in sorted(self.folder.glob("files/*.jsonl")) for line in path.read_text().splitlines()]
+        assert found([json.loads(line) for line in lines]) == expected()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[object]:
+    """Starts jobs, and ends what is left of them."""
+    started: list[Job] = []
+
+    def start(processes: int = 2, **environment: str) -> Job:
+        job = Job(tmp_path, processes, **environment)
+        started.append(job)
+        return job
+
+    yield start
+    for job in started:
+        job.process.kill()
+        job.process.communicate()
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_over_processes_it_is_what_it_is_in_one(jobs, processes):
+    job = jobs(processes)
+    assert job.wait() == 0
+    job.check()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=() if each in FEW else pytest.mark.long) for each in HOST_POINTS]
+)
+def test_a_host_that_is_killed_takes_its_region_back(jobs, point, host):
+    job = jobs(**{f"SHOAL_FAULTS_HOST_{host}": f"{point}=kill@2"})
+    assert job.wait() >= 1
+    job.check()
+
+
+def test_the_points_of_hosts_exist():
+    assert set(HOST_POINTS) <= set(faults.POINTS)
+
+
+def test_a_host_that_is_stopped_longer_than_the_time_out_is_replaced_and_its_zombie_changes_nothing(jobs):
+    job = jobs(SHOAL_FAULTS_HOST_1="dataflow.commit.before=stop@1")
+    job.wait_running()
+    assert job.wait() >= 1
+    job.check()
+
+
+def test_a_killed_coordinator_leaves_no_host_and_the_next_goes_on(jobs):
+    job = jobs(SHOAL_FAULTS="dataflow.manifest.after=kill@1", SHOAL_TEST_JOB="killed")
+    job.wait_running()
+    assert host_processes("killed")
+    job.process.wait(LONG)
+    assert job.process.returncode == -signal.SIGKILL
+    wait_until(lambda: not host_processes("killed"))
+    again = jobs()
+    again.wait()
+    again.check()
+
+
+def host_processes(job: str) -> list[int]:
+    """The task hosts of a job, which have its process in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (path / "cmdline").read_bytes().decode().split("\0")
+            variables = (path / "environ").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue
+        if "shoal.dataflow.execution.host_process" in words and f"SHOAL_TEST_JOB={job}" in variables:
+            found.append(int(path.name))
+    return found
+
+
+def wait_until(condition) -> None:
+    ends = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < ends, "it did not come to that"
+        time.sleep(0.05)
+
+
+def fails(batch):
+    raise ValueError(f"cannot use {batch.num_rows} rows")
+
+
+def test_an_error_of_a_users_function_comes_out_with_its_step_and_line(tmp_path):
+    stream = Stream.from_dicts([{"a": 1}, {"a": 2}]).map(fails, schema={"a": "int64"})
+    with pytest.raises(ShoalError, match=r"map\(fails\).*cannot use 2 rows"):
+        engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=1)
+
+
+def test_what_cannot_leave_the_process_is_refused_before_anything_runs(tmp_path):
+    lock = threading.Lock()
+    stream = Stream.from_dicts([{"a": 1}]).map(lambda batch: lock and batch)
+    with pytest.raises(PlanError, match="cannot be written down"):
+        engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=2)
+    with pytest.raises(InvalidError, match="processes"):
+        engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=-1)
+    assert not (tmp_path / "out").exists()
