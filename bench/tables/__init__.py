@@ -11,11 +11,6 @@ from bench.areas import Area, Note
 from bench.figures import Against, Figure, at_least
 from bench.tables.peers import ALL
 
-#: As large as is measured; a test of the measuring takes less.
-ROWS = 10_000_000
-SMALL, LARGE = 1_000_000, 20_000_000
-BATCH = 4096
-
 _STEP = (
     "Lookup of a batch of 4,096 ids and an Adagrad step with a gradient for each, zipf ids over {rows} rows, "
     "columns: {dim}, threads: {threads}; admission and times are on."
@@ -68,7 +63,7 @@ def measure(run: int, note: Note) -> Mapping[str, float]:
     """Everything once; what takes long in the first run."""
     from bench.tables import steps
 
-    return steps.measure_all(run, note, rows=ROWS, small=SMALL, large=LARGE, beside=ROWS // 2)
+    return steps.measure_all(run, note)
 
 
 AREA = Area(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,44 +17,65 @@ from shoal.core.errors import UnavailableError
 from shoal.tables.dumps import arrow
 from shoal.tables.table import EmbeddingTable
 
-BATCH, BATCHES, PASSES = 4096, 300, 5
 _PEER_WITHIN = 900.0
 
 
-def measure_all(run: int, note: Note, *, rows: int, small: int, large: int, beside: int) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured. A test of the measuring itself takes less of everything."""
+
+    rows: int = 10_000_000
+    small: int = 1_000_000
+    large: int = 20_000_000
+    #: Rows of the comparison with the peer, whose table takes minutes to fill.
+    beside: int = 5_000_000
+    batch: int = 4096
+    batches: int = 300
+    passes: int = 5
+
+
+FULL = Scale()
+
+
+def measure_all(run: int, note: Note, scale: Scale = FULL) -> dict[str, float]:
     """Every figure once."""
+    return measure_tables(run, scale) | measure_beside(scale, note)
+
+
+def measure_tables(run: int, scale: Scale) -> dict[str, float]:
+    """Every figure of ours once."""
     found: dict[str, float] = {}
     for dim in (16, 32):
         for threads, name in ((1, f"step_{dim}"), (2, f"step_{dim}_two_threads")):
-            with make_table(rows, dim, threads=threads) as table:
-                found[name] = step_rate(table, rows)
+            with make_table(scale.rows, dim, threads=threads) as table:
+                found[name] = step_rate(table, scale.rows, scale)
                 if (dim, threads) == (16, 1):
-                    found["lookup_16"] = step_rate(table, rows, update=False)
+                    found["lookup_16"] = step_rate(table, scale.rows, scale, update=False)
                     if run == 0:
-                        found["memory_per_id_16"] = table.statistics().bytes / rows
+                        found["memory_per_id_16"] = table.statistics().bytes / scale.rows
                         found |= measure_dump(table)
-    with make_table(small, 16, threads=1) as table:
-        found["step_16_1m"] = step_rate(table, small)
+    with make_table(scale.small, 16, threads=1) as table:
+        found["step_16_1m"] = step_rate(table, scale.small, scale)
     if run == 0:
-        with make_table(large, 16, threads=1) as table:
-            found["step_16_20m"] = step_rate(table, large)
-    return found | measure_beside(beside, note)
+        with make_table(scale.large, 16, threads=1) as table:
+            found["step_16_20m"] = step_rate(table, scale.large, scale)
+    return found
 
 
-def step_rate(table: EmbeddingTable, rows: int, *, update: bool = True) -> float:
+def step_rate(table: EmbeddingTable, rows: int, scale: Scale, *, update: bool = True) -> float:
     """Millions of ids a second: the median of some passes over the same batches."""
-    batches = make_batches(rows, BATCH, BATCHES)
+    batches = make_batches(rows, scale.batch, scale.batches)
     dim = table.layout.width
-    gradients = np.random.default_rng(2).normal(scale=0.01, size=(BATCH, dim)).astype(np.float32)
-    out = np.empty((BATCH, dim), np.float32)
+    gradients = np.random.default_rng(2).normal(scale=0.01, size=(scale.batch, dim)).astype(np.float32)
+    out = np.empty((scale.batch, dim), np.float32)
     rates = []
-    for number in range(PASSES):
+    for number in range(scale.passes):
         started = time.perf_counter()
         for step, ids in enumerate(batches):
             table.lookup(ids, out=out)
             if update:
                 table.apply(ids, gradients, step=step, event_times=DAY + number)
-        rates.append(BATCH * BATCHES / (time.perf_counter() - started) / 1e6)
+        rates.append(scale.batch * scale.batches / (time.perf_counter() - started) / 1e6)
     return statistics.median(rates)
 
 
@@ -71,16 +93,16 @@ def measure_dump(table: EmbeddingTable) -> dict[str, float]:
     return {"dump_10m": written - started, "load_10m": loaded - loading}
 
 
-def measure_beside(rows: int, note: Note) -> dict[str, float]:
+def measure_beside(scale: Scale, note: Note) -> dict[str, float]:
     """The step in turn with that of the peer, which gets the same batches."""
     with tempfile.TemporaryDirectory(prefix="shoal-bench-tables-") as folder:
         path = Path(folder) / "batches.npy"
-        np.save(path, np.array(make_batches(rows, BATCH, BATCHES)))
+        np.save(path, np.array(make_batches(scale.beside, scale.batch, scale.batches)))
         try:
-            peer = TFRA.run([str(path), str(rows)], within=_PEER_WITHIN)
+            peer = TFRA.run([str(path), str(scale.beside)], within=_PEER_WITHIN)
         except UnavailableError as error:
             note(f"TFRA could not be measured: {error.message[:200]}")
             return {}
-    with make_table(rows, 16, threads=2) as table:
-        own = step_rate(table, rows)
+    with make_table(scale.beside, 16, threads=2) as table:
+        own = step_rate(table, scale.beside, scale)
     return {"step_16_beside_tfra": own, "tfra_step_16": float(peer["rate"])}
