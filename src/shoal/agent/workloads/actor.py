@@ -78,7 +78,7 @@ from shoal.core.errors import InvalidError, NotFoundError, ShoalError, Unsupport
 from shoal.core.faults import reach
 from shoal.core.ids import RunId, WorkloadId
 from shoal.core.retry import Backoff
-from shoal.core.tasks import TaskScope
+from shoal.core.tasks import TaskScope, running
 from shoal.model.actions import ActionStatus, ActionType
 from shoal.model.workloads import (
     AgentSpec,
@@ -110,6 +110,9 @@ T = TypeVar("T")
 
 #: Stages whose work is canceled by a stop.
 _INTERRUPTED = frozenset({Stage.STARTING, Stage.UPDATING})
+
+#: A fetch that takes longer, in seconds, is shown.
+_LONG_FETCH = 2.0
 
 #: Seconds between two looks at a guest that boots.
 BOOT_INTERVAL = 0.5
@@ -422,7 +425,7 @@ class WorkloadActor:
             # Outside of the limit on starts: what waits for a registry or an export delays no other.
             request = replace(request, volumes=await self._provide_volumes(spec.body))
             if isinstance(runtime, SupportsFetch):
-                await runtime.fetch(request)
+                await self._fetch(runtime, request)
             async with self._around.starts[decided.intent.type]:
                 # Last: the deadline counts from now.
                 if decided.rules.needs_contact:
@@ -436,6 +439,14 @@ class WorkloadActor:
             return StartFailed(run_id, FailureReason.INVALID_SPEC, error.message)
         reach("agent.start.after")
         return info
+
+    async def _fetch(self, runtime: SupportsFetch, request: RunRequest) -> None:
+        """Have everything at hand that a start needs, and say so when that takes long."""
+        async with running(runtime.fetch(request), name=f"fetch {self.workload_id}") as fetching:
+            await asyncio.wait({fetching}, timeout=_LONG_FETCH)
+            if not fetching.done():
+                self.post(RunTroubled(request.run_id, "starting: fetching its images"))
+            await fetching
 
     def _request(self, run_id: RunId, decided: WorkloadState, spec: AgentSpec, proof: Mapping[str, str]) -> RunRequest:
         """What the runtime is asked to run, with the ports of the run before. Raises `RunError` without its secrets."""

@@ -78,7 +78,7 @@ class EngineConnection:
                     break
                 await self._clock.sleep(_AGAIN_SECONDS)
         except ShoalError as error:
-            await self._lose(error.message)
+            await self._lose(error.message, hint=error.hint)
         scope.start(self._follow(), name="follow")
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class EngineConnection:
             try:
                 await self._follow_events(await self._reach())
             except ShoalError as error:
-                await self._lose(error.message)
+                await self._lose(error.message, hint=error.hint)
             await self._clock.sleep(_RECONNECT_SECONDS)
 
     async def _follow_events(self, api: EngineApi) -> None:
@@ -143,10 +143,10 @@ class EngineConnection:
             self._problem = ""
         return self._api
 
-    async def _lose(self, why: str) -> None:
+    async def _lose(self, why: str, *, hint: str = "") -> None:
         api, self._api = self._api, None
         if why != self._problem:
-            log.warning("the container engine is lost: %s", why)
+            log.warning("the container engine is lost: %s%s", why, f" ({hint})" if hint else "")
         self._problem = why
         if api is not None:
             await api.close()

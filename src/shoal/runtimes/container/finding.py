@@ -70,6 +70,8 @@ class EngineFinder:
         self._podman = PodmanService(directory, clock=clock, arguments=arguments)
         self._choice = choice
         self._choosing = asyncio.Lock()
+        #: Which engine the Podman service is, once that was looked at.
+        self._own_identity = ""
 
     def is_here(self) -> bool:
         """Whether there is anything that may be an engine: a named address, a usual socket, `podman`, runs in one."""
@@ -112,22 +114,29 @@ class EngineFinder:
                 if await self._is_chosen(api, choice, chosen):
                     return api
                 others.append(address)
-        if chosen.is_podman and PodmanService.is_possible():
+        if self._may_be_own(chosen):
             api = await self._podman.open()
             if await self._is_chosen(api, choice, chosen):
                 return api
+            self._own_identity = api.expected
+            await self._podman.close()
             others.append(api.address)
-        words = f"the container engine at {chosen.address} does not answer, and runs of this agent are in it"
+        words = f"the container engine of this agent's runs ({chosen.identity}) does not answer"
         if others:
-            words = f"the engine at {others[0]} does not have the runs of this agent: they are in {chosen.identity!r}"
-        raise UnavailableError(f"{words}; if that one is gone for good, remove {choice.path} and restart the agent")
+            words += f"; the one at {others[0]} is another"
+        raise UnavailableError(words, hint=f"if it is gone for good, remove {choice.path} and restart the agent")
+
+    def _may_be_own(self, chosen: ChosenEngine) -> bool:
+        """Whether a Podman service of the agent's own may be the engine, with the same storage."""
+        if chosen.address != self._podman.address and self._environ.get("DOCKER_HOST"):
+            return False
+        return chosen.is_podman and PodmanService.is_possible() and self._own_identity in ("", chosen.identity)
 
     @staticmethod
     async def _is_chosen(api: EngineApi, choice: EngineChoice, chosen: ChosenEngine) -> bool:
         try:
-            found = await api.identity()
+            found = api.expected = await api.identity()
             if found == chosen.identity:
-                api.expected = found
                 if api.address != chosen.address:
                     await asyncio.to_thread(choice.write, ChosenEngine(api.address, found))
                 return True

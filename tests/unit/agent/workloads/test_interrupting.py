@@ -83,7 +83,9 @@ async def test_a_fetch_that_fails_is_tried_again_and_says_why(tmp_path):
             fetch_takes=5, fetch_error="no progress", failure=FailureReason.IMAGE_PULL_FAILED, transient=True
         )
         await kit.apply()
-        await kit.settle(5.1)
+        await kit.settle(3)
+        assert kit.status().message == "starting: fetching its images"
+        await kit.settle(2.1)
         status = kit.status()
         assert (status.state, status.failure) == (RunState.PENDING, FailureReason.IMAGE_PULL_FAILED)
         assert "no progress" in status.message
