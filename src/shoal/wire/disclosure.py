@@ -139,7 +139,7 @@ _TABLE: Mapping[str, Mapping[Audiences, str]] = {
         _OWNERS: "kernel initrd kernel_args os_image_sha256 acceleration boot stop restart retain_policy",
     },
     "shoal.v1.VmBoot": {_OWNERS: "console tcp_port guest_agent deadline_ms"},
-    "shoal.v1.VmDiskOptions": {_OWNERS: "image sha256 format read_only path"},
+    "shoal.v1.VmDiskOptions": {_OWNERS: "image sha256 format read_only path name"},
     "shoal.v1.VmNetworkOptions": {_OWNERS: "tap mac ports"},
     "shoal.v1.PortForward": {_OWNERS: "guest_port host_port protocol name"},
     "shoal.v1.RestartPolicy": {_OWNERS: "policy max_retries delay_ms max_delay_ms healthy_after_ms"},

@@ -141,7 +141,7 @@ def _place(pool_name: str) -> str:
 
 
 def _ambiguous(disks: Iterable[KnownDisk]) -> RunError:
-    names = ", ".join(f"{each.name} ({each.key})" for each in disks)
+    names = ", ".join(f"{each.name} ({each.key.strip()})" for each in disks)
     return RunError(
         f"it cannot be told which disk keeps the data of {names}",
         failure=FailureReason.INVALID_SPEC,
