@@ -360,7 +360,7 @@ class ControlService:
         """Every group, or a page of them."""
         check_page(request.page_size, request.page_token)
         views = self._views.groups(after=request.page_token)
-        page, token = first_page(
+        page, token = await first_page(
             ((view.group_id, convert.group_view_to_proto(view)) for view in views), request.page_size
         )
         return pb.ListGroupsResponse(groups=page, next_page_token=token)
@@ -375,7 +375,7 @@ class ControlService:
         status = NodeState.READY.value if request.status.lower() == "active" else request.status
         check_state(status, NODE_STATES)
         views = self._views.nodes(status=status, after=request.page_token)
-        page, token = first_page(
+        page, token = await first_page(
             ((view.node_id, convert.node_view_to_proto(view)) for view in views), request.page_size
         )
         return pb.ListNodesResponse(nodes=page, next_page_token=token)
@@ -392,7 +392,7 @@ class ControlService:
         views = self._views.workloads(
             node_id=request.node_id, status=request.status, group_id=request.group_id, after=request.page_token
         )
-        page, token = first_page(
+        page, token = await first_page(
             ((view.workload_id, convert.workload_view_to_proto(view)) for view in views), request.page_size
         )
         return pb.ListWorkloadsResponse(workloads=page, next_page_token=token)

@@ -199,7 +199,9 @@ class Views:
         """Every workload that matches, in order of the ids, from the one after `after` on."""
         wanted = status.lower()
         for workload_id in sorted(each for each in self._fleet.workloads if each > after):
-            record = self._fleet.workloads[workload_id]
+            record = self._fleet.workloads.get(workload_id)
+            if record is None:
+                continue  # removed since the list was begun
             if self._fleet.is_buried(record) or (node_id and record.node_id != node_id):
                 continue
             if group_id and record.group_id != group_id:
@@ -261,7 +263,10 @@ class Views:
         """Every node that matches, in order of the ids, from the one after `after` on."""
         wanted = status.lower()
         for node_id in sorted(each for each in self._fleet.nodes if each > after):
-            view = self.node(self._fleet.nodes[node_id])
+            record = self._fleet.nodes.get(node_id)
+            if record is None:
+                continue
+            view = self.node(record)
             if not wanted or view.status.lower() == wanted:
                 yield view
 
@@ -276,7 +281,9 @@ class Views:
     def groups(self, *, after: str = "") -> Iterator[GroupView]:
         """Every group, in order of the ids, from the one after `after` on."""
         for group_id in sorted(each for each in self._fleet.groups if each > after):
-            yield self.group(self._fleet.groups[group_id])
+            record = self._fleet.groups.get(group_id)
+            if record is not None:
+                yield self.group(record)
 
     async def summary(self) -> ClusterSummary:
         """The fleet in numbers. Every workload is counted exactly once."""

@@ -1,5 +1,6 @@
 """Lists that are cut into pages, and lists that are too long for one message."""
 
+import asyncio
 import dataclasses
 import time
 
@@ -31,7 +32,7 @@ def read_all(entries, size):
     """Every page, read one after another as a client does."""
     read, token = [], ""
     while True:
-        page, token = first_page(((key, value) for key, value in entries if key > token), size)
+        page, token = asyncio.run(first_page(((key, value) for key, value in entries if key > token), size))
         read.append(page)
         if not token:
             return read
@@ -50,7 +51,7 @@ def test_pages_have_everything_once_and_fit(sizes, size):
 
 def test_without_a_size_everything_is_one_page():
     entries = [(f"{number}", StringValue(value="x" * 1024)) for number in range(10_000)]
-    page, token = first_page(entries, 0)
+    page, token = asyncio.run(first_page(entries, 0))
     assert (len(page), token) == (10_000, "")
 
 
@@ -165,3 +166,35 @@ async def test_a_list_tells_the_reasons_of_a_few_nodes_and_one_workload_those_of
     listed = await kit.channel.call(AgentControl.LIST_WORKLOADS, pb.ListWorkloadsRequest())
     assert len(listed.workloads[0].rejections) == 20
     assert len((await kit.workload("huge")).rejections) == 30
+
+
+@looptime
+@pytest.mark.parametrize("kind", ["nodes", "workloads"])
+async def test_others_get_their_turn_while_a_long_page_is_made_and_may_remove_what_it_lists(each_kit, kind):
+    fleet, count = each_kit.plane.leadership.fleet, 5 * pages.MADE_TOGETHER
+    each_kit.node("n1")
+    await each_kit.apply("web")
+    await each_kit.wait_status("web", "Running")
+    known = fleet.nodes if kind == "nodes" else fleet.workloads
+    (record,) = known.values()
+    copies = [f"{next(iter(known))}-{number:03d}" for number in range(count)]
+    for each in copies:
+        if kind == "nodes":
+            known[each] = dataclasses.replace(record, spec=dataclasses.replace(record.spec, node_id=each))
+        else:
+            known[each] = dataclasses.replace(record, workload_id=each)
+    turns = []
+
+    async def remove_the_last_ones():
+        while len(known) > 1:
+            turns.append(known.pop(max(known)))
+            await asyncio.sleep(0)
+
+    remover = asyncio.ensure_future(remove_the_last_ones())
+    method = AgentControl.LIST_NODES if kind == "nodes" else AgentControl.LIST_WORKLOADS
+    answer = await each_kit.channel.call(method, method.request())
+    found = len(turns)
+    await remover
+    assert found > 1
+    listed = answer.nodes if kind == "nodes" else answer.workloads
+    assert 1 < len(listed) <= count + 1
