@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -128,33 +129,44 @@ def _sums(stream: Stream) -> Stream:
     return stream.group_by("key").aggregate({"total": ("v", "sum")})
 
 
-#: A job, its keys, and rows in a second of event time.
-JOBS: dict[str, tuple[Callable[[Stream], Stream], int, int]] = {
-    "tumbling": (_windows, 1000, 1000),
-    "tumbling_many_keys": (_windows, 1_000_000, 200_000),
-    "sums": (_sums, 100_000, 1000),
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is run with checkpoints and without."""
+
+    build: Callable[[Stream], Stream]
+    keys: int
+    #: Rows in a second of event time.
+    density: int
+    #: How often the rows are read, so that a run is long beside its start and its end.
+    times: int = 1
+
+
+JOBS = {
+    "tumbling": Job(_windows, 1000, 1000, times=6),
+    "tumbling_many_keys": Job(_windows, 1_000_000, 200_000),
+    "sums": Job(_sums, 100_000, 1000, times=2),
 }
 
 
 def measure_often(rows: int, rounds: int) -> dict[str, dict[str, float]]:
     """Rows per second of each job with checkpoints and without, in turn."""
-    return {name: _take_turns(*job, rows, rounds) for name, job in JOBS.items()}
+    return {name: _take_turns(job, rows * job.times, rounds) for name, job in JOBS.items()}
 
 
-def _take_turns(build: Any, keys: int, density: int, rows: int, rounds: int) -> dict[str, float]:
-    batches = make_batches(rows, keys=keys, rows_per_second=density)
+def _take_turns(job: Job, rows: int, rounds: int) -> dict[str, float]:
+    batches = make_batches(rows, keys=job.keys, rows_per_second=job.density)
     rates: dict[str, list[float]] = {"with": [], "without": []}
-    _run(build, batches[: len(batches) // 8], with_checkpoints=True)
+    _run(job, batches[: len(batches) // 8], with_checkpoints=True)
     for _ in range(rounds):
         for label, found in rates.items():
             began = time.perf_counter()
-            _run(build, batches, with_checkpoints=label == "with")
+            _run(job, batches, with_checkpoints=label == "with")
             found.append(rows / (time.perf_counter() - began))
     return {label: statistics.median(found) for label, found in rates.items()}
 
 
-def _run(build: Any, batches: Sequence[Any], *, with_checkpoints: bool) -> None:
-    stream = build(Stream.from_batches(batches, event_time="ts"))
+def _run(job: Job, batches: Sequence[Any], *, with_checkpoints: bool) -> None:
+    stream = job.build(Stream.from_batches(batches, event_time="ts"))
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = CheckpointSettings(directory=folder, interval=INTERVAL) if with_checkpoints else None
         engine.run([stream.to_callback(Counted()).node], name="bench", settings=FlowSettings(checkpoint=checkpoint))

@@ -114,7 +114,7 @@ def measure_checkpoints(scale: Scale) -> Values:
         "checkpoint_whole": changes["whole"] / M,
         "checkpoint_share": 100 * changes["written"] / changes["whole"],
     }
-    often = run_module("checkpoints", ["often", scale.rows * 4, scale.rounds], within=_WITHIN)
+    often = run_module("checkpoints", ["often", scale.rows, scale.rounds], within=_WITHIN)
     for name, rates in often.items():
         found[f"often_{name}"] = rates["with"] / M
         found[f"often_{name}_without"] = rates["without"] / M

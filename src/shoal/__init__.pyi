@@ -2,6 +2,9 @@ from shoal.core.errors import ShoalError as ShoalError
 from shoal.dataflow.api import fn as fn
 from shoal.dataflow.api.app import App as App
 from shoal.dataflow.api.app import Dataflow as Dataflow
+from shoal.dataflow.api.own_operator import Operator as Operator
+from shoal.dataflow.api.process_function import FunctionContext as FunctionContext
+from shoal.dataflow.api.process_function import ProcessFunction as ProcessFunction
 from shoal.dataflow.api.stream import Stream as Stream
 from shoal.dataflow.api.topic import Topic as Topic
 from shoal.dataflow.api.windows import count as count
@@ -14,10 +17,7 @@ from shoal.dataflow.language.expressions import lit as lit
 from shoal.dataflow.language.record import Record as Record
 from shoal.dataflow.language.settings import CheckpointSettings as CheckpointSettings
 from shoal.dataflow.language.settings import FlowSettings as FlowSettings
-from shoal.dataflow.operators.own_operator import KeyedState as KeyedState
-from shoal.dataflow.operators.own_operator import Operator as Operator
-from shoal.dataflow.operators.process_function import FunctionContext as FunctionContext
-from shoal.dataflow.operators.process_function import ProcessFunction as ProcessFunction
+from shoal.dataflow.state.groups import KeyedState as KeyedState
 from shoal.dataflow.state.handles import AggregatingState as AggregatingState
 from shoal.dataflow.state.handles import ListState as ListState
 from shoal.dataflow.state.handles import MapState as MapState

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core import faults
+from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import session, sliding, tumbling
 from shoal.dataflow.connectors import brokers
@@ -27,7 +28,6 @@ from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col, lit
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.process_function import ProcessFunction
 from shoal.topics.local import LocalLogSettings, LocalTopics
 
 SCHEMA = pa.schema([("user", pa.string()), ("value", pa.int64()), ("at", pa.int64())])

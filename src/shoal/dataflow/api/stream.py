@@ -15,6 +15,7 @@ from typing import Any
 from shoal.core.errors import problem
 from shoal.dataflow.api.grouping import Cuttable, GroupedStream, WindowedStream, all_columns
 from shoal.dataflow.api.joins import Joins
+from shoal.dataflow.api.process_function import is_maker
 from shoal.dataflow.api.reading import Reading, make_policy, make_schema
 from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.terminals import Terminals
@@ -36,7 +37,7 @@ from shoal.dataflow.language.logical import (
     Sink,
 )
 from shoal.dataflow.language.spans import Span, micros
-from shoal.dataflow.operators.process_function import HOW_TO_PROCESS, is_maker
+from shoal.dataflow.operators.functions import HOW_TO_PROCESS
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
 from shoal.dataflow.plan.facts import Facts
 

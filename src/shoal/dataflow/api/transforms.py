@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.core.errors import problem
+from shoal.dataflow.api.own_operator import find_hint
 from shoal.dataflow.api.reading import make_policy, make_schema, make_time
 from shoal.dataflow.api.steps import S_co, Steps
 from shoal.dataflow.language.elements import CHANGE, Schema
@@ -32,7 +33,6 @@ from shoal.dataflow.language.logical import (
     Union,
 )
 from shoal.dataflow.language.spans import Span
-from shoal.dataflow.operators.own_operator import find_hint
 from shoal.dataflow.plan.facts import check_columns
 
 #: The column of a result that has no name of its own.

@@ -51,7 +51,7 @@ from shoal.dataflow.operators.joins.unique import UniqueJoin
 from shoal.dataflow.operators.joins.window import WindowJoin
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.process import ProcessOperator
-from shoal.dataflow.operators.sessions import SessionAggregate
+from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from shoal.dataflow.plan.facts import Facts
 from shoal.dataflow.plan.physical import Role, kind_of
@@ -192,7 +192,7 @@ def _grouped(grouping: Grouping, window: Window | None, firing: Firing, work: Wo
     match window:
         case None:
             return running.RunningAggregate(
-                grouping=grouping, gives_changes=work.facts.changes, takes_changes=work.inputs[0].changes
+                grouping=grouping, emits_changes=work.facts.changes, takes_changes=work.inputs[0].changes
             )
         case SlidingWindow():
             return WindowAggregate(grouping=grouping, window=window, firing=firing)
@@ -250,7 +250,7 @@ def _join(work: Work) -> Operator:
         case JoinMode.REGULAR if node.right_is_unique:
             return UniqueJoin(**settings)
         case JoinMode.REGULAR:
-            return RegularJoin(gives_changes=work.facts.changes, ttl=node.ttl, **settings)
+            return RegularJoin(emits_changes=work.facts.changes, ttl=node.ttl, **settings)
         case JoinMode.WINDOW if isinstance(node.window, SlidingWindow):
             return WindowJoin(window=node.window, emits_time=work.facts.needs_time, **settings)
         case JoinMode.INTERVAL:

@@ -18,15 +18,16 @@ import numpy as np
 from shoal.dataflow.language.elements import START_OF_TIME, Batch
 from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import CountWindow
-from shoal.dataflow.operators.aggregates.lanes import grown
-from shoal.dataflow.operators.aggregates.plan import AggregatePlan, LaneSpec
+from shoal.dataflow.operators.aggregates.accumulators import grown
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec, AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, occurrence
 from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import (
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
     key_names,
@@ -34,7 +35,6 @@ from shoal.dataflow.operators.keyed_state import (
     restored_slots,
     state_table,
 )
-from shoal.dataflow.operators.keyindex import KeyIndex
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells
 from shoal.dataflow.state.tables import TableState
@@ -179,7 +179,7 @@ class CountAggregate(Aggregating):
     def _complete(self, slots: Integers, numbers: Integers, panes: Sparse, moments: Integers, out: Output) -> None:
         """Full panes, ordered by slot and number, and when each became full."""
         if self._length == 1:
-            self._give(slots, panes, moments, out)
+            self._emit(slots, panes, moments, out)
             return
         firsts = numbers + 1 - self._length
         is_due = (firsts >= 0) & (firsts % self._step == 0)
@@ -190,7 +190,7 @@ class CountAggregate(Aggregating):
         for start in range(0, len(due), at_once):
             some = due[start : start + at_once]
             row, places = self._in_a_row(slots[some], firsts[some], slots, numbers, panes)
-            self._give(slots[some], _windows(self._ring.specs, row, places, self._length), moments[some], out)
+            self._emit(slots[some], _windows(self._ring.specs, row, places, self._length), moments[some], out)
         self._remember(slots, numbers, panes)
 
     def _windows_at_once(self, slots: Integers) -> int:
@@ -235,7 +235,7 @@ class CountAggregate(Aggregating):
         self._ring.clear(places)
         self._ring.merge(panes.at(rows).with_cells(places))
 
-    def _give(self, slots: Integers, sparse: Sparse, times: Integers, out: Output) -> None:
+    def _emit(self, slots: Integers, sparse: Sparse, times: Integers, out: Output) -> None:
         if self._plan is not None and len(slots):
             batch = self._grouping.assemble(self._plan, self._index.take(slots), sparse, times=times)
             emit_chunks(out, batch, self._context.max_rows)
@@ -254,7 +254,7 @@ def _groups(slots: Integers, panes: Integers) -> tuple[Integers, Integers, Integ
     return np.unique(slots), ordered[starts], numbers[starts], of_row, lasts
 
 
-def _windows(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+def _windows(specs: Sequence[AccumulatorSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
     """Windows of so many neighbouring panes, oldest first."""
     parts: dict[int, tuple[Any, ...]] = {}
     rows = np.zeros(0, np.int64)
@@ -268,12 +268,12 @@ def _windows(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length:
     return Sparse(np.arange(len(firsts)), rows, tuple(parts[number] for number in range(len(specs))))
 
 
-def _has_an_order(spec: LaneSpec) -> bool:
+def _has_an_order(spec: AccumulatorSpec) -> bool:
     """Whether it matters what is put together first: floats round, and a user's function may be anything."""
     return spec.kind in ("moments", "fold") or (spec.kind == "sum" and spec.dtype.kind == "f")
 
 
-def _one_by_one(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+def _one_by_one(specs: Sequence[AccumulatorSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
     """A pane after the other, of all windows at once."""
     whole, cells = Store(specs, len(firsts)), np.arange(len(firsts))
     for place in range(length):
@@ -281,7 +281,7 @@ def _one_by_one(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, leng
     return whole.take(cells)
 
 
-def _doubled(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
+def _doubled(specs: Sequence[AccumulatorSpec], panes: Sparse, firsts: Integers, length: int) -> Sparse:
     """Blocks of one pane, of two, of four and so on: a window is one block for each bit of its length.
 
     Windows that overlap share blocks, so the cost of each grows with the logarithm of the overlap at most.
@@ -302,7 +302,7 @@ def _doubled(specs: Sequence[LaneSpec], panes: Sparse, firsts: Integers, length:
     return whole.take(cells)
 
 
-def _twice(specs: Sequence[LaneSpec], blocks: Sparse, places: Integers, wanted: Integers, size: int) -> Sparse:
+def _twice(specs: Sequence[AccumulatorSpec], blocks: Sparse, places: Integers, wanted: Integers, size: int) -> Sparse:
     """Blocks of twice the size, each of two neighbours."""
     store, cells = Store(specs, len(wanted)), np.arange(len(wanted))
     for begin in (wanted, wanted + size):

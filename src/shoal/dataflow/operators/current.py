@@ -7,9 +7,9 @@ from typing import Any
 
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import START_OF_TIME
+from shoal.dataflow.language.moments import Delay, Time, life_micros, time_micros, timer_micros
 from shoal.dataflow.language.spans import Span
 from shoal.dataflow.operators.batches import processing_time
-from shoal.dataflow.operators.process_function import Delay, Time, life_micros, time_micros, timer_micros
 from shoal.dataflow.state import handles
 from shoal.dataflow.state.base import StateKey
 from shoal.dataflow.state.keycodec import decode_key
@@ -19,7 +19,7 @@ from shoal.dataflow.state.timers import Timers
 class CurrentKey:
     """The context of a process function."""
 
-    def __init__(self, state: handles.KeyedState, timers: Timers, clock_timers: Timers, clock: Clock) -> None:
+    def __init__(self, state: handles.FunctionState, timers: Timers, clock_timers: Timers, clock: Clock) -> None:
         self._state = state
         self._timers, self._clock_timers = timers, clock_timers
         self._clock = clock

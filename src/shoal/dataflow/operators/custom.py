@@ -21,10 +21,10 @@ from shoal.dataflow.language.elements import END_OF_TIME, TIME, TRACE, Batch, Sc
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output, UserOperator
 from shoal.dataflow.operators.batches import emit_chunks, event_times
 from shoal.dataflow.operators.opaque import TimeColumn, as_batch, fit, with_hidden
-from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.policies import ErrorPolicy
 from shoal.dataflow.operators.rows import VALUE, visible_names
 from shoal.dataflow.state.blobs import pack, unpack
+from shoal.dataflow.state.groups import KeyedState
 
 
 class CustomOperator(Operator):
@@ -70,7 +70,7 @@ class CustomOperator(Operator):
             self._policy.reject(batch, error, out)
             return
         for result in results:
-            self._give(with_hidden(result, batch, self._time), out)
+            self._emit(with_hidden(result, batch, self._time), out)
 
     def on_watermark(self, time: int, out: Output) -> None:
         """Tell it how far event time has come."""
@@ -127,7 +127,7 @@ class CustomOperator(Operator):
         hook = getattr(self._operator, name, None)
         if hook is not None:
             for batch in self._batches(hook(*arguments)):
-                self._give(self._with_hidden(batch), out)
+                self._emit(self._with_hidden(batch), out)
 
     def _with_hidden(self, batch: Batch) -> Batch:
         """Rows that belong to no batch that came in."""
@@ -145,7 +145,7 @@ class CustomOperator(Operator):
         batches = [as_batch(each, VALUE) for each in several]
         return [batch if self._schema is None else fit(batch, self._schema) for batch in batches]
 
-    def _give(self, batch: Batch, out: Output) -> None:
+    def _emit(self, batch: Batch, out: Output) -> None:
         if batch.num_rows:
             emit_chunks(out, batch, self._context.max_rows)
 

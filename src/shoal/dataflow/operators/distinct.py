@@ -19,8 +19,10 @@ from shoal.dataflow.language.keys import Integers
 from shoal.dataflow.language.windows import Firing, SlidingWindow, Window
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
-from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import (
+from shoal.dataflow.operators.keys.columns import with_room
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.liveness import Liveness
+from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
     key_names,
@@ -28,8 +30,6 @@ from shoal.dataflow.operators.keyed_state import (
     numbers_of,
     restored_slots,
 )
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells
 from shoal.dataflow.state.tables import TableState

@@ -75,7 +75,7 @@ class Merge(Operator):
         state.last = values[-1].item()
         state.batches.append((batch, values))
         state.came += batch.num_rows
-        self._give(out)
+        self._emit(out)
 
     def on_port_watermark(self, time: int, port: int, out: Output) -> None:
         """Remember where it stands."""
@@ -88,13 +88,13 @@ class Merge(Operator):
         state = self._ports[port]
         state.has_ended = True
         state.marks.append((state.came, END_OF_TIME))
-        self._give(out)
+        self._emit(out)
 
     def on_end(self, out: Output) -> None:
         """Whatever is left."""
         for state in self._ports:
             state.has_ended = True
-        self._give(out)
+        self._emit(out)
 
     def output_watermark(self, time: int) -> int:
         """The least of the inputs', as far as their rows are out."""
@@ -153,7 +153,7 @@ class Merge(Operator):
             raise InvalidError([problem(self._by, "NaN", "has no place in an order: filter such rows out before")])
         return values
 
-    def _give(self, out: Output) -> None:
+    def _emit(self, out: Output) -> None:
         """Put out the rows up to what all inputs have come to."""
         held = [state.last for state in self._ports if not state.has_ended]
         if any(last is None for last in held):

@@ -2,8 +2,8 @@
 
 It keeps nothing from batch to batch and judges no row as late, because the task behind the exchange may be less far in
 time than this one. `WindowAggregate` and `RunningAggregate` with a grouping that says `is_partial` take its output:
-keys, the start of the pane as event time, and what the lanes keep. Rows that turn out to be late there are counted, but
-cannot be given to a side output any more: where `late` is read, rows must go through the exchange as they are.
+keys, the start of the pane as event time, and what the accumulators keep. Rows that turn out to be late there are
+counted, but cannot go to a side output any more: where `late` is read, rows must go through the exchange as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.dataflow.operators.aggregates.store import Rows, combine
 from shoal.dataflow.operators.base import Context, Operator, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
 from shoal.dataflow.operators.grouping import INPUT_SCHEMA, Grouping
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
 
 #: The keys are remembered only because finding known ones is quicker; with more than these it begins anew.
 _MAX_KEYS = 65_536

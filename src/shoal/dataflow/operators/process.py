@@ -25,8 +25,8 @@ from shoal.dataflow.language.logical import OnError
 from shoal.dataflow.operators.base import Context, Operator, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time, processing_time
 from shoal.dataflow.operators.current import CurrentKey
+from shoal.dataflow.operators.functions import KeyedFunction, make_process
 from shoal.dataflow.operators.policies import ErrorPolicy
-from shoal.dataflow.operators.process_function import ProcessFunction, make_process
 from shoal.dataflow.operators.rows import (
     CHUNK,
     MISFITS,
@@ -60,7 +60,7 @@ class ProcessOperator(Operator):
     def __init__(
         self,
         *,
-        function: ProcessFunction | Callable[[], ProcessFunction],
+        function: KeyedFunction | Callable[[], KeyedFunction],
         keys: tuple[str, ...] = (),
         schema: Schema | None = None,
         policy: ErrorPolicy | None = None,
@@ -84,7 +84,7 @@ class ProcessOperator(Operator):
         """Let the function name its state."""
         self._context = context
         self._backend = self._make_backend(context)
-        self._state = handles.KeyedState(self._backend)
+        self._state = handles.FunctionState(self._backend)
         self._current = CurrentKey(self._state, self._timers, self._clock_timers, context.clock)
         self._current.watermark = self._watermark
         self._function.open(self._current)

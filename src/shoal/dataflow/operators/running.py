@@ -21,9 +21,11 @@ from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, has_time
-from shoal.dataflow.operators.given import rows_differ
+from shoal.dataflow.operators.emitted import rows_differ
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import (
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.liveness import Liveness
+from shoal.dataflow.operators.keys.tables import (
     check_fingerprint,
     fingerprint,
     key_names,
@@ -31,20 +33,18 @@ from shoal.dataflow.operators.keyed_state import (
     restored_slots,
     state_table,
 )
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
 from shoal.dataflow.state.tables import TableState
 
 
 class RunningAggregate(Aggregating):
-    """One result for each key. `gives_changes` on endless input; `takes_changes` when its input has `op`."""
+    """One result for each key. `emits_changes` on endless input; `takes_changes` when its input has `op`."""
 
-    def __init__(self, *, grouping: Grouping, gives_changes: bool, takes_changes: bool = False) -> None:
+    def __init__(self, *, grouping: Grouping, emits_changes: bool, takes_changes: bool = False) -> None:
         super().__init__(grouping)
         self._fingerprint = fingerprint(grouping.keys, grouping.description)
-        self._gives_changes = gives_changes
+        self._emits_changes = emits_changes
         self._takes_changes = takes_changes
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
@@ -65,18 +65,18 @@ class RunningAggregate(Aggregating):
         slots = self._index.slots(batch)
         self._store.ensure(len(self._index))
         self._dirty.mark(slots, len(self._index))
-        if not self._gives_changes:
+        if not self._emits_changes:
             self._update(plan, batch, slots, times)
             return
         touched = np.unique(slots)
         before = self._store.take(touched)
         old = plan.results(before)
         self._update(plan, batch, slots, times)
-        self._give_changes(plan, before, old, out, int(times.max()))
+        self._emit_changes(plan, before, old, out, int(times.max()))
 
     def on_end(self, out: Output) -> None:
-        """Give the results, where nothing was given before."""
-        if self._plan is None or self._gives_changes:
+        """Emit the results, where nothing was given before."""
+        if self._plan is None or self._emits_changes:
             return
         cells = self._store.present()
         for start in range(0, len(cells), self._context.max_rows):
@@ -151,15 +151,15 @@ class RunningAggregate(Aggregating):
 
     # -- changes ----------------------------------------------------------------------------------------------
 
-    def _give_changes(self, plan: AggregatePlan, before: Sparse, old: list[Array], out: Output, time: int) -> None:
+    def _emit_changes(self, plan: AggregatePlan, before: Sparse, old: list[Array], out: Output, time: int) -> None:
         after = self._store.take(before.cells)
         new = plan.results(after)
         was, is_now = before.rows != 0, after.rows != 0
         moved = was & is_now & rows_differ(old, new)
         gone = was & ~is_now
         less, more = np.flatnonzero(moved | gone), np.flatnonzero(moved | (is_now & ~was))
-        self._give(before, old, less, words=np.where(gone, "-D", "-U"), out=out, time=time)
-        self._give(after, new, more, words=np.where(was, "+U", "+I"), out=out, time=time)
+        self._emit(before, old, less, words=np.where(gone, "-D", "-U"), out=out, time=time)
+        self._emit(after, new, more, words=np.where(was, "+U", "+I"), out=out, time=time)
         if gone.any():
             self._store.clear(before.cells[gone])
             if self._dirty.is_tracking:
@@ -168,7 +168,7 @@ class RunningAggregate(Aggregating):
                 self._gone.add(keys, self._index.groups(slots, self._context.key_groups.total))
             self._forget()
 
-    def _give(
+    def _emit(
         self, sparse: Sparse, results: list[Array], rows: Integers, *, words: Any, out: Output, time: int
     ) -> None:
         if not len(rows) or self._plan is None:

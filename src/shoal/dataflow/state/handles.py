@@ -1,8 +1,8 @@
 """State as process functions use it: value, list, map, reducing and aggregating state of the current key.
 
-`KeyedState` keeps what a batch touches as Python objects and writes it to the backend when the batch is done, so a key
-that comes often in a batch costs one read and one write. Values are pickled. A time to live counts from the last write,
-in processing time.
+`FunctionState` keeps what a batch touches as Python objects and writes it to the backend when the batch is done, so a
+key that comes often in a batch costs one read and one write. Values are pickled. A time to live counts from the last
+write, in processing time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ V = TypeVar("V")
 _ABSENT: Any = object()
 
 
-class KeyedState:
+class FunctionState:
     """The state of one operator: its namespaces, and the key that is current."""
 
     def __init__(self, backend: StateBackend) -> None:
@@ -107,7 +107,7 @@ class KeyedState:
 class _Handle:
     """One state of a function."""
 
-    def __init__(self, state: KeyedState, name: str, *, ttl: int, is_whole: bool = True) -> None:
+    def __init__(self, state: FunctionState, name: str, *, ttl: int, is_whole: bool = True) -> None:
         state.declare(name, ttl=ttl, is_whole=is_whole)
         self._state = state
         self._name = name
@@ -170,7 +170,7 @@ class ListState(_Handle, Generic[T]):
 class MapState(_Handle, Generic[K, V]):
     """Values by a key of their own; each is read and written alone. Its keys are plain values."""
 
-    def __init__(self, state: KeyedState, name: str, *, ttl: int) -> None:
+    def __init__(self, state: FunctionState, name: str, *, ttl: int) -> None:
         super().__init__(state, name, ttl=ttl, is_whole=False)
 
     def get(self, key: K, default: Any = None) -> Any:
@@ -220,7 +220,7 @@ class MapState(_Handle, Generic[K, V]):
 class ReducingState(_Handle, Generic[T]):
     """One value, made of all that were added by a function of two."""
 
-    def __init__(self, state: KeyedState, name: str, function: Callable[[T, T], T], *, ttl: int) -> None:
+    def __init__(self, state: FunctionState, name: str, function: Callable[[T, T], T], *, ttl: int) -> None:
         super().__init__(state, name, ttl=ttl)
         self._function = function
 
@@ -240,7 +240,7 @@ class AggregatingState(_Handle):
 
     def __init__(
         self,
-        state: KeyedState,
+        state: FunctionState,
         name: str,
         *,
         create: Callable[[], Any],

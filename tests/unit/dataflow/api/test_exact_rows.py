@@ -15,6 +15,7 @@ import pytest
 
 from shoal.core.errors import InvalidError
 from shoal.dataflow.api.context import TopicSpec
+from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.reading import make_schema
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.topic import Topic
@@ -26,7 +27,6 @@ from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import Column, Named, col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.language.logical import Node, OnError, Project, SideOutput, Sink, Source, walk
-from shoal.dataflow.operators.process_function import ProcessFunction
 from shoal.dataflow.plan.prepare import prepare
 from shoal.topics.base import records
 

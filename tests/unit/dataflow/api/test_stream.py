@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.stream import KeyedStream, RecordStream, Stream
 from shoal.dataflow.api.windows import tumbling
 from shoal.dataflow.execution import engine
@@ -31,7 +32,6 @@ from shoal.dataflow.language.logical import (
     Source,
 )
 from shoal.dataflow.language.windows import Firing, SlidingWindow
-from shoal.dataflow.operators.process_function import ProcessFunction
 from tests.unit.dataflow.plan.plans import Same
 
 ROWS = [{"id": n, "user": "ab"[n % 2]} for n in range(10)]

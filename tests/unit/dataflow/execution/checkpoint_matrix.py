@@ -40,7 +40,7 @@ from shoal.dataflow.operators.joins.regular import RegularJoin
 from shoal.dataflow.operators.joins.unique import UniqueJoin
 from shoal.dataflow.operators.joins.window import WindowJoin
 from shoal.dataflow.operators.process import ProcessOperator
-from shoal.dataflow.operators.sessions import SessionAggregate
+from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 
 SCHEMA = pa.schema([("key", pa.int64()), ("value", pa.float64()), ("time", pa.int64())])

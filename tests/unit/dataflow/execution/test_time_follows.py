@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from shoal.dataflow.api.own_operator import Operator
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import tumbling
 from shoal.dataflow.execution.event_time import to_micros
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import OperatorFailedError
 from shoal.dataflow.operators.opaque import TimeColumn
-from shoal.dataflow.operators.own_operator import Operator
 
 ROWS = [{"v": 2, "at": 15}, {"v": 1, "at": 5}, {"v": 3, "at": 25}]
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from shoal.core.errors import PreconditionError
+from shoal.dataflow.api.process_function import ProcessFunction
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import count, session, sliding, tumbling
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import CheckpointError, OperatorFailedError
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
-from shoal.dataflow.operators.own_operator import KeyedState
-from shoal.dataflow.operators.process_function import ProcessFunction
+from shoal.dataflow.state.groups import KeyedState
 from tests.unit.dataflow.execution.flows import SCHEMA, Recording, RecordingSink, Tap, TapSource, rows
 
 Program = Callable[[Stream], Stream]

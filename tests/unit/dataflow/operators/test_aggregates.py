@@ -20,7 +20,7 @@ from shoal.dataflow.operators.distinct import Distinct
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.partial import PartialAggregate
 from shoal.dataflow.operators.running import RunningAggregate
-from shoal.dataflow.operators.sessions import SessionAggregate
+from shoal.dataflow.operators.sessions.aggregate import SessionAggregate
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
 from tests.unit.dataflow.operators.driving import Collected, Fleet, HandClock, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import ALL, canonical, result_of, rows_strategy, sizes_strategy
@@ -280,7 +280,7 @@ def test_a_count_window_that_a_late_row_fills_is_not_late():
 @settings(max_examples=33, deadline=None)
 def test_the_end_of_bounded_input_brings_the_results(rows, sizes, restarts, width, partial):
     grouping = Grouping(keys=("key",), aggregations=ALL)
-    out = drive(lambda: RunningAggregate(grouping=grouping, gives_changes=False), cut(rows, sizes), 0, restarts, width)
+    out = drive(lambda: RunningAggregate(grouping=grouping, emits_changes=False), cut(rows, sizes), 0, restarts, width)
     numbered = [(key, (time, arrival, value)) for arrival, (time, key, value) in enumerate(rows)]
     expected = [
         (key, *result_of([row for other, row in numbered if other == key])) for key in {key for key, _r in numbered}
@@ -304,7 +304,7 @@ def fold(rows: list[tuple[Any, ...]]) -> dict[Any, tuple[Any, ...]]:
 @settings(max_examples=33, deadline=None)
 def test_changes_add_up_to_the_result(rows, sizes, restarts, width):
     grouping = Grouping(keys=("key",), aggregations=ALL)
-    out = drive(lambda: RunningAggregate(grouping=grouping, gives_changes=True), cut(rows, sizes), 0, restarts, width)
+    out = drive(lambda: RunningAggregate(grouping=grouping, emits_changes=True), cut(rows, sizes), 0, restarts, width)
     numbered = [(key, (time, arrival, value)) for arrival, (time, key, value) in enumerate(rows)]
     expected = {
         key: result_of([row for other, row in numbered if other == key]) for key in {key for key, _r in numbered}
@@ -321,7 +321,7 @@ def test_aggregates_over_changes_take_rows_back(rows, sizes, restarts):
     """The sum over keys of their greatest value, from changes of the greatest values."""
     first = Fleet(
         lambda: RunningAggregate(
-            grouping=Grouping(keys=("key",), aggregations=(Aggregation("most", "value", "max"),)), gives_changes=True
+            grouping=Grouping(keys=("key",), aggregations=(Aggregation("most", "value", "max"),)), emits_changes=True
         ),
         [("key",)],
     )
@@ -331,7 +331,7 @@ def test_aggregates_over_changes_take_rows_back(rows, sizes, restarts):
                 keys=("most",),
                 aggregations=(Aggregation("n", "*", "count"), Aggregation("total", "most", "sum")),
             ),
-            gives_changes=True,
+            emits_changes=True,
             takes_changes=True,
         ),
         [("most",)],
@@ -356,7 +356,7 @@ def test_aggregates_over_changes_take_rows_back(rows, sizes, restarts):
 
 def test_what_cannot_be_taken_back_is_refused():
     operator = RunningAggregate(
-        grouping=Grouping(aggregations=(Aggregation("m", "value", "max"),)), gives_changes=True, takes_changes=True
+        grouping=Grouping(aggregations=(Aggregation("m", "value", "max"),)), emits_changes=True, takes_changes=True
     )
     batch = batch_of([(1, "a", 1)]).append_column(CHANGE, pa.array(["+I"]))
     with pytest.raises(InvalidError, match="count, sum and mean"):
@@ -368,7 +368,7 @@ def test_partial_results_add_up_without_a_window():
     partial = Fleet(lambda: PartialAggregate(grouping=grouping), [("key",)])
     final = Fleet(
         lambda: RunningAggregate(
-            grouping=Grouping(keys=("key",), aggregations=ALL, is_partial=True), gives_changes=False
+            grouping=Grouping(keys=("key",), aggregations=ALL, is_partial=True), emits_changes=False
         ),
         [("key",)],
         2,
@@ -397,7 +397,7 @@ def test_a_reduction_is_a_sum_when_its_function_adds(rows, sizes, restarts, wind
 
     def make(grouping: Grouping) -> Any:
         if window is None:
-            return RunningAggregate(grouping=grouping, gives_changes=False)
+            return RunningAggregate(grouping=grouping, emits_changes=False)
         return WindowAggregate(grouping=grouping, window=SlidingWindow(*window))
 
     function = Grouping(keys=("key",), function=lambda a, b: {"key": a["key"], "value": a["value"] + b["value"]})

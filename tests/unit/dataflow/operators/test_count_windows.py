@@ -18,7 +18,7 @@ from shoal.dataflow.operators import counts
 from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.counts import CountAggregate
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
 from tests.unit.dataflow.operators.driving import Fleet, cut
 
 FUNCTIONS = ("sum", "min", "last", "list", "count_distinct")

@@ -20,10 +20,10 @@ from shoal.dataflow.language.logical import Location, OnError
 from shoal.dataflow.operators.base import Context
 from shoal.dataflow.operators.custom import CustomOperator
 from shoal.dataflow.operators.opaque import FilterBatches, MapBatches
-from shoal.dataflow.operators.own_operator import KeyedState
 from shoal.dataflow.operators.policies import ErrorPolicy, FunctionError
 from shoal.dataflow.operators.records import MapRecords
 from shoal.dataflow.operators.stateless import Filter, Project
+from shoal.dataflow.state.groups import KeyedState
 from tests.unit.dataflow.operators.driving import Fleet
 
 

@@ -107,7 +107,7 @@ def test_the_regular_join_of_bounded_input(given_events, sizes, restarts, kind):
 @given(events, sizes_strategy, restarts_strategy, kinds)
 @settings(max_examples=60, deadline=None)
 def test_changes_of_the_regular_join_add_up(given_events, sizes, restarts, kind):
-    fleet = drive(lambda: RegularJoin(kind=kind, gives_changes=True, **SETTINGS), given_events, sizes, restarts)
+    fleet = drive(lambda: RegularJoin(kind=kind, emits_changes=True, **SETTINGS), given_events, sizes, restarts)
     standing: Counter[Any] = Counter()
     for *values, op in fleet.out.rows(*NAMES, "op"):
         standing[tuple(values)] += 1 if op.startswith("+") else -1

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.dataflow.language import keys as keying
-from shoal.dataflow.operators import keyindex
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys import index as keyindex
+from shoal.dataflow.operators.keys.index import KeyIndex
 
 columns = st.sampled_from(
     [

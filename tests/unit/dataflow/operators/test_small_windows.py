@@ -19,8 +19,8 @@ from shoal.dataflow.operators.aggregates.store import Store
 from shoal.dataflow.operators.grouping import Grouping
 from shoal.dataflow.operators.windows import spans
 from shoal.dataflow.operators.windows.aggregate import WindowAggregate
+from shoal.dataflow.operators.windows.packed import PackedPanes
 from shoal.dataflow.operators.windows.panes import Pane
-from shoal.dataflow.operators.windows.thin import ThinPanes
 from tests.unit.dataflow.operators.driving import Fleet, batch_of, cut
 from tests.unit.dataflow.operators.test_windows import ALL, WHOLE, canonical, check_in_parts, oracle, run
 
@@ -121,7 +121,7 @@ def test_floats_and_texts_are_what_they_are_window_by_window(rows, window, cuts,
 
     in_bulk = drive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ThinPanes, "suits", lambda *_: False)
+        patch.setattr(PackedPanes, "suits", lambda *_: False)
         patch.setattr(spans, "is_worth_it", lambda *_: False)
         one_by_one = drive()
     assert [row[:3] for row in in_bulk] == [row[:3] for row in one_by_one]
@@ -213,7 +213,7 @@ def test_a_sum_that_does_not_fit_is_an_error_in_one_of_many_windows_too():
         fleet.end()
 
 
-def test_keys_of_thin_panes_that_no_longer_come_are_forgotten():
+def test_keys_of_packed_panes_that_no_longer_come_are_forgotten():
     for window in ((1, 1), (10, 5)):
         operator = WindowAggregate(grouping=Grouping(keys=("key",), aggregations=WHOLE), window=SlidingWindow(*window))
         fleet = Fleet(lambda task=operator: task, [("key",)], max_rows=100_000)

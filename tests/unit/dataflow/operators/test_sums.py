@@ -111,7 +111,7 @@ def changes(kind: Any, *rows: tuple[str, Any]) -> Any:
 
 def fleet_of(width: int = 1, aggregations: tuple[Aggregation, ...] = BOTH) -> Fleet:
     grouping = Grouping(keys=("key",), aggregations=aggregations)
-    return Fleet(lambda: RunningAggregate(grouping=grouping, gives_changes=True, takes_changes=True), [("key",)], width)
+    return Fleet(lambda: RunningAggregate(grouping=grouping, emits_changes=True, takes_changes=True), [("key",)], width)
 
 
 def last(fleet: Fleet) -> tuple[Any, Any]:

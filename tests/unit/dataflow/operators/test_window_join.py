@@ -13,7 +13,7 @@ from shoal.dataflow.language.elements import TIME
 from shoal.dataflow.language.logical import JoinKind
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.joins.window import WindowJoin
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
 from tests.unit.dataflow.operators.driving import Fleet
 
 LEFT = pa.schema({"key": pa.string(), "left": pa.int64(), TIME: pa.int64()})

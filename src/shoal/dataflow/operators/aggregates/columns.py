@@ -1,6 +1,6 @@
-"""The columns of a batch made ready for lanes: numpy views of numbers, Arrow arrays of the rest.
+"""The columns of a batch made ready for accumulators: numpy views of numbers, Arrow arrays of the rest.
 
-Called by `plan.AggregatePlan.inputs` once for each batch; lanes then take parts of them.
+Called by `plan.AggregatePlan.inputs` once for each batch; accumulators then take parts of them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Column: TypeAlias = Numbers | Values | Objects | None
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """A batch as the lanes of a plan see it: one column for each lane."""
+    """A batch as the accumulators of a plan see it: one column for each accumulator."""
 
     columns: tuple[Column, ...]
     #: What decides which row is the first: event time, or the order of arrival where there is none.

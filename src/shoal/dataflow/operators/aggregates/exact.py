@@ -12,8 +12,8 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
+from shoal.dataflow.operators.aggregates.accumulators import Accumulator, grown
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Numbers, Vector
-from shoal.dataflow.operators.aggregates.lanes import Lane, grown
 
 #: Bits of a float's whole number.
 _DIGITS = 53
@@ -25,7 +25,7 @@ _UNIT = 1 << _POINT
 Part: TypeAlias = tuple[Any, ...]
 
 
-class ExactSumLane(Lane):
+class ExactSumAccumulator(Accumulator):
     """Sums of floats, without any rounding until somebody asks."""
 
     def __init__(self) -> None:

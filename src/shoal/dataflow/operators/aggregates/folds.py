@@ -1,4 +1,4 @@
-"""The lane of a user's `reduce`: one Python object for each cell."""
+"""The accumulator of a user's `reduce`: one Python object for each cell."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 from shoal.dataflow.language.record import Record
 from shoal.dataflow.language.values import make_column
+from shoal.dataflow.operators.aggregates.accumulators import Accumulator, grown
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Objects, Vector
-from shoal.dataflow.operators.aggregates.lanes import Lane, grown
 
 #: A user's function over two records.
 Fold = Callable[[Any, Any], Any]
 
 
-class FoldLane(Lane):
+class FoldAccumulator(Accumulator):
     """What a function made of the records of each cell, in the order of their arrival."""
 
     def __init__(self, function: Fold, kind: Any) -> None:

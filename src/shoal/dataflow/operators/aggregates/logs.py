@@ -1,4 +1,4 @@
-"""Lanes for everything that is not a 64-bit number: values are kept as rows of Arrow tables, and put together lazily.
+"""Accumulators for all but 64-bit numbers: values are kept as rows of Arrow tables, and put together lazily.
 
 A batch only appends its rows. They are reduced to what has to be kept (the least value of each cell, its distinct
 values) when they have doubled since the last time, or when somebody asks: so the work for each row stays constant.
@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 
 from shoal.core.errors import ExhaustedError
 from shoal.dataflow.language.keys import Array, canonical, combined
+from shoal.dataflow.operators.aggregates.accumulators import Accumulator
 from shoal.dataflow.operators.aggregates.columns import Cells, Column, Values
-from shoal.dataflow.operators.aggregates.lanes import Lane
 
 #: Fewer rows than this are not worth putting together.
 _MIN_REDUCE = 16_384
@@ -32,7 +32,7 @@ CELL, TIME, VALUE = "cell", "time", "value"
 _GROUPED = ("min", "max", "sum")
 
 
-class LogLane(Lane):
+class LogAccumulator(Accumulator):
     """Rows of cells. `function` says what they are reduced to: min, max, sum, first, last, distinct or list."""
 
     def __init__(self, function: str, kind: Any, name: str) -> None:
@@ -42,7 +42,7 @@ class LogLane(Lane):
         self._kind = kind
         self._tables: list[Any] = []
         self._rows = 0
-        #: No sum of decimals of this lane is farther from zero, in units of their last place.
+        #: No sum of decimals of this accumulator is farther from zero, in units of their last place.
         self._bound = 0
         self._reduced = 0
         self._is_sorted = True

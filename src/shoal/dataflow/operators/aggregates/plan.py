@@ -1,7 +1,7 @@
-"""What an aggregation needs for the columns of its input: lanes that are kept, and outputs that are made of them.
+"""What an aggregation needs for the columns of its input: accumulators, and outputs that are made of them.
 
-`bind` is called with the schema of the first batch. Aggregations that need the same thing share a lane: the mean of a
-column and its sum keep one sum. Over changes, of which rows can be taken back, sums of floats are kept exactly.
+`bind` is called with the schema of the first batch. Aggregations that need the same thing share an accumulator: the
+mean of a column and its sum keep one sum. Over changes, of which rows can be taken back, sums of floats are exact.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.elements import CHANGE, Batch, Schema
 from shoal.dataflow.language.keys import Array, combined
 from shoal.dataflow.language.logical import Aggregation
-from shoal.dataflow.operators.aggregates import exact, folds, lanes, logs
+from shoal.dataflow.operators.aggregates import accumulators, exact, folds, logs
 from shoal.dataflow.operators.aggregates.columns import (
     Cells,
     Column,
@@ -42,7 +42,7 @@ from shoal.dataflow.operators.rows import make_records, object_array
 
 
 @dataclass(frozen=True, slots=True)
-class LaneSpec:
+class AccumulatorSpec:
     """One thing that is kept for every cell."""
 
     kind: str
@@ -75,32 +75,32 @@ class LaneSpec:
         """What changes nothing when it is put together with a value; of those that have a `function_of_two`."""
         if self.kind in ("nulls", "sum"):
             return 0
-        return lanes.extreme_start(self.dtype, greatest=self.kind == "max")
+        return accumulators.extreme_start(self.dtype, greatest=self.kind == "max")
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """The numpy type of its values."""
         return np.dtype(np.float64) if self.as_float else number_type(self.type)
 
-    def make_lane(self) -> lanes.Lane:
-        """An empty lane."""
+    def make_accumulator(self) -> accumulators.Accumulator:
+        """An empty accumulator."""
         match self.kind:
             case "nulls":
-                return lanes.NullLane()
+                return accumulators.NullAccumulator()
             case "sum":
-                return lanes.SumLane(self.dtype, self.column)
+                return accumulators.SumAccumulator(self.dtype, self.column)
             case "exact":
-                return exact.ExactSumLane()
+                return exact.ExactSumAccumulator()
             case "min" | "max":
-                return lanes.ExtremeLane(self.dtype, greatest=self.kind == "max")
+                return accumulators.ExtremeAccumulator(self.dtype, greatest=self.kind == "max")
             case "moments":
-                return lanes.MomentLane()
+                return accumulators.MomentAccumulator()
             case "first" | "last":
-                return lanes.EdgeLane(self.dtype, last=self.kind == "last")
+                return accumulators.EdgeAccumulator(self.dtype, last=self.kind == "last")
             case "fold":
-                return folds.FoldLane(self.function, self.type)
+                return folds.FoldAccumulator(self.function, self.type)
             case _:
-                return logs.LogLane(self.kind.removeprefix("log:"), self.type, self.column)
+                return logs.LogAccumulator(self.kind.removeprefix("log:"), self.type, self.column)
 
     def state_types(self) -> tuple[Any, ...]:
         """The Arrow types of what is written down for each cell."""
@@ -156,26 +156,26 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class AggregatePlan:
-    """Lanes and outputs of an aggregation over one schema."""
+    """Accumulators and outputs of an aggregation over one schema."""
 
     schema: Schema
-    specs: tuple[LaneSpec, ...]
+    specs: tuple[AccumulatorSpec, ...]
     outputs: tuple[Output, ...]
     #: What all outputs need is made once, of what was kept.
     ready: Callable[[Sparse], Sparse] | None = None
 
     @property
     def is_invertible(self) -> bool:
-        """Whether all lanes are."""
+        """Whether all accumulators are."""
         return all(spec.invertible for spec in self.specs)
 
     @property
     def is_reversible(self) -> bool:
-        """Whether single rows can be taken back out of its lanes."""
+        """Whether single rows can be taken back out of its accumulators."""
         return all(spec.kind in _REVERSIBLE for spec in self.specs)
 
     def inputs(self, batch: Batch, times: Cells, *, with_changes: bool = False) -> Inputs:
-        """The columns of a batch for its lanes."""
+        """The columns of a batch for its accumulators."""
         ready: dict[tuple[str, str], Column] = {}
         columns = []
         for spec in self.specs:
@@ -194,7 +194,9 @@ class AggregatePlan:
         """The columns of what is written down for each cell; their names begin as hidden ones do."""
         fields = [pa.field("__rows", pa.int64())]
         for number, spec in enumerate(self.specs):
-            fields += [pa.field(f"__lane_{number}_{place}", kind) for place, kind in enumerate(spec.state_types())]
+            fields += [
+                pa.field(f"__accumulator_{number}_{place}", kind) for place, kind in enumerate(spec.state_types())
+            ]
         return fields
 
     def to_arrow(self, sparse: Sparse) -> list[Array]:
@@ -207,7 +209,9 @@ class AggregatePlan:
     def from_arrow(self, cells: Cells, batch: Any) -> Sparse:
         """The inverse, from a batch or a table that has those columns."""
         parts = tuple(
-            spec.from_arrow([batch.column(f"__lane_{number}_{place}") for place in range(len(spec.state_types()))])
+            spec.from_arrow(
+                [batch.column(f"__accumulator_{number}_{place}") for place in range(len(spec.state_types()))]
+            )
             for number, spec in enumerate(self.specs)
         )
         return Sparse(cells, combined(batch.column("__rows")).to_numpy(), parts)
@@ -223,7 +227,7 @@ def bind(aggregations: Sequence[Aggregation], schema: Schema, *, takes_back: boo
 def bind_fold(function: folds.Fold, schema: Schema) -> AggregatePlan:
     """A plan that applies a user's function to records; its outputs are the columns of the input."""
     kind = pa.struct(list(schema))
-    spec = LaneSpec("fold", "", kind, function=function)
+    spec = AccumulatorSpec("fold", "", kind, function=function)
 
     def ready(sparse: Sparse) -> Sparse:
         items = sparse.parts[0][0]
@@ -240,12 +244,12 @@ def bind_fold(function: folds.Fold, schema: Schema) -> AggregatePlan:
 
 
 class _Draft:
-    """Lanes so far."""
+    """Accumulators so far."""
 
     def __init__(self, schema: Schema, *, takes_back: bool) -> None:
         self._schema = schema
         self._takes_back = takes_back
-        self.specs: list[LaneSpec] = []
+        self.specs: list[AccumulatorSpec] = []
 
     def add(self, aggregation: Aggregation) -> Output:
         name, column, function = aggregation.name, aggregation.column, aggregation.function
@@ -273,11 +277,11 @@ class _Draft:
             case "any" | "all":
                 return self._dense("max" if function == "any" else "min", column, kind, result)
             case "count_distinct":
-                lane = self._lane("log:distinct", column, _canonical_type(kind))
-                return lambda sparse: logs.value_counts(sparse.parts[lane])
+                accumulator = self._accumulator("log:distinct", column, _canonical_type(kind))
+                return lambda sparse: logs.value_counts(sparse.parts[accumulator])
             case "list":
-                lane = self._lane("log:list", column, kind)
-                return lambda sparse: logs.value_lists(sparse.parts[lane], result)
+                accumulator = self._accumulator("log:list", column, kind)
+                return lambda sparse: logs.value_lists(sparse.parts[accumulator], result)
             case _:
                 return self._value(function, column, kind, result)
 
@@ -288,57 +292,59 @@ class _Draft:
             return self._exact_sum(column, kind)
         if is_dense_number(kind):
             return self._dense(function, column, kind, result)
-        lane = self._lane(f"log:{function}", column, result)
+        accumulator = self._accumulator(f"log:{function}", column, result)
         if not takes_back:
-            return lambda sparse: logs.single_values(sparse.parts[lane], result)
+            return lambda sparse: logs.single_values(sparse.parts[accumulator], result)
         valid = self._valid(column, kind)
-        return lambda sparse: nullable(logs.single_values(sparse.parts[lane], result), valid(sparse) > 0)
+        return lambda sparse: nullable(logs.single_values(sparse.parts[accumulator], result), valid(sparse) > 0)
 
-    def _lane(self, kind: str, column: str, value_type: Any, *, as_float: bool = False) -> int:
-        spec = LaneSpec(kind, column, value_type, as_float)
+    def _accumulator(self, kind: str, column: str, value_type: Any, *, as_float: bool = False) -> int:
+        spec = AccumulatorSpec(kind, column, value_type, as_float)
         if spec not in self.specs:
             self.specs.append(spec)
         return self.specs.index(spec)
 
     def _valid(self, column: str, kind: Any) -> Callable[[Sparse], Cells]:
         """How many rows of each cell have a value."""
-        lane = self._lane("nulls", column, kind)
+        accumulator = self._accumulator("nulls", column, kind)
 
         def count(sparse: Sparse) -> Cells:
-            nulls = sparse.parts[lane][0]
+            nulls = sparse.parts[accumulator][0]
             return sparse.rows - nulls if is_any(nulls) else sparse.rows
 
         return count
 
     def _dense(self, function: str, column: str, kind: Any, result: Any) -> Callable[[Sparse], Array]:
-        lane = self._lane(function, column, kind)
+        accumulator = self._accumulator(function, column, kind)
         if function in ("first", "last"):
-            return lambda sparse: nullable(back_to(sparse.parts[lane][2], result), sparse.parts[lane][0])
+            return lambda sparse: nullable(back_to(sparse.parts[accumulator][2], result), sparse.parts[accumulator][0])
         valid = self._valid(column, kind)
-        return lambda sparse: nullable(_safe(sparse.parts[lane][0], valid(sparse) > 0, result), valid(sparse) > 0)
+        return lambda sparse: nullable(
+            _safe(sparse.parts[accumulator][0], valid(sparse) > 0, result), valid(sparse) > 0
+        )
 
     def _exact_sum(self, column: str, kind: Any) -> Callable[[Sparse], Array]:
-        lane, valid = self._lane("exact", column, kind, as_float=True), self._valid(column, kind)
-        return lambda sparse: nullable(pa.array(exact.rounded(sparse.parts[lane])), valid(sparse) > 0)
+        accumulator, valid = self._accumulator("exact", column, kind, as_float=True), self._valid(column, kind)
+        return lambda sparse: nullable(pa.array(exact.rounded(sparse.parts[accumulator])), valid(sparse) > 0)
 
     def _mean(self, column: str, kind: Any) -> Callable[[Sparse], Array]:
         as_float = not is_dense_number(kind)
         is_exact = self._takes_back and (as_float or pa.types.is_floating(kind))
-        lane = self._lane("exact" if is_exact else "sum", column, kind, as_float=as_float or is_exact)
+        accumulator = self._accumulator("exact" if is_exact else "sum", column, kind, as_float=as_float or is_exact)
         valid = self._valid(column, kind)
 
         def mean(sparse: Sparse) -> Array:
-            counts, part = valid(sparse), sparse.parts[lane]
+            counts, part = valid(sparse), sparse.parts[accumulator]
             sums = exact.rounded(part) if is_exact else part[0]
             return nullable(pa.array(sums / np.maximum(counts, 1)), counts > 0)
 
         return mean
 
     def _spread(self, column: str, kind: Any, *, ddof: int, root: bool) -> Callable[[Sparse], Array]:
-        lane = self._lane("moments", column, kind, as_float=True)
+        accumulator = self._accumulator("moments", column, kind, as_float=True)
 
         def spread(sparse: Sparse) -> Array:
-            counts, _means, squares = sparse.parts[lane]
+            counts, _means, squares = sparse.parts[accumulator]
             enough = counts > ddof
             variance = np.maximum(squares, 0) / np.where(enough, counts - ddof, 1)
             return nullable(pa.array(np.sqrt(variance) if root else variance), enough)
@@ -347,7 +353,7 @@ class _Draft:
 
 
 def _safe(values: Vector, valid: Mask, result: Any) -> Array:
-    """Where there is no value the lane has its start, which a narrower type may not hold."""
+    """Where there is no value the accumulator has its start, which a narrower type may not hold."""
     return back_to(values if valid.all() else np.where(valid, values, values.dtype.type(0)), result)
 
 
@@ -356,8 +362,8 @@ def _canonical_type(kind: Any) -> Any:
     return pa.int64() if is_dense_number(kind) or pa.types.is_null(kind) else pa.binary()
 
 
-def _form(spec: LaneSpec) -> str:
-    """Which form of its column a lane needs; lanes of one form share it."""
+def _form(spec: AccumulatorSpec) -> str:
+    """Which form of its column an accumulator needs; accumulators of one form share it."""
     if spec.kind == "nulls":
         return "numbers" if is_dense_number(spec.type) else "presence"
     if spec.kind.startswith("log:"):
@@ -367,7 +373,7 @@ def _form(spec: LaneSpec) -> str:
     return "floats" if spec.as_float else "numbers"
 
 
-def _prepare(spec: LaneSpec, batch: Batch) -> Column:
+def _prepare(spec: AccumulatorSpec, batch: Batch) -> Column:
     form = _form(spec)
     if form == "objects":
         return Objects(object_array(make_records(batch, [field.name for field in spec.type])))

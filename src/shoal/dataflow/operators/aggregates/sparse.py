@@ -13,7 +13,7 @@ from shoal.dataflow.operators.aggregates.columns import Cells, Selection, join, 
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """Cells, how many rows went into each, and what the lanes keep for them."""
+    """Cells, how many rows went into each, and what the accumulators keep for them."""
 
     cells: Cells
     rows: Cells
@@ -41,8 +41,8 @@ def concat(sparses: Sequence[Sparse]) -> Sparse:
     if len(sparses) == 1:
         return sparses[0]
     parts = tuple(
-        tuple(join([sparse.parts[lane][place] for sparse in sparses]) for place in range(len(part)))
-        for lane, part in enumerate(sparses[0].parts)
+        tuple(join([sparse.parts[accumulator][place] for sparse in sparses]) for place in range(len(part)))
+        for accumulator, part in enumerate(sparses[0].parts)
     )
     return Sparse(join([each.cells for each in sparses]), join([each.rows for each in sparses]), parts)
 

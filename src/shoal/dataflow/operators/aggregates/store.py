@@ -1,4 +1,4 @@
-"""A store: all lanes of an aggregation over its cells.
+"""A store: all accumulators of an aggregation over its cells.
 
 Used by windows, sessions, count windows and running aggregates. Numbers of cells are the caller's business.
 """
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.dataflow.operators.aggregates.accumulators import count_into, grown
 from shoal.dataflow.operators.aggregates.columns import Cells, Inputs
-from shoal.dataflow.operators.aggregates.lanes import count_into, grown
-from shoal.dataflow.operators.aggregates.plan import LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse, in_order
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that were not put together yet: the cell of each, and what the lanes need of it."""
+    """Rows that were not put together yet: the cell of each, and what the accumulators need of it."""
 
     cells: Cells
     inputs: Inputs
@@ -29,12 +29,12 @@ class Rows:
 
 
 class Store:
-    """The lanes of `capacity` cells."""
+    """The accumulators of `capacity` cells."""
 
-    def __init__(self, specs: Sequence[LaneSpec], capacity: int = 0) -> None:
+    def __init__(self, specs: Sequence[AccumulatorSpec], capacity: int = 0) -> None:
         self.specs = tuple(specs)
         self.rows = np.zeros(0, np.int64)
-        self._lanes = [spec.make_lane() for spec in self.specs]
+        self._accumulators = [spec.make_accumulator() for spec in self.specs]
         self.ensure(capacity)
 
     @property
@@ -47,8 +47,8 @@ class Store:
         if capacity > self.capacity:
             capacity = max(capacity, 2 * self.capacity)
             self.rows = grown(self.rows, capacity, 0)
-            for lane in self._lanes:
-                lane.grow(capacity)
+            for accumulator in self._accumulators:
+                accumulator.grow(capacity)
 
     def update(self, cells: Cells, inputs: Inputs) -> None:
         """Take rows in."""
@@ -56,8 +56,8 @@ class Store:
             count_into(self.rows, cells)
         else:
             np.add.at(self.rows, cells, inputs.signs)
-        for lane, column in zip(self._lanes, inputs.columns, strict=True):
-            lane.update(cells, column, inputs.times, inputs.signs)
+        for accumulator, column in zip(self._accumulators, inputs.columns, strict=True):
+            accumulator.update(cells, column, inputs.times, inputs.signs)
 
     def add(self, piece: Sparse | Rows) -> None:
         """Take a piece in."""
@@ -72,32 +72,34 @@ class Store:
 
     def take(self, cells: Cells) -> Sparse:
         """What is kept for these cells."""
-        return Sparse(cells, self.rows[cells], tuple(lane.take(cells) for lane in self._lanes))
+        return Sparse(cells, self.rows[cells], tuple(accumulator.take(cells) for accumulator in self._accumulators))
 
     def head(self, count: int) -> Sparse:
         """The first so many cells, whether rows went into them or not; the store is not used any more."""
-        return Sparse(np.arange(count), self.rows[:count], tuple(lane.head(count) for lane in self._lanes))
+        return Sparse(
+            np.arange(count), self.rows[:count], tuple(accumulator.head(count) for accumulator in self._accumulators)
+        )
 
     def merge(self, sparse: Sparse) -> None:
         """Add what was kept elsewhere, of later rows; no cell is in it twice."""
         self.rows[sparse.cells] += sparse.rows
-        for lane, part in zip(self._lanes, sparse.parts, strict=True):
-            lane.merge(sparse.cells, part)
+        for accumulator, part in zip(self._accumulators, sparse.parts, strict=True):
+            accumulator.merge(sparse.cells, part)
 
     def remove(self, sparse: Sparse) -> None:
-        """Take back what was merged. All lanes are invertible."""
+        """Take back what was merged. All accumulators are invertible."""
         self.rows[sparse.cells] -= sparse.rows
-        for lane, part in zip(self._lanes, sparse.parts, strict=True):
-            lane.remove(sparse.cells, part)
+        for accumulator, part in zip(self._accumulators, sparse.parts, strict=True):
+            accumulator.remove(sparse.cells, part)
 
     def clear(self, cells: Cells) -> None:
         """Begin anew with these cells."""
         self.rows[cells] = 0
-        for lane in self._lanes:
-            lane.clear(cells)
+        for accumulator in self._accumulators:
+            accumulator.clear(cells)
 
 
-def combine(specs: Sequence[LaneSpec], pieces: Sequence[Sparse | Rows], capacity: int) -> Sparse:
+def combine(specs: Sequence[AccumulatorSpec], pieces: Sequence[Sparse | Rows], capacity: int) -> Sparse:
     """Several pieces in the order of their rows, as one entry for each cell, in the order of cells.
 
     `capacity` is above every cell.

@@ -53,7 +53,7 @@ class AsOfJoin(KeyedJoin):
             self.buffers[port].add(batch, self.slots_of(batch, port), event_times(batch))
 
     def on_watermark(self, time: int, out: Output) -> None:
-        """Give the left rows whose partner is certain."""
+        """Emit the left rows whose partner is certain."""
         if time <= self.watermark:
             return
         self.watermark = time
@@ -62,7 +62,7 @@ class AsOfJoin(KeyedJoin):
             partners = np.full(len(left), -1) if right is None else self._partners(left, right)
             ready = self._ready(left, right, partners)
             done = left.at(np.flatnonzero(ready))
-            self._give(done, right, partners[ready], out)
+            self._emit(done, right, partners[ready], out)
             self.buffers[LEFT].replace([left.at(np.flatnonzero(~ready))], [done], self.groups_of)
         if right is not None:
             self._free_right(right)
@@ -110,7 +110,7 @@ class AsOfJoin(KeyedJoin):
         there = behind < end
         return there & (right.times[np.where(there, behind, 0)] < self.watermark)
 
-    def _give(self, left: Segment, right: Segment | None, partners: Integers, out: Output) -> None:
+    def _emit(self, left: Segment, right: Segment | None, partners: Integers, out: Output) -> None:
         order = np.argsort(left.times, kind="stable")
         found = partners[order] >= 0
         for start in range(0, len(order), self.context.max_rows):
@@ -121,7 +121,7 @@ class AsOfJoin(KeyedJoin):
                 theirs = right.rows.take(pa.array(partners[rows[has]]))
                 out.emit(self.columns.assemble(mine, theirs, times=_times(left, rows[has])))
             if self.keeps[LEFT] and not has.all():
-                self.give_alone(left.rows.take(pa.array(rows[~has])), LEFT, out)
+                self.emit_alone(left.rows.take(pa.array(rows[~has])), LEFT, out)
 
     def _free_right(self, right: Segment) -> None:
         """Keep what a left row that waits, or is to come, may need."""

@@ -15,9 +15,9 @@ from shoal.dataflow.operators.batches import same_type
 from shoal.dataflow.operators.joins.buffer import RowBuffer, Segment
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
 from shoal.dataflow.operators.joins.matching import pairs
-from shoal.dataflow.operators.keyed_state import check_fingerprint, fingerprint
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.liveness import Liveness
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.liveness import Liveness
+from shoal.dataflow.operators.keys.tables import check_fingerprint, fingerprint
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.tables import Table
 
@@ -81,17 +81,17 @@ class KeyedJoin(Operator):
         if valid is None:
             return batch
         if self.keeps[port]:
-            self.give_alone(batch.filter(pa.array(~valid)), port, out, change=change)
+            self.emit_alone(batch.filter(pa.array(~valid)), port, out, change=change)
         return batch.filter(pa.array(valid))
 
-    def give_alone(self, rows: Batch, port: int, out: Output, *, change: str = "") -> None:
+    def emit_alone(self, rows: Batch, port: int, out: Output, *, change: str = "") -> None:
         """Rows without a partner."""
         for start in range(0, rows.num_rows, self.context.max_rows):
             some = rows.slice(start, self.context.max_rows)
             left, right = (some, None) if port == LEFT else (None, some)
             out.emit(self.columns.assemble(left, right, change=change))
 
-    def give_pairs(
+    def emit_pairs(
         self,
         rows: Batch,
         port: int,

@@ -47,7 +47,7 @@ class IntervalJoin(KeyedJoin):
                 matched |= found
                 if self.keeps[1 - port]:
                     _mark(segment, ranges)
-                self.give_pairs(batch, port, segment, ranges, out)
+                self.emit_pairs(batch, port, segment, ranges, out)
         self.buffers[port].add(batch, slots, times, matched)
 
     def on_watermark(self, time: int, out: Output) -> None:
@@ -58,7 +58,7 @@ class IntervalJoin(KeyedJoin):
         for port, buffer in enumerate(self.buffers):
             for segment in buffer.free_before(self._first_needed(port)):
                 if self.keeps[port]:
-                    self.give_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
         self.forget_keys()
 
     def output_watermark(self, time: int) -> int:

@@ -22,9 +22,9 @@ from shoal.dataflow.operators.joins.base import RIGHT
 from shoal.dataflow.operators.joins.buffer import RowBuffer
 from shoal.dataflow.operators.joins.columns import JoinedColumns, described, keys_of
 from shoal.dataflow.operators.joins.matching import pairs, slot_ranges
-from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import check_fingerprint, fingerprint
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.columns import with_room
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.tables import check_fingerprint, fingerprint
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
 from shoal.dataflow.state.tables import Table, TableState, stack
@@ -105,16 +105,16 @@ class LookupJoin(Operator):
         """Put out what left rows give."""
         raise NotImplementedError
 
-    def give(self, left: Batch, right: Batch | None, out: Output) -> None:
+    def emit(self, left: Batch, right: Batch | None, out: Output) -> None:
         """Rows side by side."""
         for start in range(0, left.num_rows, self.context.max_rows):
             some = [None if side is None else side.slice(start, self.context.max_rows) for side in (left, right)]
             out.emit(self.columns.assemble(*some, times=_left_times(some[0])))
 
-    def give_alone(self, rows: Batch, out: Output) -> None:
+    def emit_alone(self, rows: Batch, out: Output) -> None:
         """Left rows without a partner."""
         if self._keeps_left and rows.num_rows:
-            self.give(rows, None, out)
+            self.emit(rows, None, out)
 
     def found_slots(self, batch: Batch) -> Integers:
         """The slots of left rows, -1 where the key is not known or null."""
@@ -202,11 +202,11 @@ class TableJoin(LookupJoin):
         places[known] = self._places[slots[known]]
         found = places >= 0
         if found.all():
-            self.give(batch, self._table().take(pa.array(places)), out)
+            self.emit(batch, self._table().take(pa.array(places)), out)
             return
         if found.any():
-            self.give(batch.filter(pa.array(found)), self._table().take(pa.array(places[found])), out)
-        self.give_alone(batch.filter(pa.array(~found)), out)
+            self.emit(batch.filter(pa.array(found)), self._table().take(pa.array(places[found])), out)
+        self.emit_alone(batch.filter(pa.array(~found)), out)
 
     def snapshot(self) -> OperatorState:
         """What changed of the table and came to wait, by key group."""
@@ -286,8 +286,8 @@ class BroadcastJoin(LookupJoin):
             first, end = slot_ranges(segment.slots, slots)
             matched |= end > first
             for rows, places in pairs(first, end, self.context.max_rows):
-                self.give(batch.take(pa.array(rows)), segment.rows.take(pa.array(places)), out)
-        self.give_alone(batch.filter(pa.array(~matched)), out)
+                self.emit(batch.take(pa.array(rows)), segment.rows.take(pa.array(places)), out)
+        self.emit_alone(batch.filter(pa.array(~matched)), out)
 
     def snapshot(self) -> OperatorState:
         """All rows, and what waits; none of it belongs to a key of this task's."""

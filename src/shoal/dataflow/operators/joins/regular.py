@@ -22,17 +22,17 @@ from shoal.dataflow.operators.joins.matching import slot_ranges
 
 
 class RegularJoin(KeyedJoin):
-    """Pairs of rows with equal keys. `gives_changes` on endless input that keeps rows without a partner."""
+    """Pairs of rows with equal keys. `emits_changes` on endless input that keeps rows without a partner."""
 
-    def __init__(self, *, gives_changes: bool = False, ttl: int = 0, **settings: Any) -> None:
+    def __init__(self, *, emits_changes: bool = False, ttl: int = 0, **settings: Any) -> None:
         super().__init__(**settings)
         self._ttl = ttl
-        self._gives_changes = gives_changes
+        self._emits_changes = emits_changes
         self._next_tick: int | None = None
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
         """Find partners among the rows of the other side, then wait for more of them."""
-        added = "+I" if self._gives_changes else ""
+        added = "+I" if self._emits_changes else ""
         batch = self.without_null_keys(batch, port, out, change=added)
         if not batch.num_rows:
             return
@@ -44,25 +44,25 @@ class RegularJoin(KeyedJoin):
             if found.any():
                 matched |= found
                 self._take_back(segment, np.unique(slots[found]), 1 - port, out)
-                self.give_pairs(batch, port, segment, ranges, out, change=added)
-        if self.keeps[port] and self._gives_changes and not matched.all():
-            self.give_alone(batch.filter(pa.array(~matched)), port, out, change="+I")
+                self.emit_pairs(batch, port, segment, ranges, out, change=added)
+        if self.keeps[port] and self._emits_changes and not matched.all():
+            self.emit_alone(batch.filter(pa.array(~matched)), port, out, change="+I")
         self.buffers[port].add(batch, slots, self._moments(len(slots)), matched)
 
     def on_end(self, out: Output) -> None:
         """Rows that never had a partner."""
-        if not self._gives_changes:
+        if not self._emits_changes:
             for port, buffer in enumerate(self.buffers):
                 for segment in buffer.segments if self.keeps[port] else []:
-                    self.give_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
 
     def on_tick(self, now: int, out: Output) -> None:
         """Free rows that have outlived their time."""
         self._next_tick = None
         for port, buffer in enumerate(self.buffers):
             for segment in buffer.free_before(now - self._ttl + 1):
-                if self.keeps[port] and not self._gives_changes:
-                    self.give_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
+                if self.keeps[port] and not self._emits_changes:
+                    self.emit_alone(segment.rows.filter(pa.array(~segment.matched)), port, out)
             for segment in buffer.segments:
                 self._wake_at(int(segment.times.min()))
         self.forget_keys()
@@ -89,8 +89,8 @@ class RegularJoin(KeyedJoin):
             return
         first = np.isin(segment.slots, slots) & ~segment.matched
         if first.any():
-            if self._gives_changes:
-                self.give_alone(segment.rows.filter(pa.array(first)), port, out, change="-D")
+            if self._emits_changes:
+                self.emit_alone(segment.rows.filter(pa.array(first)), port, out, change="-D")
             segment.mark_matched(first)
 
     def _take_in(self, table: Any, port: int) -> None:

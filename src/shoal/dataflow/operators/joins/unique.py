@@ -21,8 +21,8 @@ from shoal.dataflow.operators.batches import stacked
 from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.buffer import Segment
 from shoal.dataflow.operators.joins.matching import slot_ranges
-from shoal.dataflow.operators.keycolumns import with_room
-from shoal.dataflow.operators.keyed_state import check_fingerprint
+from shoal.dataflow.operators.keys.columns import with_room
+from shoal.dataflow.operators.keys.tables import check_fingerprint
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.dirty import DirtyCells
 from shoal.dataflow.state.tables import Table, TableState
@@ -62,10 +62,10 @@ class UniqueJoin(KeyedJoin):
         """Rows that never had a partner."""
         if self.keeps[LEFT]:
             for segment in self.buffers[LEFT].segments:
-                self.give_alone(segment.rows, LEFT, out)
+                self.emit_alone(segment.rows, LEFT, out)
         rows = self._partners.whole()
         if self.keeps[RIGHT] and rows is not None:
-            self.give_alone(rows.filter(pa.array(~self._matched[: rows.num_rows])), RIGHT, out)
+            self.emit_alone(rows.filter(pa.array(~self._matched[: rows.num_rows])), RIGHT, out)
 
     def statistics(self) -> dict[str, int]:
         """What waits."""
@@ -132,7 +132,7 @@ class UniqueJoin(KeyedJoin):
                 kept.append(segment)
                 continue
             self._matched[numbers[found]] = True
-            self.give_pairs(batch, RIGHT, segment, ranges, out)
+            self.emit_pairs(batch, RIGHT, segment, ranges, out)
             met = np.isin(segment.slots, slots[found])
             kept.append(segment.at(np.flatnonzero(~met)))
             gone.append(segment.at(np.flatnonzero(met)))

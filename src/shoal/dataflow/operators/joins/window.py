@@ -27,8 +27,8 @@ from shoal.dataflow.operators.joins.base import LEFT, RIGHT, KeyedJoin
 from shoal.dataflow.operators.joins.columns import keys_of
 from shoal.dataflow.operators.joins.matching import pairs, slot_ranges, spread
 from shoal.dataflow.operators.joins.panes import PaneRows
-from shoal.dataflow.operators.keyed_state import check_fingerprint
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.tables import check_fingerprint
 from shoal.dataflow.operators.windows import bounds
 from shoal.dataflow.state.blobs import pack, unpack
 
@@ -57,7 +57,7 @@ class WindowJoin(KeyedJoin):
             self._sides[port].add(batch, event_times(batch) // self._window.pane)
 
     def on_watermark(self, time: int, out: Output) -> None:
-        """Give the pairs of the windows that have ended, and free rows that no window needs."""
+        """Emit the pairs of the windows that have ended, and free rows that no window needs."""
         if time <= self.watermark:
             return
         before, self.watermark = self.watermark, time
@@ -114,9 +114,9 @@ class WindowJoin(KeyedJoin):
             low, high = first[some.start], behind[some.stop - 1]
             rows = [side.of(panes[low:high]) for side in self._sides]
             ranges = [(total[first[some]] - total[low], total[behind[some]] - total[low]) for total in totals]
-            self._give(_Windows(ends[some], rows, ranges), out)
+            self._emit(_Windows(ends[some], rows, ranges), out)
 
-    def _give(self, windows: _Windows, out: Output) -> None:
+    def _emit(self, windows: _Windows, out: Output) -> None:
         """Of each window its pairs, then left rows that are alone, then right ones."""
         entries = self._entries(windows)
         for places, others in pairs(entries.first, entries.first + entries.counts, self.context.max_rows):

@@ -2,7 +2,7 @@
 
 Each window gives its result once, when the watermark reaches its end. A row is late for a window that has ended at the
 watermark before its batch; late for all of them, it goes to the side output `late`. With allowed lateness a row still
-corrects results that were given. With that, or with early results, the results are changes: see `operators.given`.
+corrects results that were emitted. With that, or with early results, the results are changes: see `operators.emitted`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from shoal.dataflow.operators.aggregates.store import Rows, combine
 from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import emit_chunks, event_times, processing_time
-from shoal.dataflow.operators.given import Change, GivenResults, Results
+from shoal.dataflow.operators.emitted import Change, EmittedResults, Results
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import (
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.liveness import Liveness
+from shoal.dataflow.operators.keys.tables import (
     fingerprint,
     key_names,
     numbers_of,
@@ -37,13 +39,11 @@ from shoal.dataflow.operators.keyed_state import (
     restored_slots,
     state_table,
 )
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.liveness import Liveness
 from shoal.dataflow.operators.windows import bounds, spans
 from shoal.dataflow.operators.windows.matrix import WindowMatrix, cut_block
+from shoal.dataflow.operators.windows.packed import Block, PackedPanes, distinct_panes, together
 from shoal.dataflow.operators.windows.panes import Pane, present_only
 from shoal.dataflow.operators.windows.sliding import Combination, between, make_combination
-from shoal.dataflow.operators.windows.thin import Block, ThinPanes, distinct_panes, together
 from shoal.dataflow.state.blobs import pack
 from shoal.dataflow.state.dirty import are_most
 from shoal.dataflow.state.tables import TableState
@@ -63,20 +63,20 @@ class WindowAggregate(Aggregating):
         self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._window = window
         self._firing = firing or Firing()
-        self._given = None if self._firing == Firing() else GivenResults()
+        self._emitted = None if self._firing == Firing() else EmittedResults()
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
         self._combination: Combination | None = None
         self._matrix: WindowMatrix | None = None
         self._panes: dict[int, Pane] = {}
-        self._thin = ThinPanes(())
+        self._packed = PackedPanes(())
         self._order: list[int] | None = []
         self._watermark = START_OF_TIME
         self._changed: set[int] = set()
         self._next_early: int | None = None
         self._late = 0
         self._results: list[tuple[Integers, Sparse]] = []
-        self._said: list[tuple[int, Change]] = []
+        self._changes: list[tuple[int, Change]] = []
         self._waiting = 0
         #: Whether there was a snapshot: from then on only what changes is in the next one.
         self._is_tracking = False
@@ -95,8 +95,8 @@ class WindowAggregate(Aggregating):
         slots = self._index.slots(batch)
         piece = self._grouping.piece(plan, batch, slots, times)
         panes = times // self._window.pane
-        if self._given is None:
-            piece, panes = self._without_thin(piece, panes)
+        if self._emitted is None:
+            piece, panes = self._without_packed(piece, panes)
             if not len(panes):
                 return
         touched = self._cut(piece, panes)
@@ -106,13 +106,13 @@ class WindowAggregate(Aggregating):
         self._after(touched, out)
 
     def on_watermark(self, time: int, out: Output) -> None:
-        """Give the results of the windows that have ended."""
+        """Emit the results of the windows that have ended."""
         if time <= self._watermark:
             return
         before, self._watermark = self._watermark, time
-        if not self._panes and not self._thin:
+        if not self._panes and not self._packed:
             return
-        if self._given is not None:
+        if self._emitted is not None:
             for end in list(bounds.due_ends(self._window, self._pane_order(), before, time)):
                 self._fire(end, out)
         elif self._window.size == self._window.slide:
@@ -123,7 +123,7 @@ class WindowAggregate(Aggregating):
         self._drop_panes()
 
     def on_tick(self, now: int, out: Output) -> None:
-        """Give preliminary results of the windows that changed."""
+        """Emit preliminary results of the windows that changed."""
         if self._next_early is None or now < self._next_early:
             return
         self._next_early = None
@@ -135,7 +135,7 @@ class WindowAggregate(Aggregating):
         }
         self._changed.clear()
         for end in sorted(ends):
-            self._give(end, self._window_of(end), out)
+            self._emit(end, self._window_of(end), out)
         self._flush(out)
 
     def next_tick(self) -> int | None:
@@ -144,10 +144,10 @@ class WindowAggregate(Aggregating):
 
     def statistics(self) -> dict[str, int]:
         """What is held, and what was late."""
-        return {"late": self._late, "keys": len(self._index), "panes": len(self._panes) + len(self._thin)}
+        return {"late": self._late, "keys": len(self._index), "panes": len(self._panes) + len(self._packed)}
 
     def snapshot(self) -> OperatorState:
-        """Panes by key group."""
+        """What changed of panes, by key group."""
         if self._plan is None:
             return OperatorState(shared=pack({}, watermark=self._watermark, **self._fingerprint))
         shared = pack({"input": self._plan.schema.empty_table()}, watermark=self._watermark, **self._fingerprint)
@@ -158,15 +158,15 @@ class WindowAggregate(Aggregating):
             self._forget_changes()
         self._is_tracking = True
         tables = {"panes": self._changed_panes(self._plan)}
-        if self._given is not None:
-            tables["given"] = self._given.changes(self._index, self._plan, self._context.key_groups.total)
+        if self._emitted is not None:
+            tables["emitted"] = self._emitted.changes(self._index, self._plan, self._context.key_groups.total)
         return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def _changed_panes(self, plan: AggregatePlan) -> TableState:
         capacity = len(self._index)
         parts = ((pane, self._panes[pane].changes(capacity)) for pane in self._pane_order())
         blocks = [Block(np.full(len(sparse), pane), sparse) for pane, sparse in parts if len(sparse)]
-        together = self._thin.changes(capacity)
+        together = self._packed.changes(capacity)
         blocks = [*blocks, together] if len(together) or not blocks else blocks
         sparse = concat([block.sparse for block in blocks])
         panes = np.concatenate([block.panes for block in blocks])
@@ -177,16 +177,16 @@ class WindowAggregate(Aggregating):
 
     def _has_changed_mostly(self) -> bool:
         """Whether so much changed that everything is written, and nothing has to be merged."""
-        changed = self._thin.count_changed() + sum(pane.dirty.count() for pane in self._panes.values())
-        return are_most(changed, self._thin.count() + sum(pane.count() for pane in self._panes.values()))
+        changed = self._packed.count_changed() + sum(pane.dirty.count() for pane in self._panes.values())
+        return are_most(changed, self._packed.count() + sum(pane.count() for pane in self._panes.values()))
 
     def _forget_changes(self) -> None:
         """The next snapshot has everything."""
-        self._thin.end_tracking()
+        self._packed.end_tracking()
         for pane in self._panes.values():
             pane.dirty.is_tracking = False
-        if self._given is not None:
-            self._given.end_tracking()
+        if self._emitted is not None:
+            self._emitted.end_tracking()
 
     def _first_needed(self) -> int:
         """Panes before it are in no window that is open."""
@@ -199,11 +199,11 @@ class WindowAggregate(Aggregating):
         self._is_restored = self._is_tracking = self._plan is not None
         if self._is_tracking:
             self._drop_panes()  # what had ended is not taken out of files one by one
-            self._thin.begin_tracking()
+            self._packed.begin_tracking()
             for pane in self._panes.values():
                 pane.dirty.begin()
-            if self._given is not None:
-                self._given.begin_tracking()
+            if self._emitted is not None:
+                self._emitted.begin_tracking()
 
     # -- rows in ----------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class WindowAggregate(Aggregating):
 
     def _bind(self, schema: Any) -> AggregatePlan:
         self._plan = self._grouping.bind(schema)
-        self._thin = ThinPanes(self._plan.specs)
+        self._packed = PackedPanes(self._plan.specs)
         if self._window.size != self._window.slide:
             self._combination = make_combination(self._plan)
             self._matrix = WindowMatrix(self._plan, self._window)
@@ -236,22 +236,22 @@ class WindowAggregate(Aggregating):
 
     def _cut(self, piece: Sparse | Rows, panes: Integers) -> list[tuple[int, Sparse | Rows]]:
         """A batch cut by pane; at once for all panes where that is possible."""
-        if self._matrix is not None and self._matrix.is_possible and self._given is None and isinstance(piece, Rows):
+        if self._matrix is not None and self._matrix.is_possible and self._emitted is None and isinstance(piece, Rows):
             block = cut_block(self._plan_there().specs, piece, panes, len(self._index))
             if block is not None:
                 return list(block)
         return list(_cut(piece, panes))
 
-    def _without_thin(self, piece: Sparse | Rows, panes: Integers) -> tuple[Sparse | Rows, Integers]:
+    def _without_packed(self, piece: Sparse | Rows, panes: Integers) -> tuple[Sparse | Rows, Integers]:
         """Put the rows of panes with few rows each to the others like them; what is left is cut by pane."""
-        if not self._thin.suits(panes):
-            if self._thin:
+        if not self._packed.suits(panes):
+            if self._packed:
                 self._firm(distinct_panes([panes]))
             return piece, panes
         alone = np.isin(panes, self._pane_order()) if self._panes else np.zeros(len(panes), np.bool_)
         if not alone.all():
             rest = np.flatnonzero(~alone)
-            self._thin.add(piece if len(rest) == len(panes) else _at(piece, rest), panes[rest], len(self._index))
+            self._packed.add(piece if len(rest) == len(panes) else _at(piece, rest), panes[rest], len(self._index))
             if self._combination is not None and self._combination.covers(int(panes[rest].min())):
                 self._combination.reset()
         mine = np.flatnonzero(alone)
@@ -259,9 +259,9 @@ class WindowAggregate(Aggregating):
 
     def _firm(self, panes: Integers) -> None:
         """Those of these panes that are kept with others become panes of their own."""
-        panes = panes[self._thin.has(panes)]
+        panes = panes[self._packed.has(panes)]
         if len(panes):
-            for number, part in self._thin.take(panes, len(self._index)).each():
+            for number, part in self._packed.take(panes, len(self._index)).each():
                 self._panes[number] = self._new_pane()
                 self._panes[number].begin(part, len(self._index))
             self._order = None
@@ -281,7 +281,7 @@ class WindowAggregate(Aggregating):
 
     def _after(self, touched: list[tuple[int, Sparse | Rows]], out: Output) -> None:
         """Corrections and preliminary results, for those who want them."""
-        if self._given is None:
+        if self._emitted is None:
             return
         if self._firing.allowed_lateness:
             self._correct(touched, out)
@@ -291,7 +291,7 @@ class WindowAggregate(Aggregating):
                 self._next_early = processing_time(self._context.clock) + self._firing.early_every
 
     def _correct(self, touched: list[tuple[int, Sparse | Rows]], out: Output) -> None:
-        """Give results again that were given before some of their rows came."""
+        """Emit results again that were emitted before some of their rows came."""
         keys: dict[int, list[Integers]] = {}
         for pane, part in touched:
             for end in bounds.ends_of(self._window, pane * self._window.pane):
@@ -299,7 +299,7 @@ class WindowAggregate(Aggregating):
                     keys.setdefault(end, []).append(part.cells)
         for end in sorted(keys):
             whole = self._window_of(end)
-            self._give(end, whole.at(np.flatnonzero(np.isin(whole.cells, np.concatenate(keys[end])))), out)
+            self._emit(end, whole.at(np.flatnonzero(np.isin(whole.cells, np.concatenate(keys[end])))), out)
         if keys:
             self._flush(out)
 
@@ -313,23 +313,23 @@ class WindowAggregate(Aggregating):
     def _fire_tumbling(self, out: Output) -> None:
         """All windows that have ended: each is one pane."""
         limit = self._watermark // self._window.size
-        thin = self._thin.below(limit, len(self._index))
+        thin = self._packed.below(limit, len(self._index))
         self._note_gone(thin.sparse.cells)
         for pane in itertools.takewhile(lambda number: number < limit, self._pane_order()):
             if len(thin) and thin.panes[0] < pane:
-                self._give_block(thin.between(int(thin.panes[0]), pane), out)
+                self._emit_block(thin.between(int(thin.panes[0]), pane), out)
                 thin = thin.between(pane, limit)
-            self._give((pane + 1) * self._window.size, self._freeze(pane), out)
-        self._give_block(thin, out)
+            self._emit((pane + 1) * self._window.size, self._freeze(pane), out)
+        self._emit_block(thin, out)
 
-    def _give_block(self, block: Block, out: Output) -> None:
+    def _emit_block(self, block: Block, out: Output) -> None:
         for start in range(0, len(block), self._context.max_rows):
             rows = slice(start, start + self._context.max_rows)
             self._put((block.panes[rows] + 1) * self._window.size, block.sparse.at(rows), out)
 
     def _fire_sliding(self, before: int, out: Output) -> None:
         limit = self._watermark // self._window.pane + 1
-        panes = heapq.merge(self._pane_order(), self._thin.before(limit))
+        panes = heapq.merge(self._pane_order(), self._packed.before(limit))
         ends = bounds.due_ends(self._window, panes, before, self._watermark)
         while some := list(itertools.islice(ends, _MOST_SMALL)):
             if not self._fire_small(some, out):
@@ -339,7 +339,7 @@ class WindowAggregate(Aggregating):
         """Many windows that have few rows each; False when they are not like that."""
         first, end = (ends[0] - self._window.size) // self._window.pane, ends[-1] // self._window.pane
         alone = [(pane, self._freeze(pane)) for pane in between(self._pane_order(), first, end)]
-        block = self._thin.peek(first, end, len(self._index))
+        block = self._packed.peek(first, end, len(self._index))
         specs = self._plan_there().specs
         if not spans.is_worth_it(specs, len(block) + sum(len(sparse) for _pane, sparse in alone), len(ends)):
             return False
@@ -358,8 +358,8 @@ class WindowAggregate(Aggregating):
         return portions is not None
 
     def _fire_large(self, ends: Sequence[int], out: Output) -> None:
-        if self._thin:
-            self._firm(np.fromiter(self._thin.before(ends[-1] // self._window.pane), np.int64))
+        if self._packed:
+            self._firm(np.fromiter(self._packed.before(ends[-1] // self._window.pane), np.int64))
         for start in range(0, len(ends), _MOST_AT_ONCE):
             some = ends[start : start + _MOST_AT_ONCE]
             many = None
@@ -377,7 +377,7 @@ class WindowAggregate(Aggregating):
         else:
             first, last = (end - self._window.size) // self._window.pane, end // self._window.pane
             sparse = self._combination.result(self._pane_order(), first, last, self._freeze, len(self._index))
-        self._give(end, sparse, out)
+        self._emit(end, sparse, out)
 
     def _freeze(self, pane: int) -> Sparse:
         return self._panes[pane].freeze(len(self._index))
@@ -389,12 +389,12 @@ class WindowAggregate(Aggregating):
         parts = [self._panes[number].peek(len(self._index)) for number in numbers]
         return combine(self._plan_there().specs, parts, len(self._index))
 
-    def _give(self, end: int, sparse: Sparse, out: Output) -> None:
+    def _emit(self, end: int, sparse: Sparse, out: Output) -> None:
         sparse = present_only(sparse)
         if not len(sparse):
             return
-        if self._given is not None:
-            self._give_changes(self._given, end, sparse, out)
+        if self._emitted is not None:
+            self._emit_changes(self._emitted, end, sparse, out)
             return
         self._put(np.full(len(sparse), end), sparse, out)
 
@@ -405,30 +405,30 @@ class WindowAggregate(Aggregating):
         if self._waiting >= self._context.max_rows:
             self._flush(out)
 
-    def _give_changes(self, given: GivenResults, end: int, sparse: Sparse, out: Output) -> None:
-        for change in given.change(end, Results(sparse.cells, self._plan_there().results(sparse))):
-            self._said.append((end, change))
+    def _emit_changes(self, emitted: EmittedResults, end: int, sparse: Sparse, out: Output) -> None:
+        for change in emitted.change(end, Results(sparse.cells, self._plan_there().results(sparse))):
+            self._changes.append((end, change))
             self._waiting += len(change.results.cells)
         if self._waiting >= self._context.max_rows:
             self._flush(out)
 
     def _flush_changes(self, out: Output) -> None:
-        said, self._said = self._said, []
-        if not said:
+        changes, self._changes = self._changes, []
+        if not changes:
             return
-        lengths = [len(change.results.cells) for _end, change in said]
-        cells = np.concatenate([change.results.cells for _end, change in said])
-        ends = np.repeat([end for end, _change in said], lengths)
+        lengths = [len(change.results.cells) for _end, change in changes]
+        cells = np.concatenate([change.results.cells for _end, change in changes])
+        ends = np.repeat([end for end, _change in changes], lengths)
         batch = self._grouping.assemble(
             self._plan_there(),
             self._index.take(cells),
             Sparse(cells, cells, ()),  # the results are made already
             results=[
-                join(list(parts)) for parts in zip(*(change.results.columns for _end, change in said), strict=True)
+                join(list(parts)) for parts in zip(*(change.results.columns for _end, change in changes), strict=True)
             ],
             windows=(ends - self._window.size, ends),
-            changes=pa.array([change.word for _end, change in said], pa.string()).take(
-                pa.array(np.repeat(np.arange(len(said)), lengths))
+            changes=pa.array([change.word for _end, change in changes], pa.string()).take(
+                pa.array(np.repeat(np.arange(len(changes)), lengths))
             ),
         )
         emit_chunks(out, batch, self._context.max_rows)
@@ -451,15 +451,15 @@ class WindowAggregate(Aggregating):
         needed = self._first_needed()
         order = self._pane_order()
         gone, self._order = order[: bisect.bisect_left(order, needed)], order[bisect.bisect_left(order, needed) :]
-        if self._given is not None:
-            self._given.drop(limit)
+        if self._emitted is not None:
+            self._emitted.drop(limit)
         for number in gone:
             pane = self._panes.pop(number)
             self._changed.discard(number)
             if self._liveness.is_watching(len(self._index)):
                 self._note_gone(pane.peek(len(self._index)).cells)
-        if self._thin:
-            self._note_gone(self._thin.below(needed, len(self._index)).sparse.cells)
+        if self._packed:
+            self._note_gone(self._packed.below(needed, len(self._index)).sparse.cells)
         if self._liveness.is_due(len(self._index)):
             self._compact()
 
@@ -472,18 +472,18 @@ class WindowAggregate(Aggregating):
         live = self._liveness.begin(capacity)
         for pane in self._panes.values():
             live[pane.peek(capacity).cells] = True
-        live[self._thin.slots()] = True
-        if self._given is not None:
-            self._given.live_slots(live)
+        live[self._packed.slots()] = True
+        if self._emitted is not None:
+            self._emitted.live_slots(live)
         if self._liveness.decide(live):
             moved = self._index.compact(live)
             for pane in self._panes.values():
                 pane.renumber(moved, capacity)
-            self._thin.renumber(moved)
+            self._packed.renumber(moved)
             if self._combination is not None:
                 self._combination.reset()
-            if self._given is not None:
-                self._given.renumber(moved)
+            if self._emitted is not None:
+                self._emitted.renumber(moved)
 
     # -- state ------------------------------------------------------------------------------------------------
 
@@ -493,12 +493,12 @@ class WindowAggregate(Aggregating):
             table = tables["panes"]
             piece: Sparse | Rows = plan.from_arrow(restored_slots(self._index, table), table)
             panes = numbers_of(table, _PANE)
-            if self._given is None and len(panes):
-                piece, panes = self._without_thin(piece, panes)
+            if self._emitted is None and len(panes):
+                piece, panes = self._without_packed(piece, panes)
             for pane, part in _cut(piece, panes) if len(panes) else ():
                 self._pane(pane).add(part, len(self._index))
-        if "given" in tables and self._given is not None:
-            self._given.take_in(tables["given"], self._index, plan)
+        if "emitted" in tables and self._emitted is not None:
+            self._emitted.take_in(tables["emitted"], self._index, plan)
 
 
 def _cut(piece: Sparse | Rows, panes: Integers) -> Iterable[tuple[int, Sparse | Rows]]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.aggregates.columns import Cells, Vector, is_any, no_counts
-from shoal.dataflow.operators.aggregates.plan import AggregatePlan, LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec, AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.aggregates.store import Rows, Store
 from shoal.dataflow.operators.windows.sliding import Freeze, between
@@ -140,7 +140,7 @@ class WindowMatrix:
 
 
 def cut_block(
-    specs: Sequence[LaneSpec], rows: Rows, panes: Cells, capacity: int
+    specs: Sequence[AccumulatorSpec], rows: Rows, panes: Cells, capacity: int
 ) -> Iterator[tuple[int, Sparse]] | None:
     """The rows of many panes, put together in one matrix and cut into its rows. None when it would be mostly empty."""
     low, high = int(panes.min()), int(panes.max())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shoal.dataflow.operators.aggregates.columns import Cells
-from shoal.dataflow.operators.aggregates.plan import LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse, in_order
 from shoal.dataflow.operators.aggregates.store import Rows, Store, combine
 from shoal.dataflow.state.dirty import DirtyCells
@@ -29,7 +29,9 @@ class Pane:
 
     __slots__ = ("_base", "_can_be_padded", "_pieces", "_specs", "_store", "_waiting", "dirty")
 
-    def __init__(self, specs: Sequence[LaneSpec], *, can_be_padded: bool = False, is_tracking: bool = False) -> None:
+    def __init__(
+        self, specs: Sequence[AccumulatorSpec], *, can_be_padded: bool = False, is_tracking: bool = False
+    ) -> None:
         #: The slots that changed since the last snapshot.
         self.dirty = DirtyCells(is_tracking=is_tracking)
         self._specs = specs

@@ -12,7 +12,7 @@ import bisect
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from shoal.dataflow.operators.aggregates.plan import AggregatePlan, LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec, AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.aggregates.store import Store, combine
 
@@ -49,7 +49,7 @@ def between(panes: Sequence[int], first: int, end: int) -> Sequence[int]:
 class RunningCombination:
     """Add what enters, subtract what leaves."""
 
-    def __init__(self, specs: Sequence[LaneSpec]) -> None:
+    def __init__(self, specs: Sequence[AccumulatorSpec]) -> None:
         self._specs = specs
         self._store = Store(specs)
         self._inside: dict[int, Sparse] = {}
@@ -79,7 +79,7 @@ class RunningCombination:
 class StackedCombination:
     """Combinations from each older pane up to the middle, and one from the middle on."""
 
-    def __init__(self, specs: Sequence[LaneSpec]) -> None:
+    def __init__(self, specs: Sequence[AccumulatorSpec]) -> None:
         self._specs = specs
         #: Panes of the older half, the newest first, each with the combination from it up to the middle.
         self._older: list[tuple[int, Sparse]] = []

@@ -19,9 +19,9 @@ from shoal.dataflow.language.keys import combined
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.operators.aggregates.columns import Cells, Vector, is_any, no_counts, peak_of, pick
 from shoal.dataflow.operators.aggregates.logs import spread
-from shoal.dataflow.operators.aggregates.plan import LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse
-from shoal.dataflow.operators.windows.thin import Block
+from shoal.dataflow.operators.windows.packed import Block
 
 #: Sums within it cannot have wrapped around.
 _SAFE = 1 << 62
@@ -36,7 +36,7 @@ _MOST_VALUES = 8192
 _AT_ONCE = 1 << 18
 
 
-def is_worth_it(specs: Sequence[LaneSpec], entries: int, windows: int) -> bool:
+def is_worth_it(specs: Sequence[AccumulatorSpec], entries: int, windows: int) -> bool:
     """Whether there are few entries in the panes of so many windows."""
     if any(spec.kind.startswith("log:") for spec in specs):  # putting together two panes costs as much as gathering
         return 0 < entries <= _MOST_VALUES * windows
@@ -54,7 +54,13 @@ class _Ranges:
 
 
 def turns(
-    block: Block, specs: Sequence[LaneSpec], window: SlidingWindow, ends: Sequence[int], capacity: int, *, most: int
+    block: Block,
+    specs: Sequence[AccumulatorSpec],
+    window: SlidingWindow,
+    ends: Sequence[int],
+    capacity: int,
+    *,
+    most: int,
 ) -> list[Sequence[int]] | None:
     """The windows in portions of bounded size. None when they have more than `most` results each, or many values."""
     starts = _starts(window, ends)
@@ -76,7 +82,7 @@ def turns(
 
 
 def results(
-    block: Block, specs: Sequence[LaneSpec], window: SlidingWindow, ends: Sequence[int]
+    block: Block, specs: Sequence[AccumulatorSpec], window: SlidingWindow, ends: Sequence[int]
 ) -> tuple[Cells, Sparse] | None:
     """The windows that end at `ends`: the end of each row, and the rows. None when a sum might not fit its type."""
     starts = _starts(window, ends)
@@ -140,13 +146,15 @@ def _sums(values: Vector, ranges: _Ranges) -> Vector:
     return np.asarray(sums[ranges.high] - sums[ranges.low])
 
 
-def _gathered(spec: LaneSpec, part: tuple[Any, ...], ranges: _Ranges) -> tuple[Any, ...]:
+def _gathered(spec: AccumulatorSpec, part: tuple[Any, ...], ranges: _Ranges) -> tuple[Any, ...]:
     """Kept values: those of all entries of each result."""
     lengths = ranges.high - ranges.low
     entries = spread(ranges.low, lengths)
-    lane = spec.make_lane()
-    lane.merge(np.repeat(np.arange(len(lengths)), lengths), tuple(pick(combined(array), entries) for array in part))
-    return lane.take(np.arange(len(lengths)))
+    accumulator = spec.make_accumulator()
+    accumulator.merge(
+        np.repeat(np.arange(len(lengths)), lengths), tuple(pick(combined(array), entries) for array in part)
+    )
+    return accumulator.take(np.arange(len(lengths)))
 
 
 class _Blocks:
@@ -162,7 +170,7 @@ class _Blocks:
         self.longest = int(lengths.max(initial=0))
 
 
-def _combined(spec: LaneSpec, part: tuple[Any, ...], blocks: _Blocks, ranges: _Ranges) -> tuple[Any, ...]:
+def _combined(spec: AccumulatorSpec, part: tuple[Any, ...], blocks: _Blocks, ranges: _Ranges) -> tuple[Any, ...]:
     """Numbers that can be put together, but not subtracted."""
     places = np.arange(len(blocks.first))
     before = behind = part
@@ -183,7 +191,7 @@ def _combined(spec: LaneSpec, part: tuple[Any, ...], blocks: _Blocks, ranges: _R
 
 
 def _put_together(
-    spec: LaneSpec,
+    spec: AccumulatorSpec,
     one: tuple[Any, ...],
     earlier: Cells,
     other: tuple[Any, ...],
@@ -195,20 +203,20 @@ def _put_together(
     whole, at = keep
     if not len(at):
         return whole
-    lane = spec.make_lane()
-    lane.grow(len(at))
+    accumulator = spec.make_accumulator()
+    accumulator.grow(len(at))
     cells = np.arange(len(at))
-    lane.merge(cells, tuple(array[earlier] for array in one))
-    lane.merge(cells, tuple(array[later] for array in other))
+    accumulator.merge(cells, tuple(array[earlier] for array in one))
+    accumulator.merge(cells, tuple(array[later] for array in other))
     made = []
-    for array, new in zip(whole, lane.take(cells), strict=True):
+    for array, new in zip(whole, accumulator.take(cells), strict=True):
         changed = array.copy()
         changed[at] = new
         made.append(changed)
     return tuple(made)
 
 
-def _folded(spec: LaneSpec, items: Any, blocks: _Blocks, ranges: _Ranges) -> Vector:
+def _folded(spec: AccumulatorSpec, items: Any, blocks: _Blocks, ranges: _Ranges) -> Vector:
     """What a user's function makes of the entries; it is called about twice for each entry and once for a result."""
     function, given = spec.function, list(items)
     before, behind = list(given), list(given)

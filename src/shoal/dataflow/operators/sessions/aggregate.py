@@ -25,7 +25,9 @@ from shoal.dataflow.operators.aggregating import Aggregating
 from shoal.dataflow.operators.base import Context, OperatorState, Output
 from shoal.dataflow.operators.batches import event_times, processing_time
 from shoal.dataflow.operators.grouping import Grouping
-from shoal.dataflow.operators.keyed_state import (
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.liveness import Liveness
+from shoal.dataflow.operators.keys.tables import (
     fingerprint,
     key_names,
     key_table,
@@ -34,15 +36,13 @@ from shoal.dataflow.operators.keyed_state import (
     restored_slots,
     state_table,
 )
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.liveness import Liveness
-from shoal.dataflow.operators.sessiongiven import GivenSessions
-from shoal.dataflow.operators.sessiontable import SessionTable, Spans, find_spans, join_spans
+from shoal.dataflow.operators.sessions.emitted import EmittedSessions
+from shoal.dataflow.operators.sessions.table import SessionTable, Spans, find_spans, join_spans
 from shoal.dataflow.state.blobs import pack
 from shoal.dataflow.state.dirty import DirtyCells, GoneKeys
 from shoal.dataflow.state.tables import TableState
 
-_LOW, _HIGH, _GIVEN = "__low", "__high", "__given"
+_LOW, _HIGH, _EMITTED = "__low", "__high", "__emitted"
 
 
 class SessionAggregate(Aggregating):
@@ -53,7 +53,7 @@ class SessionAggregate(Aggregating):
         self._fingerprint = fingerprint(grouping.keys, grouping.description, window)
         self._gap = window.gap
         self._firing = firing or Firing()
-        self._given = None if self._firing == Firing() else GivenSessions()
+        self._emitted = None if self._firing == Firing() else EmittedSessions()
         self._index = KeyIndex(grouping.keys)
         self._liveness = Liveness()
         self._store = Store(())
@@ -93,25 +93,25 @@ class SessionAggregate(Aggregating):
             self._after(np.unique(of_row), out)
 
     def on_watermark(self, time: int, out: Output) -> None:
-        """Give the results of sessions that have ended."""
+        """Emit the results of sessions that have ended."""
         if time <= self._watermark:
             return
         self._watermark = time
         ended = self._table.ended(time - self._gap)
-        fresh = ended[~self._table.given[ended]]
-        self._give(fresh, out)
-        self._table.given[fresh] = True
+        fresh = ended[~self._table.emitted[ended]]
+        self._emit(fresh, out)
+        self._table.emitted[fresh] = True
         over = ended
         if self._firing.allowed_lateness and time < END_OF_TIME:
             over = ended[self._table.highs[ended] + self._gap + self._firing.allowed_lateness <= time]
         self._drop(over)
 
     def on_tick(self, now: int, out: Output) -> None:
-        """Give preliminary results."""
+        """Emit preliminary results."""
         if self._next_early is not None and now >= self._next_early:
             self._next_early = None
             alive = self._table.alive()
-            self._give(alive[~self._table.given[alive]], out)
+            self._emit(alive[~self._table.emitted[alive]], out)
 
     def next_tick(self) -> int | None:
         """When preliminary results are due."""
@@ -132,16 +132,16 @@ class SessionAggregate(Aggregating):
         changed, gone = self._dirty.take(), self._gone.take()
         cells = self._table.alive() if is_whole else self._table.cells_of(changed)
         gone = (None, np.zeros(0, np.int64)) if is_whole else gone
-        flags = self._table.given[cells].astype(np.int64)
-        extra = {_LOW: self._table.lows[cells], _HIGH: self._table.highs[cells], _GIVEN: flags}
+        flags = self._table.emitted[cells].astype(np.int64)
+        extra = {_LOW: self._table.lows[cells], _HIGH: self._table.highs[cells], _EMITTED: flags}
         slots, total = self._table.slots[cells], self._context.key_groups.total
         rows = state_table(self._index, slots, self._plan, self._store.take(cells), extra)
         # All sessions of a key are written together, and take the place of those that it had.
         keys = key_names(self._index)
         tables = {"sessions": TableState(rows, self._index.groups(slots, total), keys, *gone)}
-        if self._given is not None:
-            rows, slots = self._given.to_table(self._index, self._table, cells, self._plan)
-            tables["given"] = TableState(rows, self._index.groups(slots, total), keys, *gone)
+        if self._emitted is not None:
+            rows, slots = self._emitted.to_table(self._index, self._table, cells, self._plan)
+            tables["emitted"] = TableState(rows, self._index.groups(slots, total), keys, *gone)
         return OperatorState(shared=shared, tables=tables, is_whole=is_whole)
 
     def restore(self, states: Iterable[OperatorState]) -> None:
@@ -167,8 +167,8 @@ class SessionAggregate(Aggregating):
             self._store.merge(self._store.take(others).with_cells(cells[of_open[turns == turn]]))
             self._store.clear(others)
             self._table.release(others)
-            if self._given is not None:
-                self._given.move(others, cells[of_open[turns == turn]])
+            if self._emitted is not None:
+                self._emitted.move(others, cells[of_open[turns == turn]])
         fresh = np.flatnonzero((cells < 0) & ~is_late)
         cells[fresh] = self._table.allocate(len(fresh))
         self._store.ensure(self._table.capacity)
@@ -184,12 +184,12 @@ class SessionAggregate(Aggregating):
         """Corrections of sessions that have ended already, and the next preliminary results."""
         if self._firing.allowed_lateness:
             ended = cells[self._table.highs[cells] + self._gap <= self._watermark]
-            self._give(ended, out)
-            self._table.given[ended] = True
+            self._emit(ended, out)
+            self._table.emitted[ended] = True
         if self._firing.early_every and self._next_early is None:
             self._next_early = processing_time(self._context.clock) + self._firing.early_every
 
-    def _give(self, cells: Integers, out: Output) -> None:
+    def _emit(self, cells: Integers, out: Output) -> None:
         if self._plan is None:
             return
         self._dirty.mark(self._table.slots[cells], len(self._index))
@@ -197,10 +197,10 @@ class SessionAggregate(Aggregating):
             some = cells[start : start + self._context.max_rows]
             sparse, slots = self._store.take(some), self._table.slots[some]
             windows = (self._table.lows[some], self._table.highs[some] + self._gap)
-            if self._given is None:
+            if self._emitted is None:
                 out.emit(self._grouping.assemble(self._plan, self._index.take(slots), sparse, windows=windows))
                 continue
-            for change in self._given.change(some, slots, windows, self._plan.results(sparse)):
+            for change in self._emitted.change(some, slots, windows, self._plan.results(sparse)):
                 batch = self._grouping.assemble(
                     self._plan,
                     self._index.take(change.slots),
@@ -220,8 +220,8 @@ class SessionAggregate(Aggregating):
         self._store.clear(cells)
         self._table.remove(cells, slots)
         self._note_gone(slots)
-        if self._given is not None:
-            self._given.forget(cells)
+        if self._emitted is not None:
+            self._emitted.forget(cells)
         if self._liveness.is_due(len(self._index)):
             live = self._liveness.begin(len(self._index))
             live[self._table.slots[self._table.alive()]] = True
@@ -249,7 +249,7 @@ class SessionAggregate(Aggregating):
         self._store.ensure(self._table.capacity)
         self._store.merge(self._plan.from_arrow(cells, table))
         self._table.put(cells, Spans(slots, numbers_of(table, _LOW), numbers_of(table, _HIGH)))
-        self._table.given[cells] = numbers_of(table, _GIVEN) == 1
+        self._table.emitted[cells] = numbers_of(table, _EMITTED) == 1
         self._table.link(slots[order], cells[order])
-        if "given" in tables and self._given is not None:
-            self._given.take_in(tables["given"], self._index, self._table)
+        if "emitted" in tables and self._emitted is not None:
+            self._emitted.take_in(tables["emitted"], self._index, self._table)

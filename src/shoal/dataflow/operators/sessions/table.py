@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shoal.dataflow.language.keys import Integers
-from shoal.dataflow.operators.aggregates.lanes import grown
+from shoal.dataflow.operators.aggregates.accumulators import grown
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class SessionTable:
 
     def __init__(self) -> None:
         self.slots, self.lows, self.highs, self._next = (np.zeros(0, np.int64) for _ in range(4))
-        #: Whether its result was given as it is now.
-        self.given, self._used = (np.zeros(0, np.bool_) for _ in range(2))
+        #: Whether its result was emitted as it is now.
+        self.emitted, self._used = (np.zeros(0, np.bool_) for _ in range(2))
         self._heads = np.full(0, -1, np.int64)
         self._free: list[int] = []
 
@@ -125,7 +125,7 @@ class SessionTable:
         while len(self._free) < count:
             old = self.capacity
             capacity = max(64, 2 * old)
-            for name in ("slots", "lows", "highs", "_next", "given", "_used"):
+            for name in ("slots", "lows", "highs", "_next", "emitted", "_used"):
                 setattr(self, name, grown(getattr(self, name), capacity, 0))
             self._free.extend(range(capacity - 1, old - 1, -1))
         taken = self._free[len(self._free) - count :][::-1]
@@ -137,7 +137,7 @@ class SessionTable:
     def put(self, cells: Integers, spans: Spans) -> None:
         """Set what these sessions are."""
         self.slots[cells], self.lows[cells], self.highs[cells] = spans.slots, spans.lows, spans.highs
-        self.given[cells] = False
+        self.emitted[cells] = False
 
     def link(self, slots: Integers, cells: Integers) -> None:
         """All sessions of some slots, in the order of slots."""

@@ -20,27 +20,13 @@ of time are as everywhere: a number of seconds, a text such as "5s", or a `timed
 
 from __future__ import annotations
 
-import copy
-import inspect
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
-from shoal.core.errors import InvalidError, problem
-from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
-from shoal.dataflow.language.errors import refuse
-from shoal.dataflow.language.logical import Location
+from shoal.dataflow.language.moments import Delay, Time
 from shoal.dataflow.language.record import Record
-from shoal.dataflow.language.spans import Span, micros
+from shoal.dataflow.language.spans import Span
 from shoal.dataflow.state.handles import AggregatingState, ListState, MapState, ReducingState, ValueState
-
-#: A point in time: microseconds since 1970, or a datetime. One without a zone is UTC.
-Time: TypeAlias = int | datetime
-#: A length of time, counted from the current time: "5s", or a timedelta. A bare number would be a point in time.
-Delay: TypeAlias = str | timedelta
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 class FunctionContext(Protocol):
@@ -145,60 +131,6 @@ class ProcessFunction:
         """Called once, at the end."""
 
 
-def life_micros(ttl: Span) -> int:
-    """How long state lives, in microseconds; 0 is for ever. Raises `PlanError` for what is no length of time."""
-    return micros(ttl, "ttl")
-
-
-def time_micros(time: Time, field: str = "time") -> int:
-    """A point in time in microseconds. Raises `InvalidError` for anything else, also for a delay."""
-    if isinstance(time, datetime):
-        return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND
-    # Numbers from NumPy and Arrow columns are whole, too.
-    whole = getattr(time, "__index__", None)
-    if whole is None or isinstance(time, bool):
-        raise InvalidError([problem(field, time, "must be microseconds since 1970, or a datetime")])
-    found = int(whole())
-    if not START_OF_TIME <= found <= END_OF_TIME:
-        raise InvalidError([problem(field, time, "must be microseconds since 1970 that fit into 64 bits")])
-    return found
-
-
-def timer_micros(time: Time | Delay, now: int) -> int:
-    """The time of a timer, in microseconds: a point in time, or a delay from `now`."""
-    if isinstance(time, str | timedelta):
-        return now + micros(time, "timer")
-    return time_micros(time, "timer")
-
-
-HOW_TO_PROCESS = (
-    "class Totals(ProcessFunction): def process(self, record, context): …, and .process(Totals); a function of a "
-    "record alone is .records().map(f)"
-)
-
-
 def is_maker(function: Any) -> bool:
     """Whether it is a process function, or may make one."""
     return isinstance(function, ProcessFunction) or callable(function)
-
-
-def make_process(function: Any, *, at: Location | None = None) -> ProcessFunction:
-    """A process function of a task's own. Raises `PlanError` for what makes none.
-
-    The plan holds one object for all tasks; each task has a copy.
-    """
-    if isinstance(function, ProcessFunction):
-        return copy.copy(function)
-    try:
-        inspect.signature(function).bind()
-    except TypeError:
-        rule = "must be a ProcessFunction, its class, or a function without arguments that makes one"
-        raise refuse("process", getattr(function, "__name__", function), rule, at=at, hint=HOW_TO_PROCESS) from None
-    except ValueError:
-        pass  # nothing says what it takes
-    made = function()
-    if not hasattr(made, "process"):
-        rule = f"must make a ProcessFunction, and made a {type(made).__name__}"
-        raise refuse("process", getattr(function, "__name__", function), rule, at=at, hint=HOW_TO_PROCESS)
-    found: ProcessFunction = made
-    return found

@@ -16,7 +16,7 @@ from shoal.dataflow.language.windows import Window
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
 from shoal.dataflow.operators.aggregates.sparse import Sparse
 from shoal.dataflow.operators.base import OperatorState
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
 from shoal.dataflow.state.blobs import unpack
 
 _KEY = "__key_"

@@ -1,4 +1,4 @@
-"""Lanes of numbers: what is kept for every cell, as numpy arrays that are updated a batch at a time.
+"""Accumulators of numbers: what is kept for every cell, as numpy arrays that are updated a batch at a time.
 
 Sums of whole numbers are exact: one that does not fit into 64 bits is an error and never a wrong number. Sums of floats
 are never subtracted from, because what was lost by adding does not come back; where rows can be taken back,
@@ -18,7 +18,7 @@ from shoal.dataflow.operators.aggregates.columns import Cells, Column, Numbers, 
 _SAFE = 1 << 62
 
 
-class Lane:
+class Accumulator:
     """One thing that is kept for every cell. `part`s are what `take` gave: arrays with an entry for each cell."""
 
     def grow(self, capacity: int) -> None:
@@ -34,7 +34,7 @@ class Lane:
         raise NotImplementedError
 
     def head(self, count: int) -> tuple[Any, ...]:
-        """What is kept for the first so many cells; the lane is not used any more."""
+        """What is kept for the first so many cells; the accumulator is not used any more."""
         return self.take(np.arange(count))
 
     def merge(self, cells: Cells, part: tuple[Any, ...]) -> None:
@@ -42,7 +42,7 @@ class Lane:
         raise NotImplementedError
 
     def remove(self, cells: Cells, part: tuple[Any, ...]) -> None:
-        """Take back what was merged. Only of lanes whose spec is invertible."""
+        """Take back what was merged. Only of accumulators whose spec is invertible."""
         raise NotImplementedError
 
     def clear(self, cells: Cells) -> None:
@@ -66,7 +66,7 @@ def count_into(counts: Vector, cells: Cells) -> None:
         np.add.at(counts, cells, 1)
 
 
-class NullLane(Lane):
+class NullAccumulator(Accumulator):
     """How many rows had no value. Kept only once there was one: mostly there is none."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class NullLane(Lane):
         return self._counts
 
 
-class SumLane(Lane):
+class SumAccumulator(Accumulator):
     """Sums of whole numbers, or of floats."""
 
     def __init__(self, kind: np.dtype[Any], name: str) -> None:
@@ -194,7 +194,7 @@ def extreme_start(kind: np.dtype[Any], *, greatest: bool) -> Any:
     return limits.min if greatest else limits.max
 
 
-class ExtremeLane(Lane):
+class ExtremeAccumulator(Accumulator):
     """The least or the greatest value. Not-a-number counts only where there is nothing else."""
 
     def __init__(self, kind: np.dtype[Any], *, greatest: bool) -> None:
@@ -234,7 +234,7 @@ class ExtremeLane(Lane):
         self._values[cells] = self._fill
 
 
-class MomentLane(Lane):
+class MomentAccumulator(Accumulator):
     """Count, mean and the sum of squared distances from it. Sums of squares would cancel; these do not."""
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class MomentLane(Lane):
             array[cells] = 0
 
 
-class EdgeLane(Lane):
+class EdgeAccumulator(Accumulator):
     """The value of the first or the last row that has one, by time; of equal times by arrival."""
 
     def __init__(self, kind: np.dtype[Any], *, last: bool) -> None:

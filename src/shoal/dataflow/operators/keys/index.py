@@ -19,7 +19,7 @@ from shoal.core.errors import InvalidError, problem
 from shoal.dataflow.language import keys as keying
 from shoal.dataflow.language.elements import Batch
 from shoal.dataflow.language.keys import Array, Hashes, Integers
-from shoal.dataflow.operators.keycolumns import KeyColumn, NumberColumn, make_column, with_room
+from shoal.dataflow.operators.keys.columns import KeyColumn, NumberColumn, make_column, with_room
 
 #: With so few keys Arrow looks rows up among them directly, quicker than hashing them.
 _FEW = 8_192

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.dataflow.operators.aggregates.columns import Cells, Mask
-from shoal.dataflow.operators.aggregates.plan import LaneSpec
+from shoal.dataflow.operators.aggregates.plan import AccumulatorSpec
 from shoal.dataflow.operators.aggregates.sparse import Sparse, concat, distinct_rounds
 from shoal.dataflow.operators.aggregates.store import Rows, combine
 
@@ -49,10 +49,10 @@ class Block:
             yield int(self.panes[start]), self.sparse.at(slice(start, end))
 
 
-class ThinPanes:
+class PackedPanes:
     """Blocks, the older ones first. Each is more than twice as large as the next, so that there are few."""
 
-    def __init__(self, specs: Sequence[LaneSpec]) -> None:
+    def __init__(self, specs: Sequence[AccumulatorSpec]) -> None:
         self._specs = specs
         self._blocks: list[Block] = []
         #: The panes that rows came into since the last snapshot; None before the first one.
@@ -175,7 +175,7 @@ def distinct_panes(panes: list[Cells]) -> Cells:
     return every[np.concatenate([[True], every[1:] > every[:-1]])] if len(every) else every
 
 
-def _merged(specs: Sequence[LaneSpec], blocks: Sequence[Block], capacity: int) -> Block:
+def _merged(specs: Sequence[AccumulatorSpec], blocks: Sequence[Block], capacity: int) -> Block:
     """Blocks in the order in which their rows came, as one."""
     filled = [block for block in blocks if len(block)]
     if len(filled) == 1:

@@ -1,6 +1,6 @@
-"""Results of sessions that were given and may change. Such a session may grow, or merge with others that were given.
+"""Results of sessions that were emitted and may change. Such a session may grow, or merge with others.
 
-Then what was given is taken back (`-D`) and the new one is given (`+I`); with equal bounds it is `-U` and `+U`.
+Then what was emitted is taken back (`-D`) and the new one is emitted (`+I`); with equal bounds it is `-U` and `+U`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import pyarrow as pa
 
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
-from shoal.dataflow.operators.given import rows_differ
-from shoal.dataflow.operators.keyed_state import key_table, numbers_of, restored_slots
-from shoal.dataflow.operators.keyindex import KeyIndex
-from shoal.dataflow.operators.sessiontable import SessionTable
+from shoal.dataflow.operators.emitted import rows_differ
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.tables import key_table, numbers_of, restored_slots
+from shoal.dataflow.operators.sessions.table import SessionTable
 
 _START, _END, _RESULT = "__start", "__end", "__result_"
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _Emitted:
     start: int
     end: int
     #: The result, a column of one row each.
@@ -32,7 +32,7 @@ class _Given:
 
 @dataclass(frozen=True, slots=True)
 class SessionChange:
-    """Rows to be given, all with one word."""
+    """Rows to be emitted, all with one word."""
 
     word: str
     slots: Integers
@@ -40,19 +40,21 @@ class SessionChange:
     columns: list[Array]
 
 
-class GivenSessions:
-    """What was given of sessions that are still kept, by cell."""
+class EmittedSessions:
+    """What was emitted of sessions that are still kept, by cell."""
 
     def __init__(self) -> None:
-        self._by_cell: dict[int, list[_Given]] = {}
+        self._by_cell: dict[int, list[_Emitted]] = {}
 
     def change(
         self, cells: Integers, slots: Integers, windows: tuple[Integers, Integers], columns: list[Array]
     ) -> Iterator[SessionChange]:
         """What has to be said for these results to stand."""
-        rows: dict[str, list[tuple[int, _Given]]] = {}
+        rows: dict[str, list[tuple[int, _Emitted]]] = {}
         for place, cell in enumerate(cells.tolist()):
-            new = _Given(int(windows[0][place]), int(windows[1][place]), [column.slice(place, 1) for column in columns])
+            new = _Emitted(
+                int(windows[0][place]), int(windows[1][place]), [column.slice(place, 1) for column in columns]
+            )
             old, self._by_cell[cell] = self._by_cell.get(cell, []), [new]
             slot = int(slots[place])
             if len(old) == 1 and (old[0].start, old[0].end) == (new.start, new.end):
@@ -69,9 +71,9 @@ class GivenSessions:
     def move(self, others: Integers, cells: Integers) -> None:
         """Sessions have become part of others."""
         for other, cell in zip(others.tolist(), cells.tolist(), strict=True):
-            given = self._by_cell.pop(other, [])
-            if given:
-                self._by_cell.setdefault(cell, []).extend(given)
+            emitted = self._by_cell.pop(other, [])
+            if emitted:
+                self._by_cell.setdefault(cell, []).extend(emitted)
 
     def forget(self, cells: Integers) -> None:
         """These change no more."""
@@ -83,7 +85,7 @@ class GivenSessions:
     ) -> tuple[Any, Integers]:
         """Those of some cells with their keys, and the slot of each."""
         by_cell = ((cell, self._by_cell.get(cell, [])) for cell in cells.tolist())
-        change = _change("", [(int(table.slots[cell]), each) for cell, given in by_cell for each in given])
+        change = _change("", [(int(table.slots[cell]), each) for cell, emitted in by_cell for each in emitted])
         if not change.columns:
             change = replace(change, columns=[pa.array([], output.type) for output in plan.outputs])
         extra = {_START: change.windows[0], _END: change.windows[1]}
@@ -98,14 +100,14 @@ class GivenSessions:
         for place, slot in enumerate(slots.tolist()):
             cells = sessions.cells_of(np.array([slot]))
             inside = (sessions.lows[cells] <= starts[place]) & (sessions.highs[cells] >= starts[place])
-            given = _Given(int(starts[place]), int(ends[place]), [column.slice(place, 1) for column in columns])
+            emitted = _Emitted(int(starts[place]), int(ends[place]), [column.slice(place, 1) for column in columns])
             for cell in cells[inside].tolist():
-                self._by_cell.setdefault(cell, []).append(given)
+                self._by_cell.setdefault(cell, []).append(emitted)
 
 
-def _change(word: str, rows: list[tuple[int, _Given]]) -> SessionChange:
-    slots = np.array([slot for slot, _given in rows], np.int64)
-    starts = np.array([given.start for _slot, given in rows], np.int64)
-    ends = np.array([given.end for _slot, given in rows], np.int64)
-    columns = [pa.concat_arrays(parts) for parts in zip(*(given.columns for _slot, given in rows), strict=True)]
+def _change(word: str, rows: list[tuple[int, _Emitted]]) -> SessionChange:
+    slots = np.array([slot for slot, _emitted in rows], np.int64)
+    starts = np.array([emitted.start for _slot, emitted in rows], np.int64)
+    ends = np.array([emitted.end for _slot, emitted in rows], np.int64)
+    columns = [pa.concat_arrays(parts) for parts in zip(*(emitted.columns for _slot, emitted in rows), strict=True)]
     return SessionChange(word, slots, (starts, ends), columns)

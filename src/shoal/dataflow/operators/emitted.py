@@ -1,7 +1,7 @@
-"""Results that were given and may change: what early and corrected results take back.
+"""Results that were emitted and may change: what early and corrected results take back.
 
-A window that gives more than one result gives changes, as aggregates without a window do: `+I` at first, then `-U` with
-the old values and `+U` with the new ones. What did not change is not given again.
+A window that emits more than one result emits changes, as aggregates without a window do: `+I` at first, then `-U` with
+the old values and `+U` with the new ones. What did not change is not emitted again.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from shoal.dataflow.language.elements import END_OF_TIME, START_OF_TIME
 from shoal.dataflow.language.keys import Array, Integers
 from shoal.dataflow.operators.aggregates.plan import AggregatePlan
-from shoal.dataflow.operators.keyed_state import key_names, key_table, numbers_of, restored_slots
-from shoal.dataflow.operators.keyindex import KeyIndex
+from shoal.dataflow.operators.keys.index import KeyIndex
+from shoal.dataflow.operators.keys.tables import key_names, key_table, numbers_of, restored_slots
 from shoal.dataflow.state.tables import TableState
 
 _END, _RESULT = "__end", "__result_"
@@ -39,14 +39,14 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows to be given, all with one word."""
+    """Rows to be emitted, all with one word."""
 
     word: str
     results: Results
 
 
-class GivenResults:
-    """The results of windows that were given, by the window's end."""
+class EmittedResults:
+    """The results of windows that were emitted, by the window's end."""
 
     def __init__(self) -> None:
         self._by_end: dict[int, Results] = {}
