@@ -143,6 +143,7 @@ async def test_a_frozen_leader(planes):
         await one.close()
 
 
+@pytest.mark.long
 async def test_both_restart_at_once(planes):
     async with Stage(planes) as stage:
         await planes.kill("one")
@@ -154,6 +155,7 @@ async def test_both_restart_at_once(planes):
         await stage.check_nothing_happened()
 
 
+@pytest.mark.long
 async def test_a_session_whose_client_is_gone_ends_under_the_next_leader(planes):
     gone = RemoteStore(GrpcTransport(), list(planes.addresses.values()), session_timeout=timedelta(seconds=2))
     async with Stage(planes) as stage:

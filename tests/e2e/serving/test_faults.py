@@ -92,6 +92,7 @@ async def test_an_agent_that_hangs_and_one_without_a_connection(serve, server, s
     await relay.close()
 
 
+@pytest.mark.long
 async def test_a_zookeeper_that_freezes_for_longer_than_a_session(serve, server, store, base):
     served = serve("frozen", conf(base, server.hosts, "mixed"))
     ready = await served.start(*SESSION)
