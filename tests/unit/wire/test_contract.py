@@ -281,7 +281,7 @@ SHOAL = {
         1 kernel string, 2 initrd string, 3 kernel_args string, 4 os_image_sha256 string, 5 acceleration string,
         6 boot VmBoot, 7 stop StopPolicy, 8 restart RestartPolicy, 9 retain_policy string""",
     "VmBoot": "1 console string, 2 tcp_port int32, 3 guest_agent bool, 4 deadline_ms int64",
-    "VmDiskOptions": "1 image string, 2 sha256 string, 3 format string, 4 read_only bool, 5 path string",
+    "VmDiskOptions": "1 image string, 2 sha256 string, 3 format string, 4 read_only bool, 5 path string, 6 name string",
     "VmNetworkOptions": "1 tap string, 2 mac string, 3 ports PortForward*",
     "PortForward": "1 guest_port int32, 2 host_port int32, 3 protocol string, 4 name string",
     "RestartPolicy": """
