@@ -1,6 +1,7 @@
 """Embedding tables: how many ids a second are looked up and updated, what an id costs, how long dumps take.
 
-`stage.py` makes tables and batches, `steps.py` measures them, `peers.py` names what they are compared with.
+`stage.py` makes tables and batches, `steps.py` measures them, `parsing.py` measures how records become columns,
+`peers.py` names what they are compared with.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 from bench.areas import Area, Note
 from bench.figures import Against, Figure, at_least
+from bench.tables import parsing
 from bench.tables.peers import ALL
 
 _STEP = (
@@ -56,6 +58,7 @@ FIGURES = (
         quotient=("step_16_beside_tfra", "tfra_step_16"),
         optional=True,
     ),
+    *parsing.FIGURES,
 )
 
 
@@ -63,7 +66,7 @@ def measure(run: int, note: Note) -> Mapping[str, float]:
     """Everything once; what takes long in the first run."""
     from bench.tables import steps
 
-    return steps.measure_all(run, note)
+    return dict(steps.measure_all(run, note)) | parsing.measure(note)
 
 
 AREA = Area(

@@ -15,4 +15,6 @@ TFRA = Peer(
 )
 #: Stock TensorFlow, which reads and writes the files of dumps.
 TENSORFLOW_DUMPS = Peer("tensorflow", _TENSORFLOW, "tensorflow_dumps.py", optional=True)
-ALL = (TFRA,)
+#: The same, whose `parse_example` is measured.
+TENSORFLOW_PARSING = Peer("tensorflow", _TENSORFLOW, "tensorflow_parsing.py", optional=True)
+ALL = (TFRA, TENSORFLOW_PARSING)

@@ -27,6 +27,7 @@ from shoal.records.formats.frames import FrameFormat, frame, read_frames
 from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
 from shoal.records.formats.tables import read_csv, read_parquet
 from shoal.records.formats.tfrecords import read_tfrecords
+from shoal.records.operators.labels import parse_tasks
 from shoal.records.parsing.engines import Engine, read_columns
 from shoal.records.parsing.schema import LINE_ID_TYPES, RowSchema, floats, ids, ints, texts
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
@@ -185,6 +186,9 @@ RECORD_PARSERS: dict[str, ParserCase] = {
         )
         for compression in Compression
     },
+    "shoal.records.operators.labels.parse_tasks": ParserCase(
+        parse_tasks, inputs.texts | changed_text("1,2:3:1.0;4::0.5"), good=("1,2:3:1.0;4::0.5",)
+    ),
     "shoal.records.formats.tables.read_csv": ParserCase(
         with_folder(file_named("f"), lambda folder: list(read_csv(str(folder / "f"), ROWS))),
         around(CSV),

@@ -1,6 +1,9 @@
 """Training data: Monolith's messages and files, TFRecords, compression, patterns of files, feature ids.
 
-    from shoal.records import find_files, framed, read_messages
+    from shoal.records import Instance, RowSchema, find_files, framed, ids, read_columns
+
+    schema = RowSchema((ids("fc_user"),), line_id=("req_time",))
+    for batch in read_columns(find_files("data/*.snappy"), framed(has_sort_id=True), Instance, schema): …
 
 What users need is named here and looked up when it is asked for. `__init__.pyi` beside it tells type checkers the same;
 a test freezes it. The data path is columns: `formats` finds where records lie in a file, `parsing` turns them into
@@ -13,8 +16,12 @@ from __future__ import annotations
 _HOMES: dict[str, str] = {
     "BadRecord": "shoal.records.bad_records",
     "BadRecords": "shoal.records.bad_records",
+    "CloseHook": "shoal.records.writing",
+    "Column": "shoal.records.parsing.schema",
     "Compression": "shoal.records.formats.compression",
+    "CsvFormat": "shoal.records.formats.tables",
     "DocumentFormat": "shoal.records.formats.documents",
+    "Engine": "shoal.records.parsing.engines",
     "Example": "shoal.wire.pb.idl.matrix.proto.example_pb2",
     "ExampleBatch": "shoal.wire.pb.idl.matrix.proto.example_pb2",
     "FeatureList": "shoal.records.feature_list",
@@ -25,15 +32,28 @@ _HOMES: dict[str, str] = {
     "PayloadType": "shoal.records.formats.frames",
     "Payloads": "shoal.records.formats.payloads",
     "RecordFormat": "shoal.records.formats.reading",
+    "RowSchema": "shoal.records.parsing.schema",
     "Shard": "shoal.records.patterns",
+    "WritableFile": "shoal.records.writing",
     "dated_patterns": "shoal.records.patterns",
     "find_files": "shoal.records.patterns",
+    "floats": "shoal.records.parsing.schema",
     "framed": "shoal.records.formats.reading",
+    "ids": "shoal.records.parsing.schema",
+    "ints": "shoal.records.parsing.schema",
+    "list_versions": "shoal.records.exports",
     "load_feature_list": "shoal.records.feature_list",
     "load_message": "shoal.records.formats.documents",
+    "make_parser": "shoal.records.parsing.engines",
+    "open_export": "shoal.records.exports",
+    "read_columns": "shoal.records.parsing.engines",
+    "read_csv": "shoal.records.formats.tables",
     "read_messages": "shoal.records.formats.reading",
+    "read_parquet": "shoal.records.formats.tables",
     "read_payloads": "shoal.records.formats.reading",
+    "texts": "shoal.records.parsing.schema",
     "tfrecord": "shoal.records.formats.reading",
+    "write_export": "shoal.records.exports",
     "write_frames": "shoal.records.formats.frames",
     "write_message": "shoal.records.formats.documents",
     "write_tfrecords": "shoal.records.formats.tfrecords",

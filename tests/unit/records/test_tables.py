@@ -35,6 +35,25 @@ def test_csv(tmp_path):
         assert rows(read_csv([path, path], SCHEMA)) == ROWS * 2
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("cell", [
+    "", "1", "-1|2", "9223372036854775807", "-9223372036854775808", "0x1f", "1|", "|1", "-", "1||2", "x", "1.5", " 1",
+    "99999999999999999999", "+1", "--1", "1-", "|",
+])  # fmt: skip
+def test_cells_of_whole_numbers(tmp_path, monkeypatch, cell, compiled):
+    """With and without kernels, a cell is what Arrow says."""
+    path = str(tmp_path / "f")
+    files.write_atomic(path, f"a,b\n5|6,1\n{cell},2\n,3\n".encode())
+    schema = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.int64())])
+    monkeypatch.setattr(tables, "has_numba", lambda: compiled)
+    found = rows(read_csv(path, schema, bad=BadRecords(OnBad.SKIP)))
+    try:
+        expected = [{"a": pa.array(cell.split("|") if cell else []).cast(pa.int64()).to_pylist(), "b": 2}]
+    except pa.ArrowInvalid:
+        expected = []
+    assert found == [{"a": [5, 6], "b": 1}, *expected, {"a": [], "b": 3}]
+
+
 def test_names_delimiter_and_separator(tmp_path):
     path = str(tmp_path / "f")
     files.write_atomic(path, b"1 2\t7\n3\t8")

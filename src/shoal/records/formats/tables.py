@@ -21,6 +21,7 @@ from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError, problem
 from shoal.records import fids
 from shoal.records.bad_records import BadRecords
+from shoal.records.compiling import has_numba
 from shoal.records.formats.compression import Compression, compression_of, open_source
 
 #: So much of a CSV file is parsed at once.
@@ -180,6 +181,10 @@ def _is_list(kind: Any) -> bool:
 
 
 def _split(column: Any, kind: Any, separator: str) -> Any:
+    if pa.types.is_list(kind) and kind.value_type == pa.int64() and len(separator) == 1 and has_numba():
+        found = _whole_numbers(column, ord(separator))
+        if found is not None:
+            return found
     parts = pc.split_pattern(column, separator)
     # An empty cell has no values, where a split has one that is empty.
     empty = pc.equal(column, "")
@@ -192,6 +197,22 @@ def _split(column: Any, kind: Any, separator: str) -> Any:
             raise ValueError(f"a cell must have {kind.list_size} values")
         return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     return pa.ListArray.from_arrays(parts.offsets, values)
+
+
+def _whole_numbers(column: Any, separator: int) -> Any:
+    """The numbers of each cell by a kernel; None when some need a closer look."""
+    from shoal.records.parsing.kernels.cells import split_numbers
+
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    splits = np.zeros(len(column) + 1, np.int32)
+    # A number and its separator have two bytes at least.
+    made = np.empty((int(places[-1] - places[0]) + len(column) + 1) // 2 + 1, np.int64)
+    count = split_numbers(content, places, separator, splits, made)
+    if count < 0:
+        return None
+    return pa.ListArray.from_arrays(pa.array(splits), pa.array(made[:count]))
 
 
 # ---------------------------------------------------------------------------------------------------------

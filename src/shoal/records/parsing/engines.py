@@ -10,24 +10,21 @@ Called by users, and by the readers of training.
 from __future__ import annotations
 
 import enum
-import functools
-import importlib.util
-import logging
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, UnsupportedError, problem
 from shoal.records.bad_records import BadRecords
+from shoal.records.compiling import has_numba
 from shoal.records.formats.payloads import Payloads
 from shoal.records.formats.reading import RecordFormat, read_payloads
 from shoal.records.parsing.plain import PlainParser
 from shoal.records.parsing.schema import RowSchema
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import Example, ExampleBatch
 from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
-
-logger = logging.getLogger(__name__)
 
 #: So many records are parsed at once: enough to make calls cheap, few enough for the caches of a processor.
 _MOST_RECORDS = 4096
@@ -64,15 +61,6 @@ def make_parser(message: type[Any], schema: RowSchema, engine: Engine = Engine.A
     from shoal.records.parsing.compiled import CompiledParser
 
     return CompiledParser(message, schema)
-
-
-@functools.cache
-def has_numba() -> bool:
-    """Whether kernels can be compiled here."""
-    found = importlib.util.find_spec("numba") is not None
-    if not found:
-        logger.warning("numba is not installed: records are parsed by protobuf, which is much slower")
-    return found
 
 
 def read_columns(
@@ -150,3 +138,7 @@ def warm_up() -> None:
     for message in (Instance, Example, ExampleBatch):
         parser = make_parser(message, schema, Engine.COMPILED)
         parser.parse(Payloads.of([b""]), BadRecords())
+    from shoal.records.parsing.kernels.cells import split_numbers
+
+    cells = np.zeros(2, np.int32)
+    split_numbers(np.zeros(1, np.uint8), cells, ord("|"), cells.copy(), np.zeros(1, np.int64))
