@@ -23,10 +23,10 @@ from bench.tables.peers import TENSORFLOW_PARSING
 from shoal.core.errors import UnavailableError
 from shoal.records.bad_records import BadRecords
 from shoal.records.formats.payloads import Payloads
-from shoal.records.formats.tables import read_csv
 from shoal.records.formats.tfrecords import write_tfrecords
 from shoal.records.parsing.engines import make_parser
 from shoal.records.parsing.schema import RowSchema, floats, ids
+from shoal.records.parsing.tables import read_csv
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import Example, ExampleBatch
 from shoal.wire.pb.idl.matrix.proto.proto_parser_pb2 import Instance
 
@@ -62,7 +62,7 @@ FIGURES = (
 )
 
 
-class _Rows:
+class Rows:
     """Random values for some rows, the same for every format."""
 
     def __init__(self, count: int) -> None:
@@ -151,28 +151,35 @@ def _feature(name: str, kind: int, values: bytes) -> bytes:
     return _sized(1, _sized(1, name.encode()) + _sized(2, _sized(kind, _sized(1, values))))
 
 
-def measure(note: Note, *, rows: int = ROWS, seconds: float = SECONDS) -> dict[str, float]:
+def measure(note: Note) -> dict[str, float]:
     """Every figure once."""
-    made = _Rows(rows)
-    columns = tuple(ids(f"fc_sparse_{number}") for number in range(SPARSE))
-    columns += tuple(floats(f"f_dense_{number}", size=1) for number in range(DENSE))
-    schema = RowSchema(columns, weight=False)
-    found = {
-        "parse_instance": _rate(_parsing(Instance, schema, list(made.instances())), rows, seconds),
-        "parse_example": _rate(_parsing(Example, schema, list(made.examples())), rows, seconds),
-        "parse_example_batch": _rate(_parsing(ExampleBatch, schema, list(made.batches())), rows, seconds),
-    }
+    made = Rows(ROWS)
+    found = measure_ours(made, seconds=SECONDS)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.csv"
-        path.write_bytes(made.csv())
-        found["parse_csv"] = _rate(lambda: [None for _ in read_csv(str(path), schema.arrow)], rows, seconds)
         records = str(Path(folder) / "rows.tfrecord")
         write_tfrecords(records, made.tf_examples())
-        asked = {"records": records, "batch": min(BATCH, rows), "seconds": seconds, "sparse": SPARSE, "dense": DENSE}
+        asked = {"records": records, "batch": BATCH, "seconds": SECONDS, "sparse": SPARSE, "dense": DENSE}
         try:
             found["parse_tf_example"] = TENSORFLOW_PARSING.run([json.dumps(asked)], within=_WITHIN)["rows_per_cpu_s"]
         except UnavailableError as error:
             note(f"TensorFlow could not be installed, so parsing stands alone: {error}")
+    return found
+
+
+def measure_ours(made: Rows, *, seconds: float) -> dict[str, float]:
+    """The figures without the peer."""
+    columns = tuple(ids(f"fc_sparse_{number}") for number in range(SPARSE))
+    columns += tuple(floats(f"f_dense_{number}", size=1) for number in range(DENSE))
+    schema = RowSchema(columns, weight=False)
+    found = {
+        "parse_instance": _rate(_parsing(Instance, schema, list(made.instances())), made.count, seconds),
+        "parse_example": _rate(_parsing(Example, schema, list(made.examples())), made.count, seconds),
+        "parse_example_batch": _rate(_parsing(ExampleBatch, schema, list(made.batches())), made.count, seconds),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rows.csv"
+        path.write_bytes(made.csv())
+        found["parse_csv"] = _rate(lambda: [None for _ in read_csv(str(path), schema.arrow)], made.count, seconds)
     return found
 
 

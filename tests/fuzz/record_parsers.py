@@ -25,11 +25,11 @@ from shoal.records.formats.documents import DocumentFormat, load_message, parse_
 from shoal.records.formats.dumps import parse_dump
 from shoal.records.formats.frames import FrameFormat, frame, read_frames
 from shoal.records.formats.reading import RecordFormat, read_messages, read_payloads, tfrecord
-from shoal.records.formats.tables import read_csv, read_parquet
 from shoal.records.formats.tfrecords import read_tfrecords
 from shoal.records.operators.labels import parse_tasks
 from shoal.records.parsing.engines import Engine, read_columns
 from shoal.records.parsing.schema import LINE_ID_TYPES, RowSchema, floats, ids, ints, texts
+from shoal.records.parsing.tables import read_csv, read_parquet
 from shoal.testing.fuzz import JSON_VALUES, ParserCase, changed_bytes, changed_text, changed_values
 from shoal.testing.messages import changed
 from shoal.wire.pb.idl.matrix.proto.example_pb2 import Example, ExampleBatch, Feature
@@ -189,12 +189,12 @@ RECORD_PARSERS: dict[str, ParserCase] = {
     "shoal.records.operators.labels.parse_tasks": ParserCase(
         parse_tasks, inputs.texts | changed_text("1,2:3:1.0;4::0.5"), good=("1,2:3:1.0;4::0.5",)
     ),
-    "shoal.records.formats.tables.read_csv": ParserCase(
+    "shoal.records.parsing.tables.read_csv": ParserCase(
         with_folder(file_named("f"), lambda folder: list(read_csv(str(folder / "f"), ROWS))),
         around(CSV),
         good=(CSV, b""),
     ),
-    "shoal.records.formats.tables.read_parquet": ParserCase(
+    "shoal.records.parsing.tables.read_parquet": ParserCase(
         with_folder(file_named("f"), lambda folder: list(read_parquet(str(folder / "f"), ROWS))),
         around(PARQUET),
         good=(PARQUET,),

@@ -19,9 +19,6 @@ from shoal.records.formats.reading import framed as framed
 from shoal.records.formats.reading import read_messages as read_messages
 from shoal.records.formats.reading import read_payloads as read_payloads
 from shoal.records.formats.reading import tfrecord as tfrecord
-from shoal.records.formats.tables import CsvFormat as CsvFormat
-from shoal.records.formats.tables import read_csv as read_csv
-from shoal.records.formats.tables import read_parquet as read_parquet
 from shoal.records.formats.tfrecords import write_tfrecords as write_tfrecords
 from shoal.records.parsing.engines import Engine as Engine
 from shoal.records.parsing.engines import make_parser as make_parser
@@ -32,6 +29,9 @@ from shoal.records.parsing.schema import floats as floats
 from shoal.records.parsing.schema import ids as ids
 from shoal.records.parsing.schema import ints as ints
 from shoal.records.parsing.schema import texts as texts
+from shoal.records.parsing.tables import CsvFormat as CsvFormat
+from shoal.records.parsing.tables import read_csv as read_csv
+from shoal.records.parsing.tables import read_parquet as read_parquet
 from shoal.records.patterns import Shard as Shard
 from shoal.records.patterns import dated_patterns as dated_patterns
 from shoal.records.patterns import find_files as find_files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bench.tables import AREA
+from bench.tables import AREA, parsing
 from bench.tables.stage import make_batches, make_table, scatter
 from bench.tables.steps import Scale, measure_tables
 
@@ -13,12 +13,12 @@ LITTLE = Scale(rows=5000, small=1000, large=8000, beside=0, batch=256, batches=3
 
 def test_every_figure_is_measured() -> None:
     found = measure_tables(0, LITTLE)
-    wanted = {each.name for each in AREA.figures if each.quotient is None and not each.optional}
-    assert found.keys() == wanted
-    assert all(value > 0 for value in found.values())
-    assert measure_tables(1, LITTLE).keys() == {
-        each.name for each in AREA.figures if each.quotient is None and not each.optional and not each.once
-    }
+    measured = [each for each in AREA.figures if each.quotient is None and not each.optional]
+    of_parsing = parsing.measure_ours(parsing.Rows(64), seconds=0.01)
+    assert {*found, *of_parsing} == {each.name for each in measured}
+    assert all(value > 0 for value in (*found.values(), *of_parsing.values()))
+    again = {*measure_tables(1, LITTLE), *of_parsing}
+    assert again == {each.name for each in measured if not each.once}
 
 
 def test_the_batches_are_of_ids_in_the_table() -> None:

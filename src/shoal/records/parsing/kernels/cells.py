@@ -1,4 +1,4 @@
-"""Compiled kernels that read whole numbers out of the cells of CSV. Called by `shoal.records.formats.tables`."""
+"""Compiled kernels that read whole numbers out of the cells of CSV. Called by `shoal.records.parsing.tables`."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError
 from shoal.records import fids
 from shoal.records.bad_records import BadRecords, OnBad
-from shoal.records.formats import tables
-from shoal.records.formats.tables import CsvFormat, read_csv, read_parquet
+from shoal.records.parsing import tables
 from shoal.records.parsing.schema import RowSchema, floats, ids, ints, texts
+from shoal.records.parsing.tables import CsvFormat, read_csv, read_parquet
 
 SCHEMA = RowSchema((ids("mov"), ints("uid", size=1), floats("vec", size=2), texts("t", size=1)), weight=False).arrow
 TEXT = "other,mov,uid,label,vec,t\nx,1|2,7,1.0,0.5|1.5,a\nx,,8,,1|2,\n"
