@@ -115,6 +115,15 @@ class TailingReader(Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsHold(Protocol):
+    """A reader that can leave some splits unread for a while."""
+
+    def hold(self, splits: Collection[str]) -> None:
+        """Give no rows of the splits with these names until it is called again, and rows of all the others."""
+        ...
+
+
 class SourceConnector(Protocol):
     """Where rows come from.
 

@@ -124,6 +124,11 @@ def settings_of(broker: str) -> KafkaSettings:
     return settings or KafkaSettings(brokers=broker.removeprefix(_SCHEME))
 
 
+def transaction_timeout(broker: str) -> float | None:
+    """Seconds after which a transaction that is open is aborted by the broker; None where none is."""
+    return settings_of(broker).transaction_timeout if is_kafka(broker) else None
+
+
 def _connect(broker: str) -> Topics:
     if is_kafka(broker):
         from shoal.topics.kafka import KafkaTopics

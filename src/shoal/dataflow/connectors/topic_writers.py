@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.connectors.base import Marker, SinkContext
-from shoal.dataflow.connectors.brokers import return_topics
+from shoal.dataflow.connectors.brokers import return_topics, transaction_timeout
 from shoal.dataflow.connectors.topic_commits import SinkNames, Target, taken
 from shoal.dataflow.connectors.write_ahead import Segment, WriteAhead
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, TIME, TRACE, Batch
@@ -119,6 +119,10 @@ class ExactTopicWriter:
         self._current: Writer | None = None
         #: Writers whose transaction waits for a checkpoint, in order.
         self._pending: deque[tuple[int, Writer]] = deque()
+        #: When each open transaction was begun, by its writer; and how old one may become. In microseconds.
+        self._begun: dict[Writer, int] = {}
+        timeout = transaction_timeout(target.broker)
+        self._most_age = None if timeout is None else int(timeout * 1_000_000 / 2)
         #: The checkpoint whose output could not be committed, and why: what became of it only a restart finds out.
         self._failed: tuple[int, Exception] | None = None
 
@@ -136,7 +140,7 @@ class ExactTopicWriter:
         """The writer whose turn it is; None while both wait for their checkpoints."""
         if self._current is None and self._free:
             self._current = self._free.popleft()
-            self._current.begin()
+            self._begin(self._current)
             for batch in self._write_ahead.open_batches[:-1]:  # the last one is the caller's
                 self._current.append(self._target.topic, batch)
         return self._current
@@ -183,7 +187,7 @@ class ExactTopicWriter:
         """Write rows that are in no transaction."""
         writer = self._take_back_one()
         self._pending.appendleft((segment.checkpoint, writer))
-        writer.begin()
+        self._begin(writer)
         for batch in segment.batches():
             writer.append(self._target.topic, batch)
 
@@ -197,6 +201,33 @@ class ExactTopicWriter:
             writer = self._pending.pop()[1]
         writer.abort()
         return writer
+
+    # -- transactions that wait for long ----------------------------------------------------------------------
+
+    def _begin(self, writer: Writer) -> None:
+        writer.begin()
+        self._begun[writer] = int(self._context.clock.wall().timestamp() * 1_000_000)
+
+    def next_tick(self) -> int | None:
+        """When the oldest open transaction is half as old as brokers let one become."""
+        waiting = [writer for _checkpoint, writer in self._pending]
+        if self._current is not None:
+            waiting.append(self._current)
+        if self._most_age is None or not waiting:
+            return None
+        return min(self._begun[writer] for writer in waiting) + self._most_age
+
+    def on_tick(self, now: int) -> None:
+        """Abort transactions that have waited so long, as while a disk is full: their rows are in the write-ahead."""
+        oldest = now - (self._most_age or 0)
+        for entry in [each for each in self._pending if self._begun[each[1]] <= oldest]:
+            entry[1].abort()
+            self._pending.remove(entry)
+            self._free.append(entry[1])
+        if self._current is not None and self._begun[self._current] <= oldest:
+            writer, self._current = self._current, None
+            writer.abort()
+            self._free.append(writer)
 
     def flush(self) -> None:
         """Only with checkpoints is there anything exact."""

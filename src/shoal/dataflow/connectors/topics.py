@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.clock import Clock
-from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, problem
 from shoal.dataflow.connectors.base import CommitContext, Fetched, SinkContext, SinkMode, Split
-from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of
+from shoal.dataflow.connectors.brokers import return_topics, take_topics, topics_of, transaction_timeout
 from shoal.dataflow.connectors.topic_commits import Target, TopicCommitter
 from shoal.dataflow.connectors.topic_samples import columns_of_objects, columns_of_streams
 from shoal.dataflow.connectors.topic_writers import ExactTopicWriter, Recording, TopicWriter
@@ -24,6 +24,7 @@ from shoal.dataflow.language.elements import Batch, Schema
 from shoal.dataflow.language.errors import refuse
 from shoal.dataflow.language.functions import find_location
 from shoal.dataflow.language.logical import OnError
+from shoal.dataflow.language.settings import CheckpointSettings
 from shoal.topics.base import (
     Reader,
     Reset,
@@ -212,6 +213,13 @@ class TopicReader:
         asked = [each for each, split in self._splits.items() if split.name in splits]
         return frozenset(self._splits[each].name for each in self._reader.confirm_end(asked)) & self.at_end()
 
+    def hold(self, splits: Collection[str]) -> None:
+        """Pause these partitions, and resume the others."""
+        reader = self._begin()
+        named = {each for each, split in self._splits.items() if split.name in splits}
+        reader.pause(named)
+        reader.resume(self._splits.keys() - named)
+
     def wake(self) -> None:
         """End a read that waits."""
         if self._reader is not None:
@@ -326,6 +334,20 @@ class TopicSink:
         recording = Recording(codec(self.codec, **dict(self.options)), self.key)
         target = Target(self.topic, self.broker, self.partitions)
         return ExactTopicWriter(target, recording, context) if context.exactly_once else TopicWriter(target, recording)
+
+    def check_checkpoints(self, settings: CheckpointSettings) -> None:
+        """Refuse checkpoints that come so seldom that brokers would abort the transactions that wait for them."""
+        timeout = transaction_timeout(self.broker) if settings.exactly_once else None
+        longest = settings.interval + settings.min_pause
+        if timeout is not None and 2 * longest > timeout:
+            raise PreconditionError(
+                f"{self.label} {longest:g} s from one checkpoint to the next is too long: its transactions stay open "
+                f"for as long, and brokers abort them after {timeout:g} s",
+                hint=f"an interval of at most {timeout / 2:g} s, or KafkaSettings(transaction_timeout=…) of at "
+                f"least {2 * longest:g}",
+                interval=settings.interval,
+                transaction_timeout=timeout,
+            )
 
     def open_committer(self, context: CommitContext) -> TopicCommitter | None:
         """The coordinator's end, for exactly once."""

@@ -173,6 +173,8 @@ def start_prepared(
         sinks = [step.node for step in stage.steps]
         checked = {"parallelism": stage.parallelism, "has_checkpoints": chosen.checkpoint is not None}
         check_connectors(sinks, "check_run", **checked)
+        if chosen.checkpoint is not None:
+            check_connectors(sinks, "check_checkpoints", settings=chosen.checkpoint)
     # Tasks are built from the document and nothing else, in this process as in any other.
     document = write_prepared(prepared, physical, is_local=processes == 0)
     plan = read_prepared(document)

@@ -136,6 +136,15 @@ class Watermarks:
             self._current = max(self._current, least - self._disorder)
         return self._current, False
 
+    def too_far(self, drift: int, at_end: Collection[str], now: float) -> frozenset[str]:
+        """The splits that are more than `drift` ahead of the slowest one that has still something to read."""
+        heard = {name: each for name, each in self._open.items() if each.greatest > START_OF_TIME}
+        behind = [each for name, each in heard.items() if name not in at_end and not self._is_idle(each, now)]
+        if not behind:
+            return frozenset()
+        most = min(each.greatest for each in behind) + drift
+        return frozenset(name for name, each in heard.items() if each.greatest > most)
+
     def _is_idle(self, progress: _Progress, now: float) -> bool:
         return self._is_silent(progress, now) and (not self._confirms or progress.confirmed_at is not None)
 

@@ -25,6 +25,7 @@ from shoal.dataflow.connectors.base import (
     PlacedReader,
     Split,
     SplitReader,
+    SupportsHold,
     TailingReader,
     WakeableReader,
 )
@@ -123,6 +124,10 @@ class SourceDriver:
         self._reader: SplitReader | None = None
         #: The reader, if it can tell which splits are at their end.
         self._tail: TailingReader | None = None
+        #: The reader, if it can leave splits unread; those that it does; and how far one may be ahead, in microseconds.
+        self._holding: SupportsHold | None = None
+        self.held: frozenset[str] = frozenset()
+        self._drift = int(settings.split_drift * 1_000_000)
         self._look_at = 0.0
         self._waking = threading.Lock()
         self._is_woken = False
@@ -186,6 +191,7 @@ class SourceDriver:
             reader = self._connector.open_reader(reading, self._share.schema, clock=self._clock)
         self._reader = reader
         self._tail = reader if isinstance(reader, TailingReader) else None
+        self._holding = reader if isinstance(reader, SupportsHold) else None
 
     def _resume(self, split: Split, now: float) -> None:
         known = self._restored.get(split.name)
@@ -217,12 +223,23 @@ class SourceDriver:
         """The task's watermark, and whether it is idle: one that knows no event time holds nobody back."""
         if self._marks is not None and not self.is_done():
             now = self._silence.seconds()
+            self._align(self._marks, now)
             if self._tail is not None and not self.is_bounded:
                 asked = self._marks.see_ends(self._tail.at_end(), now)
                 if asked:
                     self._marks.confirm(asked, self._tail.confirm_end(asked), now)
             return self._marks.current(now)
         return (END_OF_TIME, False) if self.is_done() else (START_OF_TIME, True)
+
+    def _align(self, marks: Watermarks, now: float) -> None:
+        """Leave splits unread that are too far ahead in event time: windows stay open for the slowest one."""
+        if not self._drift or self._holding is None or len(self._splits) < 2:
+            return
+        at_end = () if self._tail is None else self._tail.at_end()
+        held = marks.too_far(self._drift, at_end, now)
+        if held != self.held:
+            self.held = held
+            self._holding.hold(held)
 
     def is_done(self) -> bool:
         """Whether every split has come to its end, and no more can turn up."""
@@ -257,6 +274,7 @@ class SourceDriver:
                 self._marks.add(split, self._silence.seconds())
         if new:
             self._reader.add(new)
+            self.held = frozenset()  # whatever was paused is read again
 
     def wake(self) -> None:
         """End a `fetch` that waits, if the reader can. Called by other threads."""
@@ -287,7 +305,7 @@ class SourceDriver:
     def close(self) -> None:
         """Let go of it."""
         with self._waking:  # a reader that is closed must not be woken: its descriptors may be others' by then
-            reader, self._reader, self._tail = self._reader, None, None
+            reader, self._reader, self._tail, self._holding = self._reader, None, None, None
         if reader is not None:
             reader.close()
 

@@ -103,6 +103,9 @@ class FlowSettings:
     key_groups: int = KEY_GROUPS
     #: Seconds between two looks for new splits of endless sources.
     discovery: float = 10.0
+    #: Seconds of event time that one split of a task may be ahead of another that still has rows to read; 0 for any.
+    #: Windows stay open for the slowest split, so this bounds their state while a source catches up.
+    split_drift: float = 600.0
     #: Where keyed state of process functions lies: in memory, or in RocksDB for more than fits there.
     state: str = "memory"
     #: A directory below which runs have one of their own each, for state that does not fit into memory; what runs that
@@ -124,6 +127,7 @@ class FlowSettings:
                 *_whole("morsel_rows", self.morsel_rows, 1),
                 *_whole("key_groups", self.key_groups, 1, MOST_KEY_GROUPS),
                 *_seconds("discovery", self.discovery, 0.001),
+                *_seconds("split_drift", self.split_drift, 0),
                 *([] if self.state in _STATES else [problem("state", self.state, "must be memory or rocks")]),
                 *([] if isinstance(self.scratch, str) else [problem("scratch", self.scratch, "must be a path")]),
                 *_checkpoint(self.checkpoint),

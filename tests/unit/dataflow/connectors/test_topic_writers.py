@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,16 @@ import pytest
 from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import InternalError, PreconditionError
+from shoal.dataflow.connectors import topic_writers
 from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext
 from shoal.dataflow.connectors.topics import TopicSink
+from shoal.dataflow.execution import engine
+from shoal.dataflow.language.errors import PlanError
+from shoal.dataflow.language.logical import Sink
+from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.topics.errors import FencedError
 from tests.unit.dataflow.connectors.sinks import committed_values
-from tests.unit.dataflow.execution.flows import rows
+from tests.unit.dataflow.execution.flows import Tap, rows, tap_source
 
 
 @pytest.fixture
@@ -128,3 +134,51 @@ def test_a_commit_that_comes_late_when_both_wait(broker: str) -> None:
     writer.commit(6)
     assert values(broker) == [1, 2, 3, 4, 5, 6]
     writer.close()
+
+
+class SetClock(SystemClock):
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def wall(self) -> datetime:
+        return datetime.fromtimestamp(self.now, UTC)
+
+
+def test_transactions_that_wait_too_long_are_aborted_and_sent_with_their_checkpoint(broker: str, monkeypatch) -> None:
+    monkeypatch.setattr(topic_writers, "transaction_timeout", lambda _broker: 60.0)
+    clock = SetClock()
+    context = SinkContext("job", "out", 0, 1, clock, exactly_once=True, incarnation=3)
+    writer = TopicSink("out", broker).open_writer(None, context)
+    assert writer.next_tick() is None
+    write(writer, 1)
+    assert writer.next_tick() == 30_000_000
+    writer.prepare(1)  # and no disk takes it
+    clock.now = 20.0
+    write(writer, 2)
+    clock.now = 30.0
+    writer.on_tick(30_000_000)
+    assert writer.next_tick() == 50_000_000
+    clock.now = 50.0
+    writer.on_tick(50_000_000)
+    assert writer.next_tick() is None
+    write(writer, 3)
+    writer.prepare(2)
+    assert values(broker) == []
+    writer.commit(2)
+    assert values(broker) == [1, 2, 3]
+    writer.close()
+
+
+def test_checkpoints_that_come_more_seldom_than_transactions_may_last_are_refused(tmp_path: Path) -> None:
+    sink = TopicSink("out", "127.0.0.1:9092")
+    sink.check_checkpoints(CheckpointSettings(directory=str(tmp_path), interval=29))
+    sink.check_checkpoints(CheckpointSettings(directory=str(tmp_path), interval=90, exactly_once=False))
+    TopicSink("out", str(tmp_path)).check_checkpoints(CheckpointSettings(directory=str(tmp_path), interval=90))
+    with pytest.raises(PreconditionError, match=r"90\.05 s from one checkpoint to the next .* after 60 s") as caught:
+        sink.check_checkpoints(CheckpointSettings(directory=str(tmp_path), interval=90))
+    assert "at most 30 s" in caught.value.hint
+    plan = [Sink(inputs=(tap_source(Tap(), time=None),), connector=sink)]
+    checkpoint = CheckpointSettings(directory=str(tmp_path), interval=90)
+    with pytest.raises(PlanError, match="from one checkpoint to the next"):  # before anybody is asked
+        engine.start(plan, settings=FlowSettings(checkpoint=checkpoint))
