@@ -91,6 +91,8 @@ def run(
     from shoal.cli.programs.loading import failure_of, is_of_user, load_program
     from shoal.core.telemetry import setup_logging
     from shoal.dataflow.api.context import Launch
+    from shoal.dataflow.connectors.brokers import find_kafka_interface
+    from shoal.dataflow.language.logical import walk
     from shoal.dataflow.plan.explain import plan_text
 
     setup_logging(level=log_level or "warning", style=log_format)
@@ -108,7 +110,11 @@ def run(
         names = tuple(dataflow or ()) or found.dataflows
         if explain:
             for flow in found.app.choose(names):
-                output.data(f"dataflow {flow.name}\n\n{plan_text(flow.plan(), parallelism=width)}")
+                plan = flow.plan()
+                output.data(f"dataflow {flow.name}\n\n{plan_text(plan, parallelism=width)}")
+                kafka = find_kafka_interface(walk(*plan))
+                if kafka:
+                    output.data(f"kafka: {kafka}")
         else:
             found.app.run(width, processes=processes, only=names, told=_words(found.app.id))
     except InvalidError as error:

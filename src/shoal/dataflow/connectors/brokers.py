@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.core.errors import PreconditionError
 from shoal.topics.base import Topics
@@ -127,6 +127,22 @@ def settings_of(broker: str) -> KafkaSettings:
 def transaction_timeout(broker: str) -> float | None:
     """Seconds after which a transaction that is open is aborted by the broker; None where none is."""
     return settings_of(broker).transaction_timeout if is_kafka(broker) else None
+
+
+def kafka_interface(broker: str) -> str:
+    """How this process talks to a broker of Kafka, in words; empty for a local log."""
+    if not is_kafka(broker):
+        return ""
+    from shoal.topics.kafka import binding
+
+    return binding.interface().text if settings_of(broker).native else "Python interface, as the settings say"
+
+
+def find_kafka_interface(nodes: Iterable[Any]) -> str:
+    """How this process talks to Kafka for the connectors of some nodes; empty when none of them does."""
+    brokers = {getattr(getattr(node, "connector", None), "broker", "") for node in nodes}
+    found = sorted({text for broker in brokers if broker and (text := kafka_interface(broker))})
+    return "; ".join(found)
 
 
 def _connect(broker: str) -> Topics:

@@ -25,6 +25,7 @@ from shoal.dataflow.checkpoint.protocol import Members, Rules
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
 from shoal.dataflow.checkpoint.storage import Checkpoint
 from shoal.dataflow.connectors.base import Split
+from shoal.dataflow.connectors.brokers import find_kafka_interface
 from shoal.dataflow.execution.chain import StepCounts, is_over
 from shoal.dataflow.execution.control_link import HostShare
 from shoal.dataflow.execution.hosts import Hosts, LocalHosts
@@ -58,6 +59,8 @@ class FlowMetrics:
     #: Bytes that wait in the queues of each task, by its name.
     waiting_bytes: Mapping[str, int]
     checkpoints: CheckpointCounts
+    #: How this process talks to Kafka; empty when the flow does not.
+    kafka: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +293,8 @@ class RunningFlow:
         self._began = clock.monotonic()
         self._ended: float | None = None
         self._job: StartedJob | None = None
+        nodes = [step.node for stage in self.plan.stages for step in stage.steps]
+        self._kafka = find_kafka_interface(nodes)
 
     # -- starting ---------------------------------------------------------------------------------------------
 
@@ -432,6 +437,7 @@ class RunningFlow:
             steps=counts.steps,
             waiting_bytes=counts.waiting_bytes,
             checkpoints=CheckpointCounts() if coordinator is None else coordinator.counts,
+            kafka=self._kafka,
         )
 
     def stop(self, *, finish: bool = False, timeout: float | None = None) -> RunReport:

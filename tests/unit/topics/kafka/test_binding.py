@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import mmap
+from collections.abc import Iterator
 from typing import Any
 
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,3 +80,59 @@ def test_headers_are_seen_behind_the_value() -> None:
 
 def test_it_works_where_tests_run() -> None:
     assert binding.find() is not None
+
+
+@pytest.fixture
+def _fresh() -> Iterator[None]:
+    binding.interface.cache_clear()
+    yield
+    binding.interface.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_the_installed_client_passes_the_self_test() -> None:
+    found = binding.interface()
+    assert found.binding is not None
+    assert found.text == f"C interface of librdkafka {confluent_kafka.libversion()[0]}, self-test passed"
+
+
+MOVED = {
+    "a field more": np.dtype([("new", "<i8"), *binding.MESSAGE.descr]),
+    "two fields in another order": np.dtype(
+        [(binding.MESSAGE.names[at], binding.MESSAGE[at].str) for at in (0, 1, 2, 3, 4, 7, 8, 5, 6, 9, 10)]
+    ),
+    "a partition elsewhere": np.dtype(
+        [(binding.MESSAGE.names[at], binding.MESSAGE[at].str) for at in (3, 1, 2, 0, 4, 5, 6, 7, 8, 9, 10)]
+    ),
+}
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("kind", MOVED)
+def test_structs_of_another_layout_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """What the client takes is laid out as it is; read otherwise, it is not what was given."""
+    monkeypatch.setattr(binding, "read_messages", lambda pointers: _read_as(MOVED[kind], pointers))
+    found = binding.interface()
+    assert found.binding is None
+    assert found.text.startswith(f"Python interface of librdkafka {confluent_kafka.libversion()[0]}: messages have")
+    assert "message by message" in caplog.text
+
+
+def _read_as(layout: Any, pointers: Any) -> Any:
+    content = [ctypes.string_at(int(each), layout.itemsize) for each in pointers]
+    return np.frombuffer(b"".join(content), layout)
+
+
+@pytest.mark.usefixtures("_fresh")
+@pytest.mark.parametrize("place", [None, 8, 2**60])
+def test_a_handle_that_is_elsewhere_is_noticed(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binding.Binding, "place_of", lambda _self, _client: place)
+    assert binding.interface().text.endswith("a client's handle is not where it is expected")
+
+
+@pytest.mark.usefixtures("_fresh")
+def test_a_library_that_lacks_a_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(confluent_kafka.cimpl, "__file__", ctypes.util.find_library("c"))
+    found = binding.interface()
+    assert found.binding is None
+    assert "rd_kafka_name" in found.text
