@@ -12,15 +12,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
+from shoal.core.clock import Clock
 from shoal.dataflow.connectors.base import (
     ALL_TASKS,
     CommitContext,
+    Fetched,
     Marker,
     Recovery,
     SinkContext,
     SinkMode,
+    Split,
 )
 from shoal.dataflow.connectors.write_ahead import WriteAhead, decode_segments, from_stream
 from shoal.dataflow.language.elements import Batch, Schema
@@ -190,3 +193,128 @@ class RecordingCommitter:
 def _commit(checkpoint: int, subtask: int, content: bytes) -> RecordedCommit:
     rows = tuple(row for batch in from_stream(content) for row in batch.to_pylist())
     return RecordedCommit(checkpoint, subtask, rows)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# A source that follows a script
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Nothing comes for so many seconds. A pause that is longer than `idle_after` makes a split idle."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """The source fails, once: a flow that is started again reads on behind it."""
+
+    error: Exception
+
+
+Step: TypeAlias = Batch | Pause | Fail
+
+
+class Script:
+    """What a `ScriptedSource` does: the steps of each split, in order."""
+
+    def __init__(self, *splits: Sequence[Step]) -> None:
+        self.splits = {str(number): tuple(steps) for number, steps in enumerate(splits)}
+        #: The failures that have happened: split and step.
+        self.failed: set[tuple[str, int]] = set()
+
+    def find_schema(self) -> Schema:
+        """The columns of the first rows."""
+        steps = (step for steps in self.splits.values() for step in steps)
+        return next(step.schema for step in steps if not isinstance(step, Pause | Fail))
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedSource:
+    """Rows, pauses and failures by a script. With `is_bounded` it ends with the script; else it is idle then."""
+
+    script: Script
+    is_bounded: bool = True
+    label: str = "script"
+
+    @property
+    def most_splits(self) -> int:
+        """So many splits as the script has."""
+        return len(self.script.splits)
+
+    def find_schema(self) -> Schema:
+        """The columns of the first rows."""
+        return self.script.find_schema()
+
+    def find_splits(self) -> Sequence[Split]:
+        """The splits of the script."""
+        return [Split(name) for name in self.script.splits]
+
+    def open_reader(self, splits: Sequence[Split], schema: Schema, *, clock: Clock) -> ScriptedReader:
+        """Begin to read."""
+        return ScriptedReader(self.script, splits, schema, clock)
+
+
+class ScriptedReader:
+    """Follows the script of some splits. The position of one is the number of its next step."""
+
+    def __init__(self, script: Script, splits: Sequence[Split], schema: Schema, clock: Clock) -> None:
+        self._script = script
+        self._schema = schema
+        self._clock = clock
+        self._at = {split.name: 0 for split in splits}
+        #: Until when each split pauses.
+        self._until: dict[str, float] = {}
+        self._turn = 0
+        self._woken = threading.Event()
+
+    def seek(self, split: Split, position: Any) -> None:
+        """Go on with a step."""
+        self._at[split.name] = int(position)
+
+    def fetch(self, *, max_rows: int, timeout: float) -> Fetched | None:
+        """The rows of the next step of a split whose turn it is; each step is one batch."""
+        names = list(self._at)
+        for offset in range(len(names)):
+            name = names[(self._turn + offset) % len(names)]
+            batch = self._follow(name)
+            if batch is not None:
+                self._turn += offset + 1
+                return Fetched(Split(name), batch.select(self._schema.names), self._at[name])
+        now = self._clock.monotonic()
+        waits = [until - now for until in self._until.values() if until > now]
+        if not self.ended() or len(self.ended()) < len(names):
+            self._woken.wait(max(0.0, min([timeout, *waits])))
+            self._woken.clear()
+        return None
+
+    def _follow(self, name: str) -> Batch | None:
+        """The next rows of a split; None when it pauses or has come to its end."""
+        steps = self._script.splits[name]
+        while self._at[name] < len(steps):
+            at = self._at[name]
+            step = steps[at]
+            if isinstance(step, Pause):
+                until = self._until.setdefault(name, self._clock.monotonic() + step.seconds)
+                if self._clock.monotonic() < until:
+                    return None
+                del self._until[name]
+            elif isinstance(step, Fail) and (name, at) not in self._script.failed:
+                self._script.failed.add((name, at))
+                raise step.error
+            self._at[name] += 1
+            if not isinstance(step, Pause | Fail):
+                return step
+        return None
+
+    def ended(self) -> frozenset[Split]:
+        """The splits that have come to the end of their script."""
+        return frozenset(Split(name) for name, at in self._at.items() if at >= len(self._script.splits[name]))
+
+    def wake(self) -> None:
+        """End a `fetch` that waits."""
+        self._woken.set()
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
