@@ -13,8 +13,9 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, NotFoundError
 from shoal.testing.suites.topics_kit import TopicsKit
 from shoal.topics.base import TopicPartition, records
-from shoal.topics.kafka import KafkaSettings, KafkaTopics, binding
+from shoal.topics.kafka import KafkaSettings, KafkaTopics
 from shoal.topics.kafka.feed import MessageFeed
+from shoal.topics.kafka.interface import find
 from shoal.topics.kafka.native_feed import NativeFeed
 from shoal.topics.kafka.native_outbox import NativeOutbox
 from shoal.topics.kafka.outbox import MessageOutbox
@@ -39,7 +40,7 @@ def name() -> str:
 
 
 def test_each_way_is_the_one_that_was_asked_for(kafka_broker: KafkaBroker) -> None:
-    assert binding.find() is not None
+    assert find() is not None
     for is_native, feed, outbox in ((True, NativeFeed, NativeOutbox), (False, MessageFeed, MessageOutbox)):
         with KafkaTopics(KafkaSettings(kafka_broker.address, native=is_native)) as opened:
             assert isinstance(opened.reader()._feed, feed)

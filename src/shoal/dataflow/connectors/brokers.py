@@ -133,9 +133,9 @@ def kafka_interface(broker: str) -> str:
     """How this process talks to a broker of Kafka, in words; empty for a local log."""
     if not is_kafka(broker):
         return ""
-    from shoal.topics.kafka import binding
+    from shoal.topics.kafka.interface import interface
 
-    return binding.interface().text if settings_of(broker).native else "Python interface, as the settings say"
+    return interface().text if settings_of(broker).native else "Python interface, as the settings say"
 
 
 def find_kafka_interface(nodes: Iterable[Any]) -> str:

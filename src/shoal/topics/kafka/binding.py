@@ -2,10 +2,8 @@
 
 Messages are structs that lie in the client's memory. Here they are seen as columns: one call takes many, a few numpy
 operations read their fields, and Arrow copies their bytes. `shoal.topics.kafka.native_feed` and
-`shoal.topics.kafka.native_outbox` are the only ones to call it. `find()` returns None where this cannot be done: on
-another Python or machine than the struct's layout is known for, or where `shoal.topics.kafka.self_test` finds a fault
-with the client library that is installed; then the documented Python interface does the same, more slowly.
-`interface()` says which is used.
+`shoal.topics.kafka.native_outbox` are the only ones to call it; `shoal.topics.kafka.interface` says where it can be
+used.
 
 All of it is the documented, stable interface of librdkafka, but for two things: where a Python client keeps its handle,
 which is checked for each client by asking the handle for the client's name; and that one setting of a running consumer
@@ -15,21 +13,13 @@ is changed.
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-import platform
-import sys
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_void_p
-from dataclasses import dataclass
 from typing import Any
 
-import confluent_kafka
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-
-log = logging.getLogger(__name__)
 
 Words = npt.NDArray[np.int64]
 
@@ -139,47 +129,6 @@ class Binding:
         found = self.place_of(client)
         name = b"" if found is None else self.name(found) or b""
         return found if b"#producer-" in name or b"#consumer-" in name else None
-
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """How this process talks to the client library."""
-
-    #: None: by the library's documented Python interface, message by message.
-    binding: Binding | None
-    #: In words: which one, for which version, and why.
-    text: str
-
-
-@functools.cache
-def interface() -> Interface:
-    """Which interface is used, found out once in a process."""
-    version = f"librdkafka {confluent_kafka.libversion()[0]}"
-    found, fault = _load()
-    if found is None:
-        log.warning("Kafka is read and written message by message, by the Python interface of %s: %s", version, fault)
-        return Interface(None, f"Python interface of {version}: {fault}")
-    return Interface(found, f"C interface of {version}, self-test passed")
-
-
-def find() -> Binding | None:
-    """The binding, where there is one."""
-    return interface().binding
-
-
-def _load() -> tuple[Binding | None, str]:
-    from shoal.topics.kafka.self_test import find_fault
-
-    if sys.implementation.name != "cpython" or platform.machine() not in {"x86_64", "AMD64", "aarch64", "arm64"}:
-        return None, f"{sys.implementation.name} on {platform.machine()} is not known"
-    if ctypes.sizeof(c_void_p) != 8 or sys.byteorder != "little":
-        return None, "this machine has words of another form"
-    try:
-        found = Binding(confluent_kafka.cimpl.__file__)
-    except (OSError, AttributeError) as error:  # the library cannot be loaded so, or has not all of it
-        return None, str(error)
-    fault = find_fault(found)
-    return (None, fault) if fault else (found, "")
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, NotFoundError, PreconditionError, ShoalError, UnavailableError, problem
 from shoal.topics.base import DEFAULT_MAX_BYTES, DEFAULT_MAX_RECORDS, FETCHED, Fetched, Reset, TopicPartition
 from shoal.topics.errors import OffsetOutOfRangeError
-from shoal.topics.kafka import binding
+from shoal.topics.kafka import interface
 from shoal.topics.kafka.connection import Connection
 from shoal.topics.kafka.feed import Feed, MessageFeed, Piece, Trouble
 from shoal.topics.kafka.held import Held
@@ -75,7 +75,7 @@ class KafkaReader:
 
     def _connect(self, options: Mapping[str, Any], columns: frozenset[str]) -> tuple[Any, Feed]:
         """A consumer, and the quickest way to what it fetches."""
-        library = binding.find() if self._settings.native else None
+        library = interface.find() if self._settings.native else None
         on_error = self._connection.on_error
         if library is not None:
             consumer = connect(lambda: Consumer(dict(options)), self._settings.redaction)

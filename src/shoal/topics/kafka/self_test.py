@@ -3,7 +3,7 @@
 A producer that has no brokers is made, two messages are handed to it as structs and thrown away again: the client then
 reports both, and what it reports is read as a reader would. Nothing is sent anywhere. That no byte behind a value says
 whether a message has headers is tried with every batch instead, see `shoal.topics.kafka.native_feed`. Called by
-`binding.find`.
+`shoal.topics.kafka.interface`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaException, Producer
 
-if TYPE_CHECKING:
-    from shoal.topics.kafka.binding import Binding
+from shoal.topics.kafka import binding
+from shoal.topics.kafka.binding import Binding
 
 _NAME = "shoal-self-test"
 _TOPIC = b"shoal-self-test"
@@ -59,8 +59,6 @@ def _is_mapped(address: int) -> bool:
 
 
 def _try_messages(library: Binding, producer: Any, handle: int) -> str:
-    from shoal.topics.kafka import binding
-
     (at, sizes), (key_at, key_sizes) = binding.addresses_of(_VALUES), binding.addresses_of(_KEYS)
     given = np.zeros(len(_VALUES), binding.MESSAGE)
     given["payload"], given["size"], given["key"], given["key_size"] = at, sizes, key_at, key_sizes
@@ -79,8 +77,6 @@ def _try_messages(library: Binding, producer: Any, handle: int) -> str:
 
 def _compare(library: Binding, queue: int) -> str:
     """Read what the client reports, and compare it with what was given."""
-    from shoal.topics.kafka import binding
-
     values: list[Any] = []
     keys: list[Any] = []
     while len(values) < len(_VALUES):

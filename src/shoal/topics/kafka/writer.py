@@ -30,7 +30,7 @@ from shoal.core.errors import (
 )
 from shoal.topics.base import Member, TopicPartition, check_records
 from shoal.topics.errors import FencedError
-from shoal.topics.kafka import binding
+from shoal.topics.kafka import interface
 from shoal.topics.kafka.connection import Connection
 from shoal.topics.kafka.member import KafkaMember
 from shoal.topics.kafka.native_outbox import NativeOutbox
@@ -314,7 +314,7 @@ def _check_stamps(column: Any) -> None:
 
 def _outbox(producer: Any, options: Mapping[str, Any], *, is_native: bool) -> Outbox:
     """The quickest way to hand records to a producer."""
-    library = binding.find() if is_native else None
+    library = interface.find() if is_native else None
     handle = None if library is None else library.handle_of(producer)
     if library is None or handle is None:
         return MessageOutbox(producer)

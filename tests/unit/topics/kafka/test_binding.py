@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.topics.kafka import binding
+from shoal.topics.kafka.interface import find, interface
 
 Values = st.lists(st.none() | st.binary(max_size=40), min_size=1, max_size=60)
 
@@ -79,19 +80,19 @@ def test_headers_are_seen_behind_the_value() -> None:
 
 
 def test_it_works_where_tests_run() -> None:
-    assert binding.find() is not None
+    assert find() is not None
 
 
 @pytest.fixture
 def _fresh() -> Iterator[None]:
-    binding.interface.cache_clear()
+    interface.cache_clear()
     yield
-    binding.interface.cache_clear()
+    interface.cache_clear()
 
 
 @pytest.mark.usefixtures("_fresh")
 def test_the_installed_client_passes_the_self_test() -> None:
-    found = binding.interface()
+    found = interface()
     assert found.binding is not None
     assert found.text == f"C interface of librdkafka {confluent_kafka.libversion()[0]}, self-test passed"
 
@@ -112,7 +113,7 @@ MOVED = {
 def test_structs_of_another_layout_are_noticed(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     """What the client takes is laid out as it is; read otherwise, it is not what was given."""
     monkeypatch.setattr(binding, "read_messages", lambda pointers: _read_as(MOVED[kind], pointers))
-    found = binding.interface()
+    found = interface()
     assert found.binding is None
     assert found.text.startswith(f"Python interface of librdkafka {confluent_kafka.libversion()[0]}: messages have")
     assert "message by message" in caplog.text
@@ -127,12 +128,12 @@ def _read_as(layout: Any, pointers: Any) -> Any:
 @pytest.mark.parametrize("place", [None, 8, 2**60])
 def test_a_handle_that_is_elsewhere_is_noticed(place: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binding.Binding, "place_of", lambda _self, _client: place)
-    assert binding.interface().text.endswith("a client's handle is not where it is expected")
+    assert interface().text.endswith("a client's handle is not where it is expected")
 
 
 @pytest.mark.usefixtures("_fresh")
 def test_a_library_that_lacks_a_function_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(confluent_kafka.cimpl, "__file__", ctypes.util.find_library("c"))
-    found = binding.interface()
+    found = interface()
     assert found.binding is None
     assert "rd_kafka_name" in found.text
