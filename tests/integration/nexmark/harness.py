@@ -69,13 +69,21 @@ def _redirected(out: io.StringIO, err: io.StringIO) -> Iterator[None]:
 
 
 def check(
-    folder: Path, place: Path, query: str, *, batch_rows: int, parallelism: int = 1, lateness_ms: int = 4000
+    folder: Path,
+    place: Path,
+    query: str,
+    *,
+    batch_rows: int,
+    parallelism: int = 1,
+    lateness_ms: int = 4000,
+    processes: int = 0,
 ) -> dict[str, Any]:
     """Run a query and compare its result, its late rows and its last line with the oracle. Returns that line."""
     output, late = place / "result.parquet", place / "late.parquet"
     outcome = call(
         *("--query", query, "--input", str(folder), "--output", str(output), "--late-output", str(late)),
         *("--batch-rows", str(batch_rows), "--parallelism", str(parallelism), "--lateness-ms", str(lateness_ms)),
+        *("--processes", str(processes)),
     )
     assert outcome.status == 0, outcome.err
     oracle = Oracle(folder)

@@ -45,6 +45,23 @@ def test_large_batches(folders, tmp_path, query, parallelism):
     check(folders(60_000, 4000, seed=2), tmp_path, query, batch_rows=50_000, parallelism=parallelism)
 
 
+#: What `make test` has of each number of processes: no exchange, windows, a join.
+FEW = {("q0", 1), ("q5", 2), ("q3", 2), ("q8", 3)}
+
+
+@pytest.mark.parametrize(
+    ("query", "processes"),
+    [
+        pytest.param(query, processes, marks=() if (query, processes) in FEW else pytest.mark.long)
+        for query in QUERIES
+        for processes in (1, 2, 3)
+    ],
+)
+def test_over_processes(folders, tmp_path, query, processes):
+    folder = folders(60_000, 4000, seed=2)
+    check(folder, tmp_path, query, batch_rows=5000, parallelism=processes, processes=processes)
+
+
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize(("parallelism", "disorder_ms"), [(1, 0), (2, 4000)])
 def test_single_rows(folders, tmp_path, query, parallelism, disorder_ms):

@@ -506,8 +506,9 @@ class Dataflow:
             self._told = error
             raise
 
-    def run(self, parallelism: int = 1) -> Any:
-        """Run it to its end, in this thread, and say how it went."""
+    def run(self, parallelism: int = 1, *, processes: int = 0) -> Any:
+        """Run it to its end, and say how it went. With `processes`, its tasks run in so many child processes."""
+        self.app.processes = processes
         flow = self._start(self._prepare(self.plan()), parallelism)
         try:
             return flow.wait()

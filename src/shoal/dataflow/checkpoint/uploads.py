@@ -3,7 +3,7 @@
 The task's thread hands over what changed; a thread of its own writes it, so that no row waits for a disk. What could
 not be written is kept and goes with the next checkpoint. The files that a step's state is made of are its chain. When a
 chain grows long its newest links are merged, in this thread as well, and the next checkpoint names the merged file.
-Made by `shoal.dataflow.execution.planner`, one for each task.
+Made by `shoal.dataflow.execution.building`, one for each task.
 """
 
 from __future__ import annotations

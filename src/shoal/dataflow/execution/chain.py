@@ -1,8 +1,8 @@
 """The steps of one task, called one by the other; and the routers, by which rows leave the task.
 
-Built by `shoal.dataflow.execution.planner`, driven by `shoal.dataflow.execution.task` from one thread. A step is called
-with a batch and puts its rows into its output, which calls the steps behind it: no queue, no thread and no copy lies
-between them.
+Built by `shoal.dataflow.execution.building`, driven by `shoal.dataflow.execution.task` from one thread. A step is
+called with a batch and puts its rows into its output, which calls the steps behind it: no queue, no thread and no copy
+lies between them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class StepOutput:
         self.rows = 0
         self.batches = 0
         self.dropped = 0
-        #: Whether the run is a look at one stream, such as `collect()`, which need not read all. Set by the planner.
+        #: Whether the run is a look at one stream, such as `collect()`, which need not read all. Set when it is built.
         self.is_look = False
 
     def emit(self, batch: Batch) -> None:

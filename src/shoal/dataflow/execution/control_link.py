@@ -166,6 +166,10 @@ class ControlLink:
         gate.admit(token)
         return cls(raw), int(host) if host.isdecimal() else -1
 
+    def limit_reads(self, seconds: float | None) -> None:
+        """How long `receive` waits; None for ever."""
+        self._raw.settimeout(seconds)
+
     def send(self, message: object) -> None:
         """Send a message. Raises `PeerLostError`."""
         content = _pickled(message)
@@ -176,7 +180,7 @@ class ControlLink:
             raise PeerLostError("control", error.strerror or str(error)) from error
 
     def receive(self) -> Any:
-        """The next message; None when the other side is gone."""
+        """The next message; None when the other side is gone, or says nothing in time."""
         try:
             header = self._read(_LENGTH.size)
             content = None if header is None else self._read(_LENGTH.unpack(header)[0])

@@ -26,10 +26,10 @@ from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
 from shoal.dataflow.checkpoint.storage import Checkpoint
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.brokers import find_kafka_interface
+from shoal.dataflow.execution.building import layout_of, stateful_uids
 from shoal.dataflow.execution.chain import StepCounts, is_over
 from shoal.dataflow.execution.control_link import HostShare
 from shoal.dataflow.execution.hosts import Hosts, LocalHosts
-from shoal.dataflow.execution.planner import layout_of, stateful_uids
 from shoal.dataflow.execution.routing import all_tasks
 from shoal.dataflow.language.logical import Node, Sink, Source, walk
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
@@ -558,11 +558,8 @@ class RunningFlow:
     def _recover(self, lost: _Attempt, reason: str) -> None:
         """Take all tasks back to the last complete checkpoint, under a new epoch."""
         log.warning("job %s lost a task host (%s) and goes back to its last checkpoint", self.name, reason)
-        self.recoveries += 1
         try:
-            lost.close()
-            self._clear_up()
-            attempt = self._build()
+            attempt = self._begin_anew(lost)
         except BaseException as error:  # noqa: BLE001 - it is raised to whoever waits for the run
             self._clear_up()
             with self._lock:
@@ -578,6 +575,19 @@ class RunningFlow:
             attempt.cancel()
         elif stopping is not None:
             self._stop_sources(stopping)
+
+    def _begin_anew(self, lost: _Attempt) -> _Attempt:
+        """End an attempt and build the next one. One whose hosts die while they are built is tried again."""
+        lost.close()
+        while True:
+            self.recoveries += 1
+            self._clear_up()
+            try:
+                return self._build()
+            except (UnavailableError, DeadlineError) as error:
+                if not self._may_recover():
+                    raise
+                log.warning("job %s could not go back to its last checkpoint and tries again: %s", self.name, error)
 
     def _clear_up(self) -> None:
         job, self._job = self._job, None

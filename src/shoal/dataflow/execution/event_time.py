@@ -1,7 +1,7 @@
 """Event time: columns of times as microseconds, and watermarks from the times that were seen.
 
 `Watermarks` is pure and serves sources, split by split, and `AssignTimes`, the operator that names event time in the
-middle of a stream. Called by `shoal.dataflow.execution.sources` and `shoal.dataflow.execution.planner`.
+middle of a stream. Called by `shoal.dataflow.execution.sources` and `shoal.dataflow.execution.building`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which operator does a node's work: the mapping from logical nodes to operators.
 
-Called by `shoal.dataflow.execution.planner` when it builds a task. Sources, sinks and steps that only say where rows go
-are the planner's own. Expressions are bound here, once for each task; where the columns are known only at run, by the
+Called by `shoal.dataflow.execution.building` when it builds a task. Sources, sinks and steps that only say where rows
+go are built there. Expressions are bound here, once for each task; where the columns are known only at run, by the
 first batch.
 """
 

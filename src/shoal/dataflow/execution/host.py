@@ -16,8 +16,8 @@ from shoal.dataflow.checkpoint.messages import Order, Report, TaskId
 from shoal.dataflow.checkpoint.restore import share_states
 from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage
 from shoal.dataflow.execution.alignment import ChannelLost
+from shoal.dataflow.execution.building import Program, build_tasks
 from shoal.dataflow.execution.control_link import HostCounts, HostShare
-from shoal.dataflow.execution.planner import Program, build_tasks
 from shoal.dataflow.execution.routing import Channels, Connect
 from shoal.dataflow.execution.scratch import Scratch, make_scratch
 from shoal.dataflow.execution.task import Task

@@ -3,7 +3,7 @@
 Cutting copies nothing. Each worker has operators of its own and a deque of morsels; one that has none left takes from
 the other end of another's. Rows come out in the order in which they came in. It is an option
 (`FlowSettings.morsel_workers`): what it is worth depends on how long kernels run outside of the interpreter's lock.
-Built by `shoal.dataflow.execution.planner`, called as an operator.
+Built by `shoal.dataflow.execution.building`, called as an operator.
 """
 
 from __future__ import annotations

@@ -156,11 +156,13 @@ class ProcessHosts:
         while len(children) < self._hosts:
             try:
                 raw, _address = server.accept()
-                link, number = ControlLink.accept(raw, gate)
             except TimeoutError:
                 self._check_start(ends_at)
                 continue
+            try:
+                link, number = ControlLink.accept(raw, gate)
             except (ShoalError, OSError) as error:
+                raw.close()
                 log.warning("a task host was refused: %s", error)
                 continue
             children[number] = _Child(number, link, self._clock.monotonic())
@@ -194,7 +196,9 @@ class ProcessHosts:
 
     def _answer(self, child: _Child, kind: type[T]) -> T:
         """What a host answers while it is built. Raises what it failed with."""
+        child.link.limit_reads(_START)
         answer = child.link.receive()
+        child.link.limit_reads(None)
         if isinstance(answer, HostFailed):
             raise answer.error
         if not isinstance(answer, kind):
@@ -216,6 +220,12 @@ class ProcessHosts:
     # -- while they run ---------------------------------------------------------------------------------------
 
     def _listen(self, child: _Child) -> None:
+        try:
+            self._hear(child)
+        finally:
+            child.link.release()
+
+    def _hear(self, child: _Child) -> None:
         listener = self._listener
         while listener is not None:
             message = child.link.receive()
@@ -284,7 +294,9 @@ class ProcessHosts:
         self._runner.stop_all(0)
         for child in self._children.values():
             child.link.close()
-            if child.thread is not None and child.thread is not threading.current_thread():
+            if child.thread is None:
+                child.link.release()
+            elif child.thread is not threading.current_thread():
                 child.thread.join()
 
     def _end_links(self) -> HostListener | None:
@@ -304,7 +316,10 @@ class ProcessHosts:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def join(self) -> None:
-        """Nothing is left to wait for."""
+        """Wait for the threads that listen to the hosts."""
+        for child in self._children.values():
+            if child.thread is not None and child.thread is not threading.current_thread():
+                child.thread.join()
 
 
 def _make_folder() -> str:

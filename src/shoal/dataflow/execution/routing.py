@@ -1,7 +1,7 @@
 """The channels between tasks, and how rows are shared out over them: by key, to all, in turn, to one, task to task.
 
 A task host makes `Channels` for its tasks: inboxes for what comes in, and for each router the sending ends, within the
-process or to other hosts. Called by `shoal.dataflow.execution.planner` and `shoal.dataflow.execution.host`.
+process or to other hosts. Called by `shoal.dataflow.execution.building` and `shoal.dataflow.execution.host`.
 """
 
 from __future__ import annotations

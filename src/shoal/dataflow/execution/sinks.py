@@ -1,6 +1,6 @@
 """A sink as the last step of a chain: drives a connector's `SinkWriter` through write, prepare and commit.
 
-Made by `shoal.dataflow.execution.planner`; called by `shoal.dataflow.execution.chain` from the task's thread.
+Made by `shoal.dataflow.execution.building`; called by `shoal.dataflow.execution.chain` from the task's thread.
 """
 
 from __future__ import annotations

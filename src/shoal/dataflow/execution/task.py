@@ -1,7 +1,7 @@
 """A task: one thread that reads its input, calls its chain, and keeps time, watermarks and checkpoints.
 
 `SourceTask` reads a source, `InboxTask` the channels from other tasks. Both are plain synchronous loops. Made by
-`shoal.dataflow.execution.planner`, started by `shoal.dataflow.execution.engine`; orders come in by the mailbox, reports
+`shoal.dataflow.execution.building`, started by `shoal.dataflow.execution.host`; orders come in by the mailbox, reports
 go out by `report`.
 """
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.plan.facts import Facts
-from shoal.dataflow.plan.marks import mark_chains, mark_partial_aggregates
+from shoal.dataflow.plan.hints import hint_chains, hint_partial_aggregates
 from shoal.dataflow.plan.pruning import prune_columns
 from shoal.dataflow.plan.resolve import with_uids
 from shoal.dataflow.plan.rewrites import (
@@ -47,8 +47,8 @@ RULES: tuple[Rule, ...] = (
     Rule("merge projections", merge_projects),
     Rule("prune columns", prune_columns),
     Rule("drop idle projections", drop_idle_projects),
-    Rule("aggregate before exchange", mark_partial_aggregates),
-    Rule("fuse chains", mark_chains),
+    Rule("aggregate before exchange", hint_partial_aggregates),
+    Rule("fuse chains", hint_chains),
 )
 
 

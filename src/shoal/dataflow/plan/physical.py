@@ -2,7 +2,7 @@
 
 A stage is a set of steps that run in one task by plain calls; it is a chain mostly, and a small graph where a stream is
 used twice. Each stage runs as `parallelism` tasks. An edge says how rows get from a step of one stage to a step of
-another. `explain()` prints `describe`; `shoal.dataflow.execution.planner` builds tasks from it. Nothing here opens
+another. `explain()` prints `describe`; `shoal.dataflow.execution.building` builds tasks from it. Nothing here opens
 anything, and every process that has the logical plan comes to the same physical one.
 """
 

@@ -10,8 +10,8 @@ import pkgutil
 import pytest
 
 import shoal.dataflow
+from shoal.dataflow.execution.building import _SourceStep
 from shoal.dataflow.execution.factories import FACTORIES
-from shoal.dataflow.execution.planner import _SourceStep
 from shoal.dataflow.execution.sinks import SinkStep
 from shoal.dataflow.language.logical import Join, JoinMode, Node, walk
 from shoal.dataflow.operators.base import Operator

@@ -29,7 +29,7 @@ from shoal.dataflow.plan.facts import Facts
 _ROW_WISE = (AssignTime, Filter, MapBatches, MapRecords, Project, Sink)
 
 
-def mark_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
+def hint_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
     """An aggregate whose parts can be merged may begin before rows are exchanged.
 
     Not when somebody reads its late rows: behind an exchange they would be sums already. Not over changes.
@@ -52,7 +52,7 @@ def mark_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]
     )
 
 
-def mark_chains(sinks: tuple[Node, ...], _facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
+def hint_chains(sinks: tuple[Node, ...], _facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
     """Neighbours that hand rows on one to one get the same number: one task, plain calls."""
     behind = readers(sinks)
     numbers: dict[str, int] = {}
