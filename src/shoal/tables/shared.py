@@ -7,6 +7,7 @@ the lookup. Called by model servers on the host of a writer.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,8 @@ from shoal.tables.table import SETTINGS_FILE, as_ids
 
 #: A writer that grows takes a moment between making a file and announcing it; so often it is looked for again.
 _TRIES = 1000
+#: Seconds between two looks at a row that is half written.
+_PAUSE = 0.001
 
 
 class SharedTableReader:
@@ -31,13 +34,16 @@ class SharedTableReader:
 
     Args:
         folder: that of the writer's `SharedMemory`.
+        patience: seconds after which a row that stays half written is an error: its writer was killed.
 
     Raises:
         NotFoundError: there is no table, or not yet.
     """
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, patience: float = 5.0) -> None:
         self._folder = Path(folder)
+        self._patience = patience
+        self._pause = threading.Event()
         content = map_shared(self._folder, SETTINGS_FILE)
         self.settings = TableSettings.from_json(content.tobytes(), what=f"shared table {folder}")
         self.layout = make_layout(self.settings)
@@ -51,17 +57,32 @@ class SharedTableReader:
         self._directory = self._map()
 
     def lookup(self, ids: npt.ArrayLike) -> Floats:
-        """The weights of ids, a line each; zeros for an id that is not there."""
+        """The weights of ids, a line each; zeros for an id that is not there.
+
+        Raises:
+            UnavailableError: a row stays half written, or the table changes faster than it can be followed.
+        """
         keys = as_ids(ids)
         values = np.empty((keys.size, self.layout.width), np.float32)
         layout = self.layout
-        for _ in range(_TRIES):
+        stale, waited = 0, 0.0
+        while stale < _TRIES:
             found = lookups.lookup(
                 self._directory.shards, layout.geometry, layout.plan, layout.parameters, keys, values
             )
-            if found != lookups.STALE:
+            if found >= 0:
                 return values
-            self._directory = self._map()
+            if found == lookups.STALE:
+                stale += 1
+                self._directory = self._map()
+            elif waited >= self._patience:
+                raise UnavailableError(
+                    f"shared table {self._folder}: a row is half written for {self._patience:g} s",
+                    hint="its writer was killed, or stands still; start it again with a new folder",
+                )
+            else:
+                self._pause.wait(_PAUSE)
+                waited += _PAUSE
         raise UnavailableError(f"shared table {self._folder} changes faster than it can be followed")
 
     def __len__(self) -> int:

@@ -166,7 +166,7 @@ class EmbeddingTable:
             directory = self._open()
             shards = directory.shards
             found: int = lookups.lookup(shards, layout.geometry, layout.plan, layout.parameters, keys, values)
-            if found != lookups.STALE:
+            if found >= 0:
                 return found
 
     # -----------------------------------------------------------------------------------------------------

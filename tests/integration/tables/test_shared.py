@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.core.errors import NotFoundError
+from shoal.core.errors import NotFoundError, UnavailableError
+from shoal.tables.kernels import places
 from shoal.tables.memory import SharedMemory
 from shoal.tables.settings.optimizers import Sgd
 from shoal.tables.settings.table import ExpirySettings, SliceSettings, TableSettings
@@ -18,67 +19,99 @@ from shoal.tables.shared import SharedTableReader
 from shoal.tables.table import EmbeddingTable
 
 WIDTH = 48
-IDS = 20_000
-#: A value is `id + IDS * round`, exact in float32, so that it tells whose it is.
-ROUNDS = 500
 SLICES = (SliceSettings(WIDTH, optimizer=Sgd()),)
+READY = "ready"
 
 
-def read_until(folder: str, stop: Any, answers: Any, seed: int) -> None:
-    """Look ids up until the writer is done, and count what must not be."""
-    reader = SharedTableReader(folder)
+def read_some(folder: str, answers: Any, go: Any, scale: tuple[int, int], seed: int) -> None:
+    """Look ids up, and count what must not be."""
+    count, batches = scale
+    reader = SharedTableReader(folder, patience=60.0)
     generator = np.random.default_rng(seed)
-    found = {"read": 0, "hits": 0, "torn": 0, "foreign": 0, "batches": 0}
-    while not stop.is_set() or found["batches"] < 10:
-        ids = generator.integers(0, IDS, 256)
+    found = {"hits": 0, "torn": 0, "foreign": 0}
+    reader.lookup([0])
+    answers.put(READY)
+    go.wait()
+    number = 0
+    while number < batches or found["hits"] < batches:  # the writer goes on until there is enough to see
+        number += 1
+        ids = generator.integers(0, count, 256)
         rows = reader.lookup(ids)
         first = rows[:, 0]
-        found["read"] += ids.size
-        found["batches"] += 1
         found["hits"] += int((first != 0).sum())
         found["torn"] += int((rows != rows[:, :1]).any(axis=1).sum())
-        found["foreign"] += int(((first != 0) & (first.astype(np.int64) % IDS != ids)).sum())
+        found["foreign"] += int(((first != 0) & (first.astype(np.int64) % count != ids)).sum())
     answers.put(found)
 
 
-def write(table: EmbeddingTable, rounds: int) -> None:
-    """Insert, overwrite, expire and insert again, while the table grows from nothing."""
+def make_writes(width: int, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches of ids and rows. Every number of a row is `id + count * batch`, exact in float32: it tells whose."""
     generator = np.random.default_rng(0)
-    for number in range(rounds):
-        ids = generator.integers(0, min(IDS, 100 + number * 40), 128)
-        values = (ids + IDS * (1 + number % ROUNDS)).astype(np.float32)
-        table.assign(ids, np.repeat(values[:, None], WIDTH, axis=1), event_times=number // 50)
-        table.expire_some(512)
+    found = []
+    for number in range(1, 17):
+        ids = generator.integers(0, count * number // 16 + 1, 256)
+        found.append((ids, np.repeat((ids + count * number).astype(np.float32)[:, None], width, axis=1)))
+    return found
 
 
-def torture(folder: Path, rounds: int) -> None:
-    settings = TableSettings(SLICES, shards=4, expiry=ExpirySettings(3))
+def torture(folder: Path, batches: int, *, width: int, count: int) -> None:
+    """Insert, overwrite, remove, expire and insert again until the readers are done."""
+    slices = (SliceSettings(width, optimizer=Sgd()),)
+    settings = TableSettings(slices, shards=2, expiry=ExpirySettings(3))
     context = multiprocessing.get_context("spawn")
-    stop, answers = context.Event(), context.Queue()
+    answers, go = context.Queue(), context.Event()
+    writes = make_writes(width, count)
     with EmbeddingTable(settings, memory=SharedMemory(folder)) as table:
-        readers = [context.Process(target=read_until, args=(str(folder), stop, answers, seed)) for seed in (1, 2)]
+        readers = [
+            context.Process(target=read_some, args=(str(folder), answers, go, (count, batches), seed))
+            for seed in (1, 2)
+        ]
         for each in readers:
             each.start()
-        write(table, rounds)
-        # The first readers may come when all is written; what they must see is written on until they have.
-        stop.set()
-        while any(each.is_alive() for each in readers) and answers.qsize() < len(readers):
-            write(table, 20)
-        found = [answers.get(timeout=60) for _ in readers]
+        assert [answers.get(timeout=100) for _ in readers] == [READY, READY]
+        go.set()
+        number = 0
+        while answers.qsize() < len(readers) and all(each.exitcode in (None, 0) for each in readers):
+            ids, rows = writes[number % len(writes)]
+            table.assign(ids, rows, event_times=number // 20)
+            if number % 8 == 0:
+                table.remove(ids[:32])
+                table.expire_some(512)
+            number += 1
+        found = [answers.get(timeout=100) for _ in readers]
         for each in readers:
             each.join(60)
         assert [each.exitcode for each in readers] == [0, 0]
-        statistics = table.statistics()
-    assert statistics.removed > 1000
+        assert table.statistics().removed > 0
     for each in found:
         assert each["hits"] > 0
         assert (each["torn"], each["foreign"]) == (0, 0), each
     assert not folder.exists()
 
 
-def test_readers_never_see_half_a_row(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("width", "count"), [(48, 20_000), (2048, 40)], ids=["many", "wide"])
+def test_readers_never_see_half_a_row(tmp_path: Path, width: int, count: int) -> None:
+    """Many ids that come and go; and a few wide ones that are nearly always being written."""
     shm = Path("/dev/shm")
-    torture((shm if os.access(shm, os.W_OK) else tmp_path) / f"shoal-test-{os.getpid()}", 700)
+    torture(
+        (shm if os.access(shm, os.W_OK) else tmp_path) / f"shoal-test-{os.getpid()}-{width}",
+        300,
+        width=width,
+        count=count,
+    )
+
+
+def test_a_writer_that_was_killed_within_a_row_is_an_error(tmp_path: Path) -> None:
+    with EmbeddingTable(TableSettings(SLICES), memory=SharedMemory(tmp_path / "t")) as table:
+        table.assign([1], np.ones((1, WIDTH), np.float32))
+        reader = SharedTableReader(tmp_path / "t", patience=0.01)
+        counters = table._shards.headers[:, places.STRIPE_START :]
+        counters += 1  # as a writer leaves them that ends in the middle of a row
+        with pytest.raises(UnavailableError, match="half written"):
+            reader.lookup([1])
+        assert not reader.lookup([2]).any()
+        counters += 1
+        assert (reader.lookup([1]) == 1).all()
 
 
 def test_a_reader_follows_growth_and_sees_every_kind_of_change(tmp_path: Path) -> None:

@@ -39,7 +39,10 @@ from shoal.tables.kernels.updates import row_address
 
 #: The directory of this process is older than the table: the caller reads it again and repeats the call.
 STALE = -1
-_MISSING, _AHEAD = -1, -2
+#: A row stays half written: its writer waits for a processor, or was killed. The caller decides how long to try.
+BUSY = -2
+_MISSING, _AHEAD, _HALF = -1, -2, -3
+_SPINS = 20_000
 
 
 @helper
@@ -81,9 +84,9 @@ def _is_whole(header: int, row: int, moves: int, before: int) -> bool:
 
 @helper
 def _read_again(shard: int, geometry: Any, plan: Any, parameters: Any, key: int, values: Any, scratch: Any) -> int:
-    """Find and read one row as often as it takes to see it whole. Returns its number as `_row_of` does."""
+    """Find and read one row until it is seen whole. Returns its number as `_row_of` does; -3 when it takes too long."""
     header = peek(shard + D_HEADER * 8)
-    while True:
+    for _ in range(_SPINS):
         moves = load_word(header + MOVES * 8)
         row = _row_of(shard, geometry, key, mix(key))
         if row < 0:
@@ -94,11 +97,12 @@ def _read_again(shard: int, geometry: Any, plan: Any, parameters: Any, key: int,
         _read(row_address(peek(shard + D_BLOCKS * 8), row, geometry), geometry, plan, parameters, values, scratch)
         if _is_whole(header, row, moves, before):
             return row
+    return _HALF
 
 
 @kernel("int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], float32[:,::1])")
 def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, values: Any) -> int:
-    """Read the weights of ids; zeros for one that is not there. Returns how many were there, or STALE."""
+    """Read the weights of ids; zeros for one that is not there. Returns how many were there, STALE or BUSY."""
     rows, moved = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     hashes, shards = np.empty(BATCH, np.uint64), np.empty(BATCH, np.int64)
     scratch = np.empty(1, np.float32)
@@ -140,6 +144,8 @@ def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, 
                 row = _read_again(shard, table, plan, parameters, ids[begin + i], to, scratch)
             if row == _AHEAD:
                 return STALE
+            if row == _HALF:
+                return BUSY
             if row == _MISSING:
                 for j in range(width):
                     to[j] = 0
