@@ -538,17 +538,25 @@ async def test_a_project_without_a_record_is_known_at_once_and_ends_before_the_n
 
 
 async def test_a_restart_of_the_engine_loses_nothing(
-    open_runtime: Callable[[], Awaitable[ComposeRuntime]], service: PodmanService
+    open_runtime: Callable[..., Awaitable[ComposeRuntime]], service: PodmanService
 ) -> None:
-    runtime = await open_runtime()
+    is_away = False
+
+    async def connect() -> EngineApi:
+        if is_away:
+            raise UnavailableError("switched off")
+        return await service.open()
+
+    runtime = await open_runtime(connect)
     await runtime.start(request({"db": SLEEP, "web": says("up")}))
     await wait_output(runtime, b"up\n")
+    is_away = True
     await service.close()
     await wait_until_health(runtime, "unhealthy")
     assert [run.phase for run in await runtime.list_runs()] == [RunPhase.RUNNING]
     with pytest.raises(UnavailableError):
         await runtime.start(request({"db": SLEEP}, run_id="web-2"))
-    await (await service.open()).close()
+    is_away = False
     await wait_until_health(runtime, "healthy")
     info = await runtime.inspect(RunId("web-1"))
     assert info is not None
