@@ -89,13 +89,13 @@ def torture(folder: Path, batches: int, *, width: int, count: int) -> None:
     assert not folder.exists()
 
 
-@pytest.mark.parametrize(("width", "count"), [(48, 20_000), (2048, 40)], ids=["many", "wide"])
-def test_readers_never_see_half_a_row(tmp_path: Path, width: int, count: int) -> None:
+@pytest.mark.parametrize(("width", "count", "batches"), [(48, 20_000, 300), (2048, 40, 1500)], ids=["many", "wide"])
+def test_readers_never_see_half_a_row(tmp_path: Path, width: int, count: int, batches: int) -> None:
     """Many ids that come and go; and a few wide ones that are nearly always being written."""
     shm = Path("/dev/shm")
     torture(
         (shm if os.access(shm, os.W_OK) else tmp_path) / f"shoal-test-{os.getpid()}-{width}",
-        300,
+        batches,
         width=width,
         count=count,
     )
