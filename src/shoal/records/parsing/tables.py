@@ -6,6 +6,7 @@ end of one. Parquet has lists of its own. Called by users and by the readers of 
 
 from __future__ import annotations
 
+import csv
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -112,7 +113,7 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -
     names = list(form.names)
     if not names:
         header = lines.line()
-        names = _header(header, form) if header.strip() else []
+        names = _header(header, form, lines.path) if header.strip() else []
     missing = [name for name in schema.names if name not in names]
     if missing and names:
         rule = f"must be a column of {lines.path}, which has {', '.join(names)}"
@@ -126,13 +127,12 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -
         yield from _good_parts(block, read, lines.path, offset, bad)
 
 
-def _header(line: bytes, form: CsvFormat) -> list[str]:
-    table = pyarrow.csv.read_csv(
-        pa.BufferReader(line),
-        parse_options=pyarrow.csv.ParseOptions(delimiter=form.delimiter),
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
-    )
-    return list(table.column_names)
+def _header(line: bytes, form: CsvFormat, path: str) -> list[str]:
+    text = line.decode("utf-8", "replace").strip("\r\n")
+    try:
+        return next(csv.reader([text], delimiter=form.delimiter), [])
+    except (csv.Error, TypeError) as error:
+        raise CorruptError(path, 0, f"the first line must name the columns: {error}") from error
 
 
 def _good_parts(block: bytes, read: Callable[[bytes], Any], path: str, offset: int, bad: BadRecords) -> Iterator[Any]:

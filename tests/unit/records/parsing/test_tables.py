@@ -87,6 +87,14 @@ def test_bad_lines_have_their_offset_and_follow_the_policy(tmp_path, monkeypatch
     assert [content[each.offset :].startswith(each.payload) for each in kept] == [True] * 4
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_lines_of_nothing_are_no_rows(tmp_path, monkeypatch, compiled):
+    path = str(tmp_path / "f")
+    files.write_atomic(path, b'"a"\r\n1|2\n\n3\n\n')
+    monkeypatch.setattr(tables, "has_numba", lambda: compiled)
+    assert rows(read_csv(path, pa.schema([("a", pa.list_(pa.int64()))]))) == [{"a": [1, 2]}, {"a": [3]}]
+
+
 def test_a_column_that_is_not_there(tmp_path):
     path = str(tmp_path / "f")
     files.write_atomic(path, b"a,b\n1,2\n")
