@@ -28,7 +28,7 @@ from shoal.topics.errors import FencedError
 from shoal.topics.kafka import KafkaSettings, KafkaTopics
 from tests.services.kafka import KafkaBroker
 from tests.unit.dataflow.connectors.sinks import committed_values
-from tests.unit.dataflow.execution.flows import SCHEMA, collect, rows
+from tests.unit.dataflow.execution.flows import SCHEMA, Tap, collect, rows, tap_source
 
 pytestmark = pytest.mark.integration
 
@@ -170,3 +170,33 @@ def test_a_partition_that_was_made_while_the_job_was_down_is_read_from_its_begin
     flow = engine.start([sink], name="latest", settings=settings)
     assert KIT.until(lambda: sorted(seen) == [2, 3, 4])
     flow.stop(timeout=60)
+
+
+def test_a_marker_that_the_cluster_has_dropped_doubles_nothing(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    """Kafka drops the offsets of a group without members after a week; here somebody deletes the group."""
+    name = f"dropped-{SystemEntropy().token(8)}"
+    tap = Tap()
+    sink = Sink(
+        inputs=(tap_source(tap, time=None, uid="in"),), connector=TopicSink(name, kafka_broker.address), uid="out"
+    )
+    settings = FlowSettings(checkpoint=CheckpointSettings(directory=str(tmp_path), interval=20, min_pause=20))
+
+    def live(value: int) -> None:
+        tap.give(rows(("k", value, value)))
+        flow = engine.start([sink], name=name, settings=settings)
+        tap.wait_empty(tap.empty + 1)
+        flow.stop(timeout=60)
+
+    live(1)
+    assert KIT.until(lambda: committed_values(kafka_broker.address, name) == [1])
+    names = SinkNames(name, "out", name)
+    assert names.read_marker(topics, 0) is not None
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
+    for deleted in admin.delete_consumer_groups([names.group(0)]).values():
+        deleted.result()
+    assert names.read_marker(topics, 0) is None
+    live(2)
+    assert KIT.until(lambda: committed_values(kafka_broker.address, name) == [1, 2])
+    assert names.read_marker(topics, 0) is not None

@@ -338,7 +338,7 @@ class TopicSink:
     def check_checkpoints(self, settings: CheckpointSettings) -> None:
         """Refuse checkpoints that come so seldom that brokers would abort the transactions that wait for them."""
         timeout = transaction_timeout(self.broker) if settings.exactly_once else None
-        longest = settings.interval + settings.min_pause
+        longest = max(settings.interval, settings.min_pause)
         if timeout is not None and 2 * longest > timeout:
             raise PreconditionError(
                 f"{self.label} {longest:g} s from one checkpoint to the next is too long: its transactions stay open "
