@@ -72,11 +72,13 @@ from shoal.wire.pb.shoal.v1 import run_pb2 as run
 from shoal.wire.sealing import load_key, load_or_make_key, parse_key
 from tests.fuzz.codec_parsers import CODEC_PARSERS
 from tests.fuzz.discovery_parsers import DISCOVERY_PARSERS
+from tests.fuzz.exchange_parsers import EXCHANGE_PARSERS
 from tests.fuzz.inputs import blobs, file_named, numbers, texts, with_folder
 from tests.fuzz.record_parsers import RECORD_PARSERS
 from tests.fuzz.runtime_parsers import RUNTIME_PARSERS
 from tests.fuzz.serving_parsers import SERVING_PARSERS
 from tests.fuzz.stream_parsers import NO_STREAM_PARSERS, STREAM_PARSERS
+from tests.fuzz.table_parsers import NO_TABLE_PARSERS, TABLE_PARSERS
 from tests.strategies import workload_specs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -517,6 +519,8 @@ PARSERS: dict[str, ParserCase] = {
     **SERVING_PARSERS,
     **RUNTIME_PARSERS,
     **RECORD_PARSERS,
+    **TABLE_PARSERS,
+    **EXCHANGE_PARSERS,
 }
 
 #: Read something, and parse nothing that somebody else wrote.
@@ -548,4 +552,5 @@ NO_PARSERS: dict[str, str] = {
     "shoal.runtimes.keeper.procfs.read_environ": "bytes as they are",
     "shoal.runtimes.keeper.procfs.read_stat": "is parse_stat, of a process that may be gone",
     **NO_STREAM_PARSERS,
+    **NO_TABLE_PARSERS,
 }

@@ -26,7 +26,10 @@ from shoal.dataflow.language.datatypes import parse_type
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.plan.document_values import BadValueError, Blobs, decode
-from shoal.dataflow.plan.documents import read_plan, write_plan
+from shoal.dataflow.plan.documents import PlanDocument, read_nodes, read_plan, write_plan
+from shoal.dataflow.plan.physical import plan
+from shoal.dataflow.plan.prepare import sketch
+from shoal.dataflow.plan.prepared import read_prepared, write_prepared
 from shoal.dataflow.state.blobs import pack, unpack
 from shoal.dataflow.state.keycodec import decode_key, encode_key
 from shoal.dataflow.state.tables import TableState
@@ -46,6 +49,10 @@ from tests.unit.dataflow.plan.test_documents import every_kind
 def _changed(*goods: bytes) -> st.SearchStrategy[bytes]:
     """Bytes that are torn, noise, or nearly right."""
     return st.one_of(blobs, *(kind(good) for good in goods for kind in (changed_bytes, flipped_bytes)))
+
+
+def _is_mapping(given: Any) -> bool:
+    return isinstance(given, dict)
 
 
 def _changed_json(good: Any) -> st.SearchStrategy[bytes]:
@@ -68,6 +75,9 @@ BLOB = pack({"cells": pa.table({"text": ["a", "b"]}), "none": pa.table({"n": pa.
 KEY = encode_key((None, True, 12, 1.5, "text", b"bytes"))
 PLAN = write_plan(every_kind())
 BODY = json.loads(PLAN.to_json())
+SKETCH = sketch(every_kind())
+PREPARED = write_prepared(SKETCH, plan(SKETCH.sinks, parallelism=2))
+PREPARED_BODY = json.loads(PREPARED.to_json())
 VALUES = [value for node in BODY["nodes"] for name, value in node.items() if name not in ("node", "inputs")]
 #: Values of kinds that the plan has none of.
 MORE_VALUES = [
@@ -196,6 +206,14 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         _changed(BATCH.schema.serialize().to_pybytes()),
         (BadValueError,),
         (BATCH.schema.serialize().to_pybytes(),),
+    ),
+    "shoal.dataflow.plan.documents.read_nodes": ParserCase(
+        lambda given: read_nodes(given, Blobs(PLAN.blobs), []), changed_values(BODY).filter(_is_mapping), (), (BODY,)
+    ),
+    "shoal.dataflow.plan.prepared.read_prepared": ParserCase(
+        lambda given: read_prepared(PlanDocument(given, PREPARED.blobs)),
+        JSON_VALUES | changed_values(PREPARED_BODY),
+        good=(PREPARED_BODY,),
     ),
     "shoal.dataflow.plan.documents.read_plan": ParserCase(
         lambda given: read_plan(given, PLAN.blobs),

@@ -18,6 +18,7 @@ from shoal.wire.status import ERROR_TRAILER, INVALID_TRAILER, Code, Status, erro
 
 TABLE = {
     "InvalidError": Code.INVALID_ARGUMENT,
+    "CorruptError": Code.INVALID_ARGUMENT,
     "NotFoundError": Code.NOT_FOUND,
     "ConflictError": Code.ABORTED,
     "PreconditionError": Code.FAILED_PRECONDITION,
@@ -62,6 +63,13 @@ def test_an_error_survives_as_itself(name):
     )
     assert getattr(again, "problems", ()) == getattr(error, "problems", ())
     assert str(pickle.loads(pickle.dumps(again))) == str(error)
+
+
+def test_a_corrupt_file_is_invalid_for_the_caller():
+    error = errors.CorruptError("events.pb", 12, "must end here")
+    again = error_of(status_of(error))
+    assert type(again) is InvalidError
+    assert (again.message, again.facts, again.problems) == (error.message, error.facts, error.problems)
 
 
 def test_a_subclass_from_elsewhere_goes_by_its_nearest_ancestor():
