@@ -45,6 +45,7 @@ from shoal.agent.workloads.certificates import WorkloadCertificates
 from shoal.agent.workloads.contact import Contact
 from shoal.agent.workloads.disk_watch import DiskWatch
 from shoal.agent.workloads.intake import Answer, Intake
+from shoal.agent.workloads.orphans import OrphanWatch
 from shoal.agent.workloads.ports import PortBook
 from shoal.agent.workloads.roster import Roster
 from shoal.agent.workloads.slots import slot_share
@@ -168,12 +169,13 @@ class Executor:
             own = [action for action in actions if action.workload_id == each.intent.workload_id]
             await self._reopen(each, runs.pop(each.intent.workload_id, []), own)
         for info in (info for infos in runs.values() for info in infos):
-            log.warning("run %s of workload %s belongs to no workload: left alone", info.run_id, info.workload_id)
-            self.roster.orphans[info.run_id] = info
+            self.roster.add_orphan(info)
         for kind, runtime in self._runtimes.items():
             self._scope.start(self._watch(runtime), name=f"watch {kind.value}")
         disks = DiskWatch(self.roster, self._runtimes, self._clock)
         self._scope.start(disks.run(), name="disk limits")
+        orphans = OrphanWatch(self.roster, self._runtimes, self._clock)
+        self._scope.start(orphans.run(), name="orphans")
         if self._certificates is not None:
             keeping = self._certificates.keep_fresh(self._proving, self._warn)
             self._scope.start(keeping, name="certificates of workloads")
@@ -194,7 +196,7 @@ class Executor:
             (runtime, info)
             for runtime in self._runtimes.values()
             for info in await runtime.list_runs()
-            if info.phase is RunPhase.RUNNING and info.run_id not in self.roster.orphans
+            if info.phase is RunPhase.RUNNING and info.workload_id in self.roster.actors
         ]
         stopped: set[WorkloadId] = set()
 

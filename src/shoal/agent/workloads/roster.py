@@ -73,6 +73,11 @@ class Roster:
         """The sum of what is held."""
         return reserved(self.claims())
 
+    def add_orphan(self, info: RunInfo) -> None:
+        """Note a run that belongs to no workload known here."""
+        log.warning("run %s of workload %s belongs to no workload: left alone", info.run_id, info.workload_id)
+        self.orphans[info.run_id] = info
+
     def take_orphans(self, workload_id: WorkloadId) -> tuple[RunInfo, ...]:
         """The orphaned runs of a workload that is known from now on."""
         taken = tuple(info for info in self.orphans.values() if info.workload_id == workload_id)

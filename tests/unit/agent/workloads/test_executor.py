@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.agent.store.action_log import ActionQuery
+from shoal.agent.workloads.orphans import LIST_EVERY, OrphanWatch
 from shoal.core.errors import (
     PreconditionError,
     StaleGenerationError,
@@ -28,7 +29,7 @@ from shoal.model.workloads import (
     RunState,
 )
 from shoal.runtimes.base import RunRequest
-from shoal.testing.runtimes import FakeScript
+from shoal.testing.runtimes import FakeRuntime, FakeScript
 from tests.unit.agent.kit import Kit, opened
 from tests.unit.agent.making import probed, process
 
@@ -456,6 +457,70 @@ async def test_a_delete_ends_orphans_of_a_workload_that_is_not_known(tmp_path):
         assert not kit.machine.alive("w")
         assert not kit.executor.roster.orphans
         assert not kit.executor.conditions()
+
+
+async def test_orphans_that_a_runtime_finds_after_an_outage_are_reported_until_they_are_gone(tmp_path):
+    async with opened(tmp_path) as kit:
+        await kit.apply("known")
+        await kit.settle(1)
+        await kit.kill()
+        kit.machine.begin(RunRequest("w.old", WorkloadId("w"), process()), FakeScript())
+        kit.machine.is_in_doubt = True
+        await kit.open()
+        await kit.settle(100)
+        assert not kit.executor.roster.orphans
+        kit.machine.is_in_doubt = False
+        await kit.settle(LIST_EVERY)
+        assert set(kit.executor.roster.orphans) == {"w.old"}
+        assert "w.old" in kit.executor.conditions()[ConditionType.ORPHANED_PROCESSES]
+        # A runtime that does not answer says nothing about it.
+        kit.machine.outage = UnavailableError("the engine is away")
+        await kit.settle(100)
+        assert set(kit.executor.roster.orphans) == {"w.old"}
+        kit.machine.outage = None
+        await kit.executor.stop_all()
+        assert len(kit.machine.alive("w")) == 1
+        await kit.restart()
+        kit.machine.kill("w.old")
+        kit.machine.forget("w.old")
+        await kit.settle(LIST_EVERY)
+        assert not kit.executor.conditions()
+
+
+async def test_a_late_orphan_is_ended_by_a_delete_or_before_the_next_run(tmp_path):
+    async with opened(tmp_path) as kit:
+        for workload_id in ("w", "x"):
+            script = FakeScript(stop_takes=2 * LIST_EVERY)
+            kit.machine.begin(RunRequest(f"{workload_id}.old", WorkloadId(workload_id), process()), script)
+        await kit.settle(LIST_EVERY)
+        assert set(kit.executor.roster.orphans) == {"w.old", "x.old"}
+        await kit.apply("w")
+        await kit.delete("x")
+        await kit.settle(4 * LIST_EVERY)
+        assert kit.machine.most_at_once("w") == 1
+        assert kit.status("w").state is RunState.RUNNING
+        assert not kit.machine.alive("x")
+        assert not kit.executor.roster.orphans
+
+
+@pytest.mark.parametrize("change", ["deleted", "applied"])
+async def test_a_workload_that_comes_or_goes_while_runs_are_listed_has_no_orphans(tmp_path, change):
+    async with opened(tmp_path) as kit:
+        if change == "deleted":
+            await kit.apply()
+            await kit.settle(1)
+
+        class SlowList(FakeRuntime):
+            async def list_runs(self):
+                before = await super().list_runs()
+                await (kit.delete() if change == "deleted" else kit.apply())
+                await kit.settle(1)
+                return before if change == "deleted" else await super().list_runs()
+
+        runtime = SlowList(kit.machine)
+        await OrphanWatch(kit.executor.roster, {runtime.type: runtime}, kit.clock).compare()
+        assert kit.knows() is (change == "applied")
+        assert not kit.executor.roster.orphans
 
 
 async def test_strays_of_a_known_workload_are_ended(tmp_path):
