@@ -1,7 +1,7 @@
 """What a model server may use of this machine, what is used, and how large models are.
 
 Memory and CPU are those of the cgroup of this process, of version 1 or 2, else what the platform says in MY_MEM_LIMIT
-and MY_CPU_LIMIT, else those of the machine. A rate is measured against the call before; nothing waits. Model sizes
+and MY_CPU_LIMIT, else those of the machine. A rate is measured against an earlier call; nothing waits. Model sizes
 count the files of one version of each sub graph, and for a parameter server also its part of the checkpoint. Called by
 `AgentService.GetResource` and by schedulers.
 """
@@ -20,6 +20,8 @@ from shoal.runtimes.cgroups import container_limits, read_memberships
 from shoal.serving.models.configs import is_version
 
 MIB = 1024 * 1024
+#: A shorter time says little: the kernel counts in steps, and several may ask.
+_LEAST_SECONDS = 1.0
 
 #: `model.ckpt-100.assets/MonolithHashTable_x_3-00000-of-00004` belongs to ps_3.
 _TABLE_FILE = re.compile(r".+_(?P<ps>[0-9]{1,9})-[0-9]+-of-[0-9]+")
@@ -57,18 +59,21 @@ def read_cpus(*, limit: float = 0.0, root: Path = Path("/")) -> float:
 
 
 class CpuMeter:
-    """CPU use of this container in percent of one core, since the call before."""
+    """CPU use of this container in percent of one core, since a call that is at least a second ago."""
 
     def __init__(self, clock: Clock, *, root: Path = Path("/")) -> None:
         self._clock = clock
         self._root = root
         self._last = (clock.monotonic(), _cpu_seconds(root))
+        self._rate = 0.0
 
     def read(self) -> float:
-        """The use since the call before."""
-        before, self._last = self._last, (self._clock.monotonic(), _cpu_seconds(self._root))
-        wall, used = self._last[0] - before[0], self._last[1] - before[1]
-        return max(0.0, 100.0 * used / wall) if wall > 0 else 0.0
+        """The use since the last call that measured. One that follows sooner than in a second gets the same answer."""
+        if self._clock.monotonic() - self._last[0] >= _LEAST_SECONDS:
+            before, self._last = self._last, (self._clock.monotonic(), _cpu_seconds(self._root))
+            wall, used = self._last[0] - before[0], self._last[1] - before[1]
+            self._rate = max(0.0, 100.0 * used / wall)
+        return self._rate
 
 
 def _host_memory(root: Path) -> MemoryUse:

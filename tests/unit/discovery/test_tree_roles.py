@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -11,7 +12,9 @@ import pytest
 from shoal.core.errors import DeniedError, InvalidError, UnavailableError
 from shoal.discovery.errors import BadVersionError, NodeExistsError, NoNodeError
 from shoal.discovery.grants import Grant, create_grant, list_grants, revoke_grant
+from shoal.discovery.registrar import Registrar
 from shoal.discovery.remote import RemoteStore
+from shoal.discovery.store import NodeValue
 from shoal.model.identity import Identity, Role, workload_identity
 from shoal.testing.suites.coordination_kit import Seen
 from shoal.wire.pb.shoal.v1 import coordination_pb2 as pb
@@ -149,6 +152,30 @@ async def test_an_ephemeral_node_belongs_to_its_caller(trusted, operator, call, 
         await work(operator, "/mine/a")
     await owner.close()
     await other.close()
+
+
+async def test_a_workload_that_moved_is_registered_when_the_session_on_the_old_node_ends(trusted, operator):
+    await create_grant(operator, Grant("workload:web", "/mine"))
+    old = await opened(trusted, workload_identity("c", job="web", node="n1"))
+    await old.create("/mine/pod", b"10.0.0.1:80", ephemeral=True, makepath=True)
+    new = await opened(trusted, workload_identity("c", job="web", node="n2"))
+    registrar = Registrar(new)
+    registrar.start()
+    registrar.register("/mine/pod", b"10.0.0.2:80")
+    registrar.register("/mine/other")
+    seen: Seen[NodeValue | None] = Seen(20)
+    operator.watch_data("/mine/other", seen)
+    await seen.until(lambda value: value is not None)
+    # What another node still holds is left to it, and keeps nothing else from its place.
+    assert (await operator.get("/mine/pod")).data == b"10.0.0.1:80"
+    await trusted.owner.end_session(old.session_id)
+    async with asyncio.timeout(20):
+        await registrar.settled()
+    found = await operator.get("/mine/pod")
+    assert (found.data, found.stat.owner) == (b"10.0.0.2:80", new.session_id)
+    await registrar.close()
+    await new.close()
+    await old.close()
 
 
 async def test_everybody_follows_nodes(trusted, operator):

@@ -12,6 +12,7 @@ from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.models.configs import model_names, parse_config
+from shoal.serving.resources import read_cpus
 from tests.unit.serving.conftest import until
 
 ME = "p.s.m;lf;default:pod-1"
@@ -41,7 +42,11 @@ async def test_a_published_model_is_served_bound_and_answered(stage):
             while await client.heart_beat(ServerType.PS) != expected:
                 await asyncio.sleep(0.005)
         assert await client.get_replicas(ServerType.PS, 0, model_name="m") == [address]
-        assert (await client.get_resource()).memory > 0
+        resource = await client.get_resource()
+        assert resource.address == f"10.0.0.1:{agent.address.rpartition(':')[2]}"
+        assert resource.memory > 0
+        assert 0 <= resource.cpu <= read_cpus()
+        assert (resource.network, resource.work_load) == (-1.0, -1.0)
         await client.close()
 
         await stage.catalog.unpublish("m:ps_0", "prod")

@@ -70,13 +70,16 @@ def test_a_machine_without_groups(tmp_path):
     ids=["cgroup v1", "cgroup v2", "host"],
 )
 @pytest.mark.looptime
-async def test_cpu_use_is_measured_against_the_call_before(tmp_path, files, path, text):
+async def test_cpu_use_is_measured_against_an_earlier_call(tmp_path, files, path, text):
     root = machine(tmp_path, files)
     clock = SystemClock()
     meter = CpuMeter(clock, root=root)
     await clock.sleep(2)
     (root / path).write_text(text)
     assert meter.read() == pytest.approx(50, rel=0.05)
+    await clock.sleep(0.5)
+    assert meter.read() == pytest.approx(50, rel=0.05)
+    await clock.sleep(1)
     assert meter.read() == 0.0
 
 

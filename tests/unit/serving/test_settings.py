@@ -100,6 +100,7 @@ def test_a_file_includes_others_in_their_place(conf, tmp_path):
         ("num_ps x", "agent.conf:5: num_ps", "must be a number"),
         ("num_ps 1.5", "agent.conf:5: num_ps", "must be a whole number"),
         ("num_ps 0", "agent.conf:5: num_ps", "must be between"),
+        ("update_model_status_interval 0", "agent.conf:5: update_model_status_interval", "must be between"),
         ("num_ps 1 / 0", "agent.conf:5: num_ps", "must not divide by zero"),
         ("num_ps __import__('os')", "agent.conf:5: num_ps", "may have numbers"),
         ("num_ps 1\nnum_ps 2", "agent.conf:6: num_ps", "is given already in line 5 of agent.conf"),

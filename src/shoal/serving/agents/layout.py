@@ -36,7 +36,7 @@ from shoal.serving.models.configs import config_text, model_names, newest_versio
 from shoal.serving.models.lifecycle import VersionStatus
 from shoal.serving.processes.commands import model_server_command
 from shoal.serving.processes.graph import ProcessNode
-from shoal.serving.resources import read_memory
+from shoal.serving.resources import CpuMeter, read_cpus, read_memory
 from shoal.wire.addresses import Address
 from shoal.wire.transport import Server
 
@@ -69,6 +69,8 @@ class LayoutAgent:
         self._config_file = parts.data_dir / "model_config.pbtxt"
         self._scope = TaskScope("serving.layout")
         self._layout: Layout | None = None
+        #: The models of this container's own layout; None while that is not known. Asked for with every heartbeat.
+        self._models: frozenset[str] | None = None
         self._once: dict[tuple[SavedModel, str], int] = {}
         self._plan = ModelPlan(server_config([]), {})
         self._bindings = Bindings()
@@ -76,6 +78,7 @@ class LayoutAgent:
         self._agent_server: Server | None = None
         self._counted: set[str] = set()
         self._adopted = False
+        self._cpu = CpuMeter(parts.clock)
 
     @property
     def address(self) -> str:
@@ -114,7 +117,7 @@ class LayoutAgent:
         self._register()
         self._services.start()
         self._layouts.start()
-        view = ModelAddresses(self._services, models=self._models, archon=not parts.program.calls_by_grpc)
+        view = ModelAddresses(self._services, models=lambda: self._models, archon=not parts.program.calls_by_grpc)
         handlers = ServingAgentHandlers(view, resource=self._resource)
         listening = str(Address(parts.agent_host, parts.deployment.agent_port))
         self._agent_server = await parts.transport.serve(listening, [handlers.service()])
@@ -185,25 +188,22 @@ class LayoutAgent:
     def _address(self, port: int) -> str:
         return str(Address(self._parts.deployment.advertised_host, port))
 
-    def _models(self) -> frozenset[str] | None:
-        """The models of this container's own layout; None while that is not known."""
-        if self._layout is None:
-            return None
-        return frozenset(entry.saved_model.model_name for entry in self._layout.entries)
-
     def _resource(self) -> AgentResource:
         deployment = self._parts.deployment
+        environment = deployment.environment
         return AgentResource(
-            address=self._address(self._server.ports.grpc),
+            address=self._address(deployment.agent_port),
             shard_id=deployment.shard_id,
             replica_id=deployment.replica_id,
-            memory=read_memory(limit=deployment.environment.memory_limit).available,
+            memory=read_memory(limit=environment.memory_limit).available,
+            cpu=max(0.0, read_cpus(limit=environment.cpu_limit) - self._cpu.read() / 100),
         )
 
     # --- from the layout to the bindings ------------------------------------------------------------------
 
     def _on_layout(self, layout: Layout) -> None:
         self._layout = layout
+        self._models = frozenset(entry.saved_model.model_name for entry in layout.entries)
         self._layout_changed.set()
 
     async def _configure(self) -> None:

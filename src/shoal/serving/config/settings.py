@@ -90,12 +90,13 @@ class ServingSettings(ModelServerSettings):
     tfs_dense_http_port: int | None = None
     tfs_dense_archon_port: int | None = None
     agent_port: int | None = None
-    #: Seconds between two looks at the state of the models.
+    #: Seconds between two looks at the states of models that have settled, with `agent_version` 3.
     update_model_status_interval: int = 1
     model_config_file: str | None = None
     agent_version: int = 1
     #: How long entry waits for ps and dense, in seconds.
     max_waiting_sec: int = 1200
+    #: Read for old files; nothing is preloaded. Model servers have the environment of the agent, `LD_PRELOAD` included.
     preload_jemalloc: bool = True
     version_policy: str = "latest"
     version_data: int = 1
@@ -125,7 +126,16 @@ class ServingSettings(ModelServerSettings):
 
 _KINDS: dict[str, Any] = typing.get_type_hints(ServingSettings)
 _PORTS = frozenset(name for name in _KINDS if "port" in name.split("_"))
-_POSITIVE = frozenset({"num_ps", "num_shard", "dense_service_num", "version_data", "max_waiting_sec"})
+_POSITIVE = frozenset(
+    {
+        "dense_service_num",
+        "max_waiting_sec",
+        "num_ps",
+        "num_shard",
+        "update_model_status_interval",
+        "version_data",
+    }
+)
 _CHOICES = {
     "deploy_type": DEPLOY_TYPES,
     "server_type": DEPLOY_TYPES,
