@@ -28,6 +28,7 @@ from shoal.tables.settings.table import NotFinite, TableKind, TableSettings
 from shoal.tables.shards import Directory, Shards
 from shoal.tables.workers import Workers
 
+Flags = npt.NDArray[np.bool_]
 SETTINGS_FILE = "settings"
 #: Smaller batches are not worth a second thread.
 _SPLIT_FROM = 1024
@@ -55,7 +56,7 @@ class Entries:
     weights: Floats
     states: Floats
 
-    def take(self, mask: npt.NDArray[np.bool_]) -> Entries:
+    def take(self, mask: Flags) -> Entries:
         """Those where the mask is true."""
         return Entries(self.ids[mask], self.times[mask], self.weights[mask], self.states[mask])
 
@@ -82,6 +83,8 @@ class TableStatistics:
 class _Buffers:
     """What one thread needs to add up the gradients of a batch; kept from batch to batch."""
 
+    order: Words
+    positions: Words
     scratch: Words
     ids: Words
     counts: Words
@@ -92,9 +95,9 @@ class _Buffers:
     @classmethod
     def make(cls, size: int, width: int) -> _Buffers:
         rounded = 1 << max(6, (size - 1).bit_length())
-        words = [np.zeros(rounded, np.int64) for _ in range(3)]
-        sums = np.zeros((rounded, width), np.float32)
-        return cls(np.zeros(rounded * 2 + 1, np.int64), words[0], words[1], words[2], sums, np.zeros(1, np.int64))
+        positions, ids, counts, times = (np.zeros(rounded, np.int64) for _ in range(4))
+        scratch, sums = np.zeros(rounded * 2 + 1, np.int64), np.zeros((rounded, width), np.float32)
+        return cls(np.arange(rounded), positions, scratch, ids, counts, times, sums, np.zeros(1, np.int64))
 
 
 class EmbeddingTable:
@@ -128,6 +131,8 @@ class EmbeddingTable:
         self._lock = threading.RLock()
         self._shards = Shards(self.layout, self._memory)
         self._buffers: list[_Buffers | None] = [None] * threads
+        #: The shards of each thread.
+        self._mine: list[Flags] = [np.arange(settings.shards) % threads == part for part in range(threads)]
         self._lookups = self._hits = self._not_finite = 0
         self._basis = TimeBasis.UNKNOWN
         self._newest = 0
@@ -211,7 +216,7 @@ class EmbeddingTable:
             buffers = [self._buffer(part, keys.size) for part in range(parts)]
 
             def gather(part: int) -> tuple[int, int]:
-                return self._sum((part, parts), (keys, values, times), buffers[part])
+                return self._sum(self._mine[part] if parts > 1 else None, (keys, values, times), buffers[part])
 
             found = self._workers.run(gather, parts)
             broken = sum(each[1] for each in found)
@@ -450,15 +455,20 @@ class EmbeddingTable:
             raise PreconditionError(f"table {self.settings.name!r} is closed")
         return self._shards.directory
 
-    def _sum(self, part: tuple[int, int], batch: tuple[Words, Floats, Words], to: _Buffers) -> tuple[int, int]:
-        """Add up the gradients of a part. Returns how many ids it has, and how many gradients are not finite."""
+    def _sum(self, mine: Flags | None, batch: tuple[Words, Floats, Words], to: _Buffers) -> tuple[int, int]:
+        """Add up the gradients of the ids of some shards, or of all.
+
+        Returns how many ids there are, and how many gradients are not finite.
+        """
         keys, values, times = batch
+        positions = to.order[: keys.size]
+        if mine is not None:
+            positions = to.positions[: updates.select(keys, mine, to.positions)]
         found = updates.sum_gradients(
             keys,
             values,
             times,
-            self.settings.shards - 1,
-            *part,
+            positions,
             to.scratch,
             to.ids,
             to.counts,

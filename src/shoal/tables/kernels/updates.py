@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.kernels.access import LINE, fence, ints_at, lines_at, peek, prefetch, store_word, words_at
+from shoal.tables.kernels.access import LINE, fence, floats_at, ints_at, lines_at, peek, prefetch, store_word, words_at
 from shoal.tables.kernels.codecs import encode_row
 from shoal.tables.kernels.compiling import helper, kernel
 from shoal.tables.kernels.filters import is_admitted
@@ -139,24 +139,35 @@ def _stops(first: int, geometry: Any, count: int, found: Any, stopped: Any) -> b
     return False
 
 
+@kernel("int64(int64[::1], boolean[::1], int64[::1])")
+def select(ids: Any, mine: Any, positions: Any) -> int:
+    """Where the ids of a part are, given which shards it has. Returns how many there are.
+
+    Whether an id is of a part is a matter of chance, which no processor foresees: there is no branch on it.
+    """
+    mask, found = np.int64(mine.size - 1), 0
+    for i in range(ids.size):
+        positions[found] = i
+        found += np.int64(mine[shard_of(mix(ids[i]), mask)])
+    return found
+
+
 @kernel(
-    "int64(int64[::1], float32[:,::1], int64[::1], int64, int64, int64,"
+    "int64(int64[::1], float32[:,::1], int64[::1], int64[::1],"
     " int64[::1], int64[::1], int64[::1], float32[:,::1], int64[::1])"
 )
 def sum_gradients(
     ids: Any,
     gradients: Any,
     times: Any,
-    shard_mask: int,
-    part: int,
-    parts: int,
+    positions: Any,
     scratch: Any,
     unique: Any,
     counts: Any,
     sums: Any,
     newest: Any,
 ) -> int:
-    """Add up the gradients of each id of a part, in the order of the batch. Returns how many ids there are.
+    """Add up the gradients of the ids at some positions, in their order. Returns how many ids there are.
 
     `scratch` is a hash set: word 0 is a number that grows with each call, so that the set is hardly ever cleared; a
     power of two of words follows, at least twice as many as ids.
@@ -169,26 +180,34 @@ def sum_gradients(
     last = scratch.size - 1
     found = 0
     width = gradients.shape[1]
-    for i in range(ids.size):
-        key = ids[i]
-        hashed = mix(key)
-        if parts > 1 and shard_of(hashed, shard_mask) % parts != part:
-            continue
-        place = (np.int64(hashed) & (last - 1)) + 1
-        while (scratch[place] >> 32) == epoch and unique[scratch[place] & _LOW] != key:
-            place = place + 1 if place < last else 1
-        if (scratch[place] >> 32) == epoch:
-            number = scratch[place] & _LOW
-            counts[number] += 1
-            newest[number] = max(newest[number], times[i])
+    homes, numbers = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
+    for begin in range(0, positions.size, BATCH):
+        size = min(BATCH, positions.size - begin)
+        for k in range(size):
+            home = (np.int64(mix(ids[positions[begin + k]])) & (last - 1)) + 1
+            homes[k] = home
+            prefetch(scratch.ctypes.data + home * 8)
+        for k in range(size):
+            i, place = positions[begin + k], homes[k]
+            key = ids[i]
+            while (scratch[place] >> 32) == epoch and unique[scratch[place] & _LOW] != key:
+                place = place + 1 if place < last else 1
+            if (scratch[place] >> 32) == epoch:
+                number = scratch[place] & _LOW
+                counts[number] += 1
+                newest[number] = max(newest[number], times[i])
+            else:
+                number = found
+                scratch[place] = (epoch << 32) | found
+                unique[found], counts[found], newest[found] = key, 1, times[i]
+                sums[found, :] = 0
+                found += 1
+            numbers[k] = number
+        for k in range(size):
+            to = floats_at(sums.ctypes.data + numbers[k] * width * 4, width)
+            given = floats_at(gradients.ctypes.data + positions[begin + k] * width * 4, width)
             for j in range(width):
-                sums[number, j] += gradients[i, j]
-        else:
-            scratch[place] = (epoch << 32) | found
-            unique[found], counts[found], newest[found] = key, 1, times[i]
-            for j in range(width):
-                sums[found, j] = gradients[i, j]
-            found += 1
+                to[j] += given[j]
     return found
 
 
