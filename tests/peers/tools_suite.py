@@ -14,6 +14,7 @@ import pytest
 from shoal.cli import main
 from shoal.cli.connection.session import Surroundings
 from shoal.core.entropy import SystemEntropy
+from shoal.discovery.mirror.records import AgentResource
 from shoal.discovery.replicas.watcher import ReplicaWatcher
 from shoal.discovery.service import ServingAgentHandlers
 from shoal.discovery.views import ReplicaAddresses
@@ -264,11 +265,11 @@ class ToolsSuite:
     def test_an_agent_is_asked(self, runner, peer, shoal, around):
         self.filled(runner, peer)
 
-        async def serve():
+        async def serve(resource=None):
             watcher = ReplicaWatcher(peer.store, peer.bzid, "m")
             watcher.start()
             await watcher.wait_loaded()
-            handlers = ServingAgentHandlers(ReplicaAddresses(watcher))
+            handlers = ServingAgentHandlers(ReplicaAddresses(watcher), resource=resource)
             transport = around.make_transport(Access(insecure=True))
             return await transport.serve("127.0.0.1:0", [handlers.service()])
 
@@ -280,5 +281,18 @@ class ToolsSuite:
         assert json.loads(shoal("replicas", "heartbeat", *at, "--json").out) == {"tasks": {"ps:0": ["10.0.0.1:44059"]}}
         assert shoal("replicas", "get", *at, "--server-type", "entry").out == "10.0.0.1:44059\n"
         assert "no replica of this task" in shoal("replicas", "get", *at, "--task", "7").err
-        assert "memory" in shoal("replicas", "resource", *at).out
+        assert "does not say what it has free" in shoal("replicas", "resource", *at).err
+        runner.run(server.stop())
+        resource = AgentResource("10.0.0.5:7080", 2, 3, 2**30, cpu=1.5)
+        server = runner.run(serve(lambda: resource))
+        at = ("--agent", server.address)
+        lines = [line.split() for line in shoal("replicas", "resource", *at).out.splitlines()]
+        assert lines[:5] == [
+            ["address", "10.0.0.5:7080"],
+            ["shard_id", "2"],
+            ["replica_id", "3"],
+            ["memory", str(2**30)],
+            ["cpu", "1.5"],
+        ]
+        assert json.loads(shoal("replicas", "resource", *at, "--json").out)["resource"]["work_load"] == -1.0
         runner.run(server.stop())

@@ -161,4 +161,4 @@ class ModelAddresses:
             wanted = parse_saved_model(model_name, field="model_name")
         else:
             wanted = SavedModel(model_name, ENTRY if server_type is ServerType.ENTRY else f"{server_type}_{task}")
-        return self._services.addresses([wanted.model_name], archon=self._archon).get(str(wanted), [])
+        return self._services.addresses_of(wanted, archon=self._archon)

@@ -164,3 +164,12 @@ def test_a_start_clears_what_was_received_and_its_own_locks(tmp_path, source, fi
     files.clear()
     assert files.present() == []
     assert sorted(path.name for path in source.glob("*.read.lock")) == ["other@5.read.lock", "rank@gone.read.lock"]
+
+
+def test_a_directory_that_vanishes_while_it_is_looked_at_has_no_versions(tmp_path, source, files, monkeypatch):
+    put(source, 5)
+    files.copy_newest()
+    there = files._sub_models()
+    monkeypatch.setattr(files, "_sub_models", lambda: [*there, tmp_path / "gone"])
+    assert files.present() == []
+    assert files.remove_old() == []

@@ -131,15 +131,18 @@ class Mirror:
 
     def task_replicas(self, model_name: str, server_type: ServerType, task: int) -> list[Replica]:
         """The available replicas of one task."""
-        return self.all_replicas(server_type).get(f"{model_name}:{server_type}:{task}", [])
+        wanted = model_name, f"{server_type}:{task}"
+        return [replica for _, _, replica in self._available(wanted)]
 
     def replica(self, model_name: str, server_type: ServerType, task: int, replica_id: int) -> Replica | None:
         """One replica, if it is available."""
         found = self.task_replicas(model_name, server_type, task)
         return next((each for each in found if each.replica == replica_id), None)
 
-    def _available(self) -> Iterator[tuple[str, str, Replica]]:
-        order = sorted(self._now.replicas, key=lambda parts: (parts[:2], parse_replica_name(parts[2]) or 0))
+    def _available(self, wanted: Parts | None = None) -> Iterator[tuple[str, str, Replica]]:
+        """The available replicas of one model and task, or of all."""
+        found = [parts for parts in self._now.replicas if wanted is None or parts[:2] == wanted]
+        order = sorted(found, key=lambda parts: (parts[:2], parse_replica_name(parts[2]) or 0))
         for parts in order:
             replica = self._now.replicas[parts]
             named = parse_task_name(parts[1])

@@ -103,9 +103,13 @@ class ServiceMap:
             for sub_graph, services in sub_graphs.items()
         }
 
+    def addresses_of(self, saved_model: SavedModel, *, archon: bool = False) -> list[str]:
+        """The addresses of one sub-graph."""
+        return _addresses(self.containers(saved_model), archon=archon)
+
     def sync_targets(self, saved_model: SavedModel) -> tuple[str, list[str]]:
         """The name under which new parameters are sent, and where to."""
-        return str(saved_model), _addresses(self.containers(saved_model), archon=False)
+        return str(saved_model), self.addresses_of(saved_model)
 
     def _on_declared(self, parts: Parts, data: bytes | None) -> None:
         model, sub_graph = parts

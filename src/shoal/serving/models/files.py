@@ -192,7 +192,10 @@ class ModelFiles:
             return []
 
     def _versions_of(self, folder: Path) -> set[int]:
-        return {int(each.name) for each in folder.iterdir() if is_version(each.name)}
+        try:
+            return {int(each.name) for each in folder.iterdir() if is_version(each.name)}
+        except OSError:
+            return set()
 
 
 def _first_cause(error: shutil.Error) -> OSError:

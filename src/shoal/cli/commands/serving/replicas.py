@@ -245,8 +245,10 @@ def _print(document: dict[str, Any]) -> None:
             output.data(address)
         if not found:
             output.words("no replica of this task is available")
-    elif kind == "resource":
+    elif kind == "resource" and found["address"]:
         output.facts([(name, str(value)) for name, value in found.items()])
+    elif kind == "resource":
+        output.words("the agent does not say what it has free; those of version 1 do not")
     elif kind == "endpoints":
         rows = [
             [each["workload_id"], each["node_id"], name, address]
