@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, TaskPart
 from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.statefile import START, FileReader, StepIndex, TableIndex, decode_header, encode
 from shoal.dataflow.checkpoint.statestore import file_name
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.file_commits import Move, decode_moves, encode_moves
 from shoal.dataflow.connectors.write_ahead import decode_segments, encode_segments, from_stream, to_stream
 from shoal.dataflow.language.datatypes import parse_type

@@ -15,16 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from shoal.core.clock import Clock
-from shoal.dataflow.connectors.base import (
-    ALL_TASKS,
-    CommitContext,
-    Fetched,
-    Marker,
-    Recovery,
-    SinkContext,
-    SinkMode,
-    Split,
-)
+from shoal.dataflow.connectors.base import CommitContext, Fetched, Recovery, SinkContext, SinkMode, Split
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 from shoal.dataflow.connectors.write_ahead import WriteAhead, decode_segments, from_stream
 from shoal.dataflow.language.elements import Batch, Schema
 from shoal.topics.errors import FencedError

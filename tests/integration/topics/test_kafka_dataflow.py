@@ -13,7 +13,8 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SystemEntropy
-from shoal.dataflow.connectors.base import CommitContext, Marker, SinkContext
+from shoal.dataflow.connectors.base import CommitContext, SinkContext
+from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.connectors.memory import CallbackSink
 from shoal.dataflow.connectors.topic_commits import SinkNames
 from shoal.dataflow.connectors.topics import TopicSink, TopicSource

@@ -44,6 +44,7 @@ from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.tables import Table
 from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
+from shoal.dataflow.connectors.topic_names import check_topic
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
 from shoal.dataflow.language.functions import TASK_HOST_VARIABLE, find_location, short_path
@@ -51,7 +52,6 @@ from shoal.dataflow.language.logical import EventTime, Location, Node, OnError, 
 from shoal.dataflow.language.settings import CheckpointSettings, FlowSettings
 from shoal.dataflow.language.spans import Span, micros
 from shoal.dataflow.plan.explain import Explanation, Picture, explain, visualize
-from shoal.dataflow.plan.naming import check_topic
 
 _DEFAULT_DIRECTORY = ".shoal"
 _LOG = "topics"

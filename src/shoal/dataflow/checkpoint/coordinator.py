@@ -47,7 +47,8 @@ from shoal.dataflow.checkpoint.protocol import (
     SendTrigger,
     WriteManifest,
 )
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.records import Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import SinkCommitter
 from shoal.dataflow.language.failures import CheckpointError
 

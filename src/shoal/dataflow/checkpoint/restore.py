@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.handles import StepState, cut_chain
-from shoal.dataflow.checkpoint.storage import Checkpoint, Layout
-from shoal.dataflow.connectors.base import ALL_TASKS, Marker
-from shoal.dataflow.operators.base import KeyGroups
+from shoal.dataflow.checkpoint.records import Checkpoint, Layout
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
+from shoal.dataflow.language.keys import KeyGroups
 
 #: Kinds of steps whose state can be given up: rules may move what they do into other steps.
 _SPARE = frozenset({"assign-time"})

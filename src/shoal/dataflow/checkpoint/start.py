@@ -17,9 +17,11 @@ from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.claim import Claim, claim_job, draw_incarnation
+from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout
 from shoal.dataflow.checkpoint.restore import Choice, Refusal, SinkFacts, StartFacts, StartRequest, check_match, choose
-from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, History, Layout
-from shoal.dataflow.connectors.base import CommitContext, Marker, Recovery, SinkCommitter, SinkConnector, SupportsCommit
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
+from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkCommitter, SinkConnector, SupportsCommit
+from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.language.settings import CheckpointSettings
 
 log = logging.getLogger(__name__)

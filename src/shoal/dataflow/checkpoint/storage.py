@@ -14,13 +14,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.core import files
 from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
+from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout, Search
 from shoal.dataflow.checkpoint.statestore import StateStore, is_file_name, number_of
 from shoal.dataflow.language.failures import CheckpointError
 
@@ -31,49 +31,6 @@ FORMAT = 2
 _JOB_FORMAT = 1
 _MANIFEST = "manifest.json"
 _JOB = "job.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What a plan looks like to its checkpoints."""
-
-    key_groups: int
-    #: The kind of each step by its uid, and how many tasks it has.
-    kinds: Mapping[str, str]
-    widths: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that was read. For each uid: the subtask and its state, for every task that the step had."""
-
-    number: int
-    key_groups: int
-    kinds: Mapping[str, str]
-    states: Mapping[str, Sequence[tuple[int, StepState]]]
-    #: The files that it needs, by name.
-    handles: Mapping[str, FileHandle] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What a look for a checkpoint has found."""
-
-    checkpoint: Checkpoint | None
-    #: Newer ones that are complete and cannot be read: why, by number.
-    damaged: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """What is known of a job from before."""
-
-    #: The highest number that was ever given to a checkpoint, also to one that failed.
-    highest: int
-    #: The most tasks that each step ever had.
-    widths: Mapping[str, int]
-    #: Greater with every start. State files have it in their names.
-    epoch: int = 0
 
 
 class CheckpointStorage:

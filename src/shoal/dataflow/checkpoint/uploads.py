@@ -21,7 +21,8 @@ from shoal.dataflow.checkpoint.handles import Chain, FileHandle, Link, StepState
 from shoal.dataflow.checkpoint.messages import Acknowledged, Declined, Report, TaskId
 from shoal.dataflow.checkpoint.statefile import StepIndex
 from shoal.dataflow.checkpoint.statestore import StateStore, file_name
-from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.language.keys import KeyGroups
+from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import merge_tables
 
 #: A chain with more links is merged: a restore reads no more files than this for each step.

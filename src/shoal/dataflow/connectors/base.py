@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from shoal.core.clock import Clock
+from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.language.elements import Batch, Schema
 
 #: An Arrow array.
@@ -125,11 +126,7 @@ class SupportsHold(Protocol):
 
 
 class SourceConnector(Protocol):
-    """Where rows come from.
-
-    It may also have `on_error` (an `OnError`; rows that cannot be read fail the run without it), and `most_splits`:
-    how many splits it has at most where that is known without looking, so that no more tasks are planned for it.
-    """
+    """Where rows come from. Its optional abilities are in `connectors.abilities`."""
 
     @property
     def is_bounded(self) -> bool:
@@ -218,10 +215,7 @@ class SinkWriter(Protocol):
 
 
 class SinkConnector(Protocol):
-    """Where rows go.
-
-    With `takes_hidden = True` it is given the engine's own columns too.
-    """
+    """Where rows go. Its optional abilities are in `connectors.abilities`."""
 
     @property
     def modes(self) -> frozenset[SinkMode]:
@@ -240,18 +234,6 @@ class SinkConnector(Protocol):
 
 # ---------------------------------------------------------------------------------------------------------
 # Commits: what the coordinator of a job does with its sinks
-
-#: The key of a marker that stands for all tasks of a sink.
-ALL_TASKS = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Marker:
-    """What a sink's own system has noted down of a job."""
-
-    incarnation: int
-    #: The last checkpoint whose output is visible. A checkpoint without output leaves no marker.
-    checkpoint: int
 
 
 @dataclass(frozen=True, slots=True)

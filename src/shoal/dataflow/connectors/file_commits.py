@@ -16,7 +16,8 @@ from typing import Any
 from shoal.core import files
 from shoal.core.errors import NotFoundError, PreconditionError
 from shoal.core.filesystems import PART, locate
-from shoal.dataflow.connectors.base import ALL_TASKS, CommitContext, Marker, Recovery
+from shoal.dataflow.connectors.base import CommitContext, Recovery
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 from shoal.dataflow.language.failures import CheckpointError
 
 PENDING = ".pending"

@@ -16,16 +16,7 @@ from typing import Any
 
 from shoal.core.clock import Clock
 from shoal.core.errors import InvalidError, PreconditionError, problem
-from shoal.dataflow.connectors.base import (
-    ALL_TASKS,
-    CommitContext,
-    Fetched,
-    Marker,
-    Recovery,
-    SinkContext,
-    SinkMode,
-    Split,
-)
+from shoal.dataflow.connectors.base import CommitContext, Fetched, Recovery, SinkContext, SinkMode, Split
 from shoal.dataflow.connectors.databases import (
     CommitRow,
     Database,
@@ -39,6 +30,7 @@ from shoal.dataflow.connectors.databases import (
     limited,
     typed_errors,
 )
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 from shoal.dataflow.connectors.write_ahead import WriteAhead, decode_segments, from_stream
 from shoal.dataflow.language.elements import Batch, Schema
 

@@ -12,8 +12,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shoal.dataflow.connectors.base import CommitContext, Marker, Recovery
+from shoal.dataflow.connectors.base import CommitContext, Recovery
 from shoal.dataflow.connectors.brokers import return_topics, take_topics
+from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.connectors.write_ahead import decode_segments, from_stream
 from shoal.topics.base import TopicPartition, Topics, Writer, ensure_topic
 

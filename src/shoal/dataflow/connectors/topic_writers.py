@@ -15,8 +15,9 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import PreconditionError
-from shoal.dataflow.connectors.base import Marker, SinkContext
+from shoal.dataflow.connectors.base import SinkContext
 from shoal.dataflow.connectors.brokers import return_topics, transaction_timeout
+from shoal.dataflow.connectors.markers import Marker
 from shoal.dataflow.connectors.topic_commits import SinkNames, Target, taken
 from shoal.dataflow.connectors.write_ahead import Segment, WriteAhead
 from shoal.dataflow.language.elements import HIDDEN_PREFIX, TIME, TRACE, Batch

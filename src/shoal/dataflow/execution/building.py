@@ -13,7 +13,8 @@ from functools import partial
 from shoal.core import files
 from shoal.core.clock import Clock
 from shoal.dataflow.checkpoint.messages import Report, TaskId, Waiting
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.records import Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import StateUploads
 from shoal.dataflow.connectors.base import SinkContext, Split
 from shoal.dataflow.execution.chain import Chain, RunningStep

@@ -22,8 +22,9 @@ from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, Un
 from shoal.dataflow.checkpoint.coordinator import CheckpointCounts, Coordinator
 from shoal.dataflow.checkpoint.messages import Order, Report, StopReading, TaskId
 from shoal.dataflow.checkpoint.protocol import Members, Rules
+from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.checkpoint.start import PlannedSink, StartedJob, start_job
-from shoal.dataflow.checkpoint.storage import Checkpoint
+from shoal.dataflow.connectors.abilities import SupportsCollect
 from shoal.dataflow.connectors.base import Split
 from shoal.dataflow.connectors.brokers import find_kafka_interface
 from shoal.dataflow.execution.building import layout_of, stateful_uids
@@ -489,7 +490,7 @@ class RunningFlow:
             step.uid: step.node.connector.into
             for stage in self.plan.stages
             for step in stage.steps
-            if isinstance(step.node, Sink) and hasattr(step.node.connector, "into")
+            if isinstance(step.node, Sink) and isinstance(step.node.connector, SupportsCollect)
         }
 
     def _clear_collected(self) -> None:

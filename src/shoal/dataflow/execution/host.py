@@ -13,8 +13,9 @@ from typing import Protocol
 
 from shoal.core.clock import Clock
 from shoal.dataflow.checkpoint.messages import Order, Report, TaskId
+from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.checkpoint.restore import share_states
-from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.execution.alignment import ChannelLost
 from shoal.dataflow.execution.building import Program, build_tasks
 from shoal.dataflow.execution.control_link import HostCounts, HostShare

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from shoal.core.clock import Clock
 from shoal.dataflow.checkpoint.messages import Order, TaskId
-from shoal.dataflow.checkpoint.storage import Checkpoint
+from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.execution.control_link import HostCounts, HostShare
 from shoal.dataflow.execution.host import HostListener, TaskHost
 from shoal.dataflow.plan.prepared import PreparedPlan

@@ -29,7 +29,7 @@ from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import DeadlineError, ShoalError, UnavailableError
 from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.dataflow.checkpoint.messages import Order, TaskId
-from shoal.dataflow.checkpoint.storage import Checkpoint
+from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.connectors.brokers import named_settings
 from shoal.dataflow.execution.control_link import (
     BuildTasks,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,6 +34,18 @@ _FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 #: Masks for the bytes of the last word of a value: by how many bytes of it there are.
 _TAILS = np.array([0, *((1 << (8 * size)) - 1 for size in range(1, 9))], dtype=np.uint64)
 _NAN = np.float64("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """The share of the key space that one task has: key groups `first` up to, not including, `end`, of `total`."""
+
+    first: int
+    end: int
+    total: int
+
+    def __contains__(self, key_group: int) -> bool:
+        return self.first <= key_group < self.end
 
 
 def hash_columns(batch: Batch, names: Sequence[str]) -> Hashes:

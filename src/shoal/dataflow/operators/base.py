@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from shoal.core.clock import Clock
 from shoal.dataflow.language.elements import Batch
+from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.state.tables import Tables
 
 
@@ -25,18 +26,6 @@ class Output(Protocol):
     def emit_side(self, tag: str, batch: Batch) -> None:
         """Rows for a side output; dropped, and counted, when nobody reads it."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class KeyGroups:
-    """The share of the key space that one task has: key groups `first` up to, not including, `end`, of `total`."""
-
-    first: int
-    end: int
-    total: int
-
-    def __contains__(self, key_group: int) -> bool:
-        return self.first <= key_group < self.end
 
 
 @dataclass(frozen=True, slots=True)

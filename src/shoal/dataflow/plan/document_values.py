@@ -26,6 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from shoal.dataflow.connectors.abilities import SupportsCollect
 from shoal.dataflow.language.expressions import Call, Column, Expression, Literal, Named
 from shoal.dataflow.language.functions import pickle_function
 from shoal.dataflow.language.logical import (
@@ -226,7 +227,7 @@ def _encode_connector(value: Any, blobs: Blobs, at: Location | None) -> dict[str
     if not (hasattr(value, "open_reader") or hasattr(value, "open_writer")):
         raise BadValueError(f"holds a {type(value).__name__}, which cannot be written down")
     if module.startswith(f"{_CONNECTORS}.") and dataclasses.is_dataclass(value):
-        if hasattr(value, "into"):
+        if isinstance(value, SupportsCollect):
             hint = "end the stream with a sink that others can reach, such as to_parquet"
             raise BadValueError("collects into the memory of this process", hint=hint)
         name = f"{module.removeprefix(f'{_CONNECTORS}.')}:{type(value).__name__}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.core.clock import Clock
+from shoal.dataflow.connectors.abilities import SupportsHiddenColumns
 from shoal.dataflow.connectors.base import CommitContext, SinkCommitter, SinkContext, SinkMode, Split, SupportsCommit
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.functions import callable_of
@@ -35,7 +36,7 @@ class ForeignConnector:
             str(connector.label),
             bool(getattr(connector, "is_bounded", True)),
             tuple(sorted(each.value for each in modes)),
-            bool(getattr(connector, "takes_hidden", False)),
+            isinstance(connector, SupportsHiddenColumns) and bool(connector.takes_hidden),
         )
 
     @property

@@ -14,7 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.core.errors import problem
+from shoal.dataflow.connectors.abilities import SupportsErrorPolicy
 from shoal.dataflow.connectors.base import SinkMode
+from shoal.dataflow.connectors.topic_names import check_connector
 from shoal.dataflow.language import datatypes
 from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.binding import bind, bind_predicate, check_size, missing_column
@@ -60,7 +62,6 @@ from shoal.dataflow.plan.facts import (
     window_fields,
 )
 from shoal.dataflow.plan.joining import infer_join
-from shoal.dataflow.plan.naming import check_connector
 
 CHANGE_FIELD = pa.field(CHANGE, pa.string())
 ERROR_FIELD = pa.field("error", pa.string())
@@ -500,7 +501,8 @@ def _check_tag(node: SideOutput, origin: Node) -> None:
 
 def policy_of(node: Node) -> OnError | None:
     """What a node does with rows that it cannot take; None when it takes all."""
-    found = getattr(node.connector if isinstance(node, Source) else node, "on_error", None)
+    decider: object = node.connector if isinstance(node, Source) else node
+    found: object = decider.on_error if isinstance(decider, SupportsErrorPolicy) else None
     return found if isinstance(found, OnError) else None
 
 

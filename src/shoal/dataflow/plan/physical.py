@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from shoal.core.errors import InvalidError, Problem, problem
+from shoal.dataflow.connectors.abilities import SupportsSplitLimit
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import Column
+from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import (
     Aggregate,
     AssignTime,
@@ -40,7 +42,6 @@ from shoal.dataflow.language.logical import (
     walk,
 )
 from shoal.dataflow.language.settings import KEY_GROUPS
-from shoal.dataflow.operators.base import KeyGroups
 
 #: The tag of what an operator puts out ahead, as opposed to on the side.
 MAIN = ""
@@ -384,7 +385,7 @@ class _Draft:
         if node.parallelism:
             return node.parallelism
         if isinstance(node, Source):
-            most = getattr(node.connector, "most_splits", None)
+            most = node.connector.most_splits if isinstance(node.connector, SupportsSplitLimit) else None
             return self._parallelism if most is None else max(1, min(self._parallelism, most))
         if any(need.exchange is Exchange.HASH for need in needs):
             return self._parallelism
@@ -435,7 +436,7 @@ def label_of(node: Node) -> str:
     """A node in one or two words."""
     match node:
         case Source() | Sink():
-            detail = str(getattr(node.connector, "label", "") or type(node.connector).__name__)
+            detail = str(node.connector.label or type(node.connector).__name__)
         case MapBatches() | MapRecords() | Process() | Reduce():
             detail = node.function.label
         case KeyBy(keys=keys) | Aggregate(keys=keys):

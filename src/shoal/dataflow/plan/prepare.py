@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.core.errors import PreconditionError, ShoalError, problem
+from shoal.dataflow.connectors.abilities import SupportsNamedColumns
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.failures import describe
@@ -116,9 +117,10 @@ def _check_sinks(sinks: Sequence[Node], facts: Mapping[Node, Facts]) -> None:
     for node in sinks:
         if not isinstance(node, Sink):
             continue
-        named: Mapping[str, Sequence[str]] = getattr(node.connector, "named_columns", {})
+        label, connector = node.connector.label, node.connector
+        named = connector.named_columns if isinstance(connector, SupportsNamedColumns) else {}
         for what, names in named.items():
-            check_columns(names, facts[node].schema, at=node.at, what=f"{node.connector.label}: {what}")
+            check_columns(names, facts[node].schema, at=node.at, what=f"{label}: {what}")
 
 
 def _settled(sinks: tuple[Node, ...], answers: Answers) -> tuple[tuple[Node, ...], dict[Node, Facts]]:

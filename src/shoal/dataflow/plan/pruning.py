@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from shoal.dataflow.connectors.abilities import SupportsColumnPruning, SupportsErrorPolicy
 from shoal.dataflow.language.datatypes import types
 from shoal.dataflow.language.elements import CHANGE, Schema
 from shoal.dataflow.language.expressions import Column, Expression, Named, columns_of
@@ -202,13 +203,12 @@ def _narrow_source(node: Source, names: frozenset[str], schema: Schema, selects:
     kept = [each for each in schema if each.name in names or each.name in time] or [_cheapest(schema)]
     if len(kept) == len(schema):
         return node
-    if getattr(node.connector, "on_error", OnError.FAIL) is not OnError.FAIL:
+    if isinstance(node.connector, SupportsErrorPolicy) and node.connector.on_error is not OnError.FAIL:
         # Rows that are bad in a column nobody reads must stay bad: what is left out does not depend on who reads what.
         return node
-    narrow = getattr(node.connector, "with_columns", None)
     chosen = tuple(each.name for each in kept)
-    if narrow is not None:
-        return replace(node, connector=narrow(chosen), schema=pa.schema(kept))
+    if isinstance(node.connector, SupportsColumnPruning):
+        return replace(node, connector=node.connector.with_columns(chosen), schema=pa.schema(kept))
     if selects:
         return node  # its readers take what they want right away
     columns = tuple(Named(Column(name), name) for name in chosen)

@@ -16,15 +16,8 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
-from shoal.dataflow.connectors.base import (
-    ALL_TASKS,
-    CommitContext,
-    Marker,
-    Recovery,
-    SinkContext,
-    SinkWriter,
-    SupportsCommit,
-)
+from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext, SinkWriter, SupportsCommit
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 
 #: How often a sink is looked at until it shows what was committed, and how many seconds lie between.
 _LOOKS, _LOOK_EVERY = 200, 0.05

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from shoal.dataflow.checkpoint.restore import Choice, Refusal, SinkFacts, StartFacts, StartRequest, choose
-from shoal.dataflow.connectors.base import ALL_TASKS, Marker
+from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 
 OWN, OTHER = 7, 8
 

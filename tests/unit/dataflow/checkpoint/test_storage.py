@@ -10,11 +10,13 @@ import pytest
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.handles import StepState
 from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.records import Checkpoint, Layout, Search
 from shoal.dataflow.checkpoint.restore import check_match, share_states
 from shoal.dataflow.checkpoint.statestore import file_name
-from shoal.dataflow.checkpoint.storage import Checkpoint, CheckpointStorage, Layout, Search
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.language.failures import CheckpointError
-from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.language.keys import KeyGroups
+from shoal.dataflow.operators.base import OperatorState
 from tests.unit.dataflow.checkpoint.writing import write_task
 
 LAYOUT = Layout(key_groups=8, kinds={"sum": "aggregate", "out": "sink"}, widths={"sum": 2, "out": 2})

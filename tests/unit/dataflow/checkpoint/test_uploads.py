@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from shoal.dataflow.checkpoint import uploads
 from shoal.dataflow.checkpoint.handles import StepState, TaskPart
 from shoal.dataflow.checkpoint.messages import Declined, TaskId
+from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.restore import share_states
 from shoal.dataflow.checkpoint.statestore import StateStore
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import first_to_merge
 from shoal.dataflow.language.failures import CheckpointError
-from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.language.keys import KeyGroups
+from shoal.dataflow.operators.base import OperatorState
 from shoal.dataflow.state.tables import TableState
 from shoal.testing.disks import DiskCall, faulty_disk
 from tests.unit.dataflow.checkpoint.writing import Task

@@ -10,7 +10,8 @@ from shoal.dataflow.checkpoint.messages import Acknowledged, Report, TaskId
 from shoal.dataflow.checkpoint.statestore import StateStore
 from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.checkpoint.uploads import StateUploads
-from shoal.dataflow.operators.base import KeyGroups, OperatorState
+from shoal.dataflow.language.keys import KeyGroups
+from shoal.dataflow.operators.base import OperatorState
 
 
 class Task:

@@ -21,7 +21,7 @@ from shoal.core.clock import SystemClock
 from shoal.core.errors import InvalidError, NotFoundError, ShoalError
 from shoal.dataflow.api.app import App
 from shoal.dataflow.api.stream import Stream
-from shoal.dataflow.connectors.base import ALL_TASKS, CommitContext, Recovery, SinkContext
+from shoal.dataflow.connectors.base import CommitContext, Recovery, SinkContext
 from shoal.dataflow.connectors.file_commits import FilesCommitter
 from shoal.dataflow.connectors.files import (
     CsvSink,
@@ -31,6 +31,7 @@ from shoal.dataflow.connectors.files import (
     ParquetSink,
     ParquetSource,
 )
+from shoal.dataflow.connectors.markers import ALL_TASKS
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.expressions import col

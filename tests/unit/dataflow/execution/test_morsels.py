@@ -13,9 +13,10 @@ from shoal.core.clock import SystemClock
 from shoal.dataflow.execution import engine
 from shoal.dataflow.execution.morsels import MorselStep, find_runs
 from shoal.dataflow.language.expressions import Named, col
+from shoal.dataflow.language.keys import KeyGroups
 from shoal.dataflow.language.logical import Filter, KeyBy, Project
 from shoal.dataflow.language.settings import FlowSettings
-from shoal.dataflow.operators.base import Context, KeyGroups, Operator
+from shoal.dataflow.operators.base import Context, Operator
 from shoal.dataflow.plan.physical import plan
 from tests.unit.dataflow.execution.flows import Multiply, collect, custom, rows, table_source
 

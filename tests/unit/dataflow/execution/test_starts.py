@@ -13,8 +13,9 @@ from shoal.core import faults
 from shoal.core.clock import SystemClock
 from shoal.core.errors import PreconditionError
 from shoal.dataflow.checkpoint.messages import TaskId
+from shoal.dataflow.checkpoint.records import Layout
 from shoal.dataflow.checkpoint.start import PlannedSink, start_job
-from shoal.dataflow.checkpoint.storage import CheckpointStorage, Layout
+from shoal.dataflow.checkpoint.storage import CheckpointStorage
 from shoal.dataflow.connectors.base import CommitContext, SinkConnector
 from shoal.dataflow.connectors.file_sinks import ParquetSink
 from shoal.dataflow.connectors.sql import SqlSink

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from shoal.dataflow.language.elements import END_OF_TIME, TIME
-from shoal.dataflow.language.keys import key_groups, partition, tasks_of
-from shoal.dataflow.operators.base import Context, KeyGroups, Operator, OperatorState
+from shoal.dataflow.language.keys import KeyGroups, key_groups, partition, tasks_of
+from shoal.dataflow.operators.base import Context, Operator, OperatorState
 from shoal.dataflow.state import dirty
 from shoal.dataflow.state.blobs import unpack
 from shoal.dataflow.state.tables import merge_tables
