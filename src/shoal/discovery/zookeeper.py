@@ -4,7 +4,7 @@ kazoo runs its own threads. Its callbacks do one thing: hand what they got to th
 Everything else here happens on the loop. kazoo's watches fire once; a watch here reads again, and arms again, after
 each of them and after each connect.
 
-    store = ZookeeperStore("10.0.0.1:2181,10.0.0.2:2181", auth=auth_from(os.environ))
+    store = ZookeeperStore(ZookeeperSettings("10.0.0.1:2181,10.0.0.2:2181", auth=auth_from(os.environ)))
 """
 
 from __future__ import annotations

@@ -113,6 +113,27 @@ async def test_a_zookeeper_that_freezes_for_longer_than_a_session(serve, server,
     assert await served.stop() == 0, served.log()
 
 
+@pytest.mark.long
+async def test_the_next_agent_waits_for_a_zookeeper_that_is_away(serve, server, store, base):
+    served = serve("alone", conf(base, server.hosts, "mixed"))
+    ready = await served.start(*SESSION)
+    at = [f"127.0.0.1:{ready['servers']['ps']}"]
+    await served.answers({"ps:0": at})
+    left = served.model_servers()
+    await served.killed()
+    await asyncio.to_thread(server.kill)
+    starting = asyncio.create_task(served.start(*SESSION))
+    async with asyncio.timeout(60):
+        while "the tree cannot be reached" not in served.log():
+            await asyncio.sleep(0.05)
+    assert served.model_servers() == left
+    await asyncio.to_thread(server.start)
+    assert (await starting)["servers"] == ready["servers"]
+    await served.answers({"ps:0": at})
+    assert served.model_servers() == left
+    assert await served.stop() == 0, served.log()
+
+
 async def _count(store: ZookeeperStore, path: str) -> int:
     try:
         return len(await store.children(path))

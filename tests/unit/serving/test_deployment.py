@@ -171,6 +171,9 @@ def test_filters_know_the_shard():
 
 def test_the_secret_is_not_printed():
     assert "hunter2" not in repr(read_environment({"ZK_AUTH": "me:hunter2"}))
+    with pytest.raises(InvalidError, match="ZK_AUTH: must be user:password") as caught:
+        read_environment({"ZK_AUTH": "hunter2"})
+    assert "hunter2" not in str(caught.value)
 
 
 def test_a_proxy_runs_beside_entry_only():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from shoal.core.errors import DeadlineError, UnavailableError
 from shoal.discovery.client import ServingAgentClient
 from shoal.discovery.replicas.records import ServerType
+from shoal.serving.agents import parts as parts_module
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.models.configs import model_names, parse_config
 from shoal.serving.resources import read_cpus
@@ -255,3 +257,36 @@ async def test_another_layout(stage, pattern):
     async with stage.layout_agent(layout_pattern=pattern) as (agent, _):
         await stage.store.create(f"{pattern or '/gip/layouts/default'}/m:entry", makepath=True)
         await until(lambda: agent.bound == {"m:entry"})
+
+
+class Away:
+    """A tree that can be reached at the third attempt."""
+
+    def __init__(self, store) -> None:
+        self._store = store
+        self.attempts = 0
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    async def open(self) -> None:
+        self.attempts += 1
+        if self.attempts < 3:
+            raise UnavailableError("no ZooKeeper answers")
+        await self._store.open()
+
+
+@pytest.mark.parametrize("patient", [True, False])
+async def test_who_has_adopted_model_servers_waits_for_the_tree(stage, monkeypatch, patient):
+    monkeypatch.setattr(parts_module, "RETRY_SECONDS", 0.01)
+    parts = stage.parts(stage.settings(), "pod-1")
+    away = Away(parts.store)
+    parts = dataclasses.replace(parts, store=away)
+    if patient:
+        await parts.open_tree(patient=True)
+        assert away.attempts == 3
+        await away.close()
+    else:
+        with pytest.raises(UnavailableError):
+            await parts.open_tree(patient=False)
+        assert away.attempts == 1

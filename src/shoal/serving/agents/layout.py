@@ -111,7 +111,7 @@ class LayoutAgent:
         if not self._adopted:
             await self._write_config()
         await parts.runner.start(node, timeout=parts.deployment.settings.max_waiting_sec)
-        await parts.store.open()
+        await parts.open_tree(patient=self._adopted)
         parts.metrics.agent(parts.deployment, parts.deployment.replica_id)
         self._registrar.start()
         self._register()

@@ -86,7 +86,7 @@ class RoleAgent:
         parts = self._parts
         nodes = await asyncio.to_thread(self._prepare)
         await parts.runner.open(nodes)
-        await parts.store.open()
+        await parts.open_tree(patient=any(parts.runner.is_running(node.name) for node in nodes))
         self._registrar.start()
         await self._register()
         self._watcher.start()

@@ -94,7 +94,7 @@ def read_environment(env: Mapping[str, str]) -> Environment:
         psm=reading.text("TCE_PSM"),
         metric_prefix=reading.text("MONOLITH_METRIC_PREFIX"),
         model_server=reading.text("MONOLITH_TFS_BINARY"),
-        zk_auth=reading.text("ZK_AUTH"),
+        zk_auth=reading.credentials("ZK_AUTH"),
     )
     if reading.problems:
         raise InvalidError(reading.problems)
@@ -110,6 +110,12 @@ class _Reading:
 
     def text(self, name: str) -> str:
         return self._env.get(name, "").strip()
+
+    def credentials(self, name: str) -> str:
+        text = self.text(name)
+        if text and not all(text.partition(":")):
+            self.problems.append(problem(name, None, "must be user:password"))  # its value is a secret
+        return text
 
     def integer(self, name: str, *, least: int = 0, most: int = 2**63 - 1) -> int | None:
         text = self.text(name)
