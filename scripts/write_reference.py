@@ -140,7 +140,7 @@ PARTS: Mapping[str, type] = {
     "SUMMARY": ClusterSummary,
     "EVENT": Event,
 }
-_PANELS = ("Start here", "The fleet", "Models", "Servers", "Other")
+_PANELS = ("Start here", "The fleet", "Models", "Streams", "Servers", "Other")
 _SHARED = ("--control", "--insecure", "--ca", "--cert", "--key")
 _HEADER = "| Argument or option | Means |\n| --- | --- |"
 

@@ -1,7 +1,7 @@
 """`shoal`: builds the command tree, runs one command line, and turns errors into one line and an exit code.
 
 Importing this module loads no heavy package: commands import what they need when they run, so that help, completion
-and mistakes are answered at once. `run` and `migrate` are loaded alone. Called by the console script and by
+and mistakes are answered at once. `run`, `migrate` and `topic` are loaded alone. Called by the console script and by
 `python -m shoal`.
 """
 
@@ -19,7 +19,7 @@ import typer
 
 from shoal.cli import output
 from shoal.cli.connection import session
-from shoal.cli.connection.options import FLEET, MODELS, SERVERS, START, without_library_words
+from shoal.cli.connection.options import FLEET, MODELS, SERVERS, START, STREAMS, without_library_words
 from shoal.cli.output import hints
 from shoal.core.errors import InvalidError, ShoalError, problem
 
@@ -50,12 +50,13 @@ _MODULES: dict[str, tuple[str, str]] = {
     "token": ("commands.tokens", SERVERS),
     "grant": ("commands.grants", SERVERS),
     "secret": ("commands.secrets", FLEET),
+    "topic": ("programs.topic", STREAMS),
     "migrate": ("programs.migrate", ""),
     "warmup": ("programs.warmup", ""),
     "schema": ("commands.schema", ""),
 }
 #: Commands that load alone, so that they start quickly.
-_ALONE = ("run", "migrate")
+_ALONE = ("run", "migrate", "topic")
 
 
 def _print_version(wanted: bool) -> None:

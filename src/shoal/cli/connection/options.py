@@ -29,6 +29,7 @@ START = "Start here"
 FLEET = "The fleet"
 SERVERS = "Servers"
 MODELS = "Models"
+STREAMS = "Streams"
 """Panels of the help."""
 
 
