@@ -61,6 +61,8 @@ POINTS: dict[str, str] = {
     "dataflow.commit.after": "a task has committed a checkpoint; the coordinator has not heard of it",
     "dataflow.record.before": "every sink has committed a checkpoint; the job's record does not say so",
     "dataflow.record.after": "the job's record says that every sink has committed a checkpoint",
+    "taskhost.build.before": "a task host listens and was told where the others do; its tasks are not built",
+    "taskhost.build.after": "a task host has built its tasks; the coordinator has not heard of it",
     "export.file.after": "a file of an export is written; the version is not there",
     "export.manifest.before": "every file of an export is written, its document is not",
     "export.manifest.after": "an export is written with its document; the version is not there",

@@ -24,6 +24,7 @@ from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.client import KeeperLink
 from shoal.runtimes.keeper.files import KeeperFiles
+from shoal.runtimes.keeper.launcher import IDLE_SECONDS
 from shoal.runtimes.keeper.protocol import StartMessage, start_to_json
 from shoal.runtimes.keeper.records import RunRecord, record_from_json
 from shoal.runtimes.log_reading import read_logs
@@ -43,11 +44,11 @@ LATE_SECONDS = 1.0
 class KeptRuns:
     """The runs of one kind under the keeper of a data directory."""
 
-    def __init__(self, data_dir: Path, *, clock: Clock, kind: str) -> None:
+    def __init__(self, data_dir: Path, *, clock: Clock, kind: str, keeper_idle: float = IDLE_SECONDS) -> None:
         self._files = KeeperFiles(data_dir)
         self._clock = clock
         self._kind = kind
-        self._link = KeeperLink(self._files, clock=clock, oldest_keeper=protocol.KINDS[kind])
+        self._link = KeeperLink(self._files, clock=clock, oldest_keeper=protocol.KINDS[kind], idle=keeper_idle)
         self._meter = Meter(clock)
         self._answered_at = 0.0
         self._late = 0.0

@@ -36,6 +36,7 @@ from shoal.runtimes.exec_process import start_command
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.children import find_user
 from shoal.runtimes.keeper.files import KeeperFiles
+from shoal.runtimes.keeper.launcher import IDLE_SECONDS
 from shoal.runtimes.keeper.protocol import StartMessage
 from shoal.runtimes.keeper.records import (
     find_run_pids,
@@ -72,8 +73,10 @@ class ProcessRuntime(KeptRuns):
         node_id: NodeId,
         pass_env: Sequence[str] = (),
         default_user: str = "",
+        keeper_idle: float = IDLE_SECONDS,
     ) -> None:
-        super().__init__(data_dir, clock=clock, kind=protocol.PROCESS)
+        """`keeper_idle`: a keeper that this starts ends so many seconds after its last run and its last connection."""
+        super().__init__(data_dir, clock=clock, kind=protocol.PROCESS, keeper_idle=keeper_idle)
         self._passed = frozenset({*PASSED_ENV, *pass_env})
         self._default_user = default_user
         self._node_id = node_id

@@ -1,8 +1,8 @@
 """A job over child processes, as a process of its own: `python -m tests.integration.dataflow.process_job BROKER DIR N`.
 
 Reads the topic `in` to its end, sums by key and window, and writes the topic `out` and files once. With `N` 0 tasks are
-threads. Fault points of host n are armed by the environment, `SHOAL_FAULTS_HOST_n`; those of the coordinator as usual.
-Prints a line when it runs, and how often it recovered at its end.
+threads. Fault points of host n in epoch m are armed by the environment, `SHOAL_FAULTS_HOST_n_EPOCH_m`; those of the
+coordinator as usual. Prints a line when it runs, and how often it recovered at its end.
 """
 
 from __future__ import annotations

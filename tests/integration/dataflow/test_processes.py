@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -130,7 +131,7 @@ def test_over_processes_it_is_what_it_is_in_one(jobs, processes):
     "point", [pytest.param(each, marks=() if each in FEW else pytest.mark.long) for each in HOST_POINTS]
 )
 def test_a_host_that_is_killed_takes_its_region_back(jobs, point, host):
-    job = jobs(**{f"SHOAL_FAULTS_HOST_{host}": f"{point}=kill@2"})
+    job = jobs(**{f"SHOAL_FAULTS_HOST_{host}_EPOCH_1": f"{point}=kill@2"})
     assert job.wait() >= 1
     job.check()
 
@@ -143,7 +144,7 @@ def test_a_host_that_is_killed_takes_its_region_back(jobs, point, host):
 def test_a_host_that_is_killed_on_kafka(jobs, kafka_broker: KafkaBroker, point, host):
     # One broker serves all workers, and each of them counts its folders from 0.
     where = {"broker": kafka_broker.address, "suffix": f"-{SystemEntropy().token(8)}"}
-    job = jobs(**where, **{f"SHOAL_FAULTS_HOST_{host}": f"{point}=kill@1"})
+    job = jobs(**where, **{f"SHOAL_FAULTS_HOST_{host}_EPOCH_1": f"{point}=kill@1"})
     assert job.wait() >= 1
     job.check()
 
@@ -152,27 +153,40 @@ def test_the_points_of_hosts_exist():
     assert set(HOST_POINTS) <= set(faults.POINTS)
 
 
+@pytest.mark.parametrize("point", ["taskhost.build.before", "taskhost.build.after"])
+def test_a_host_that_is_killed_while_tasks_are_built_again_is_replaced(jobs, point):
+    job = jobs(SHOAL_FAULTS_HOST_0_EPOCH_1="dataflow.commit.before=kill@1", SHOAL_FAULTS_HOST_1_EPOCH_2=f"{point}=kill")
+    assert job.wait() >= 2
+    job.check()
+
+
 def test_a_host_that_is_stopped_longer_than_the_time_out_is_replaced_and_its_zombie_changes_nothing(jobs):
-    job = jobs(SHOAL_FAULTS_HOST_1="dataflow.commit.before=stop@1")
+    job = jobs(SHOAL_FAULTS_HOST_1_EPOCH_1="dataflow.commit.before=stop@1")
     job.wait_running()
     assert job.wait() >= 1
     job.check()
 
 
 def test_a_killed_coordinator_leaves_no_host_and_the_next_goes_on(jobs):
-    job = jobs(SHOAL_FAULTS="dataflow.manifest.after=kill@1", SHOAL_TEST_JOB="killed")
+    where = tempfile.mkdtemp(prefix="shoal-test-")
+    job = jobs(SHOAL_FAULTS="dataflow.manifest.after=kill@1", SHOAL_TEST_JOB="killed", TMPDIR=where)
     job.wait_running()
-    assert host_processes("killed")
+    assert processes_of("killed", "shoal.dataflow.execution.host_process")
+    assert processes_of("killed", "shoal.runtimes.keeper")
     job.process.wait(LONG)
     assert job.process.returncode == -signal.SIGKILL
-    wait_until(lambda: not host_processes("killed"))
-    again = jobs()
+    wait_until(lambda: not processes_of("killed", "shoal.dataflow.execution.host_process"))
+    wait_until(lambda: not processes_of("killed", "shoal.runtimes.keeper"))
+    assert list(Path(where).rglob("run-*")), "a killed process cannot clear up"
+    again = jobs(TMPDIR=where)
     again.wait()
     again.check()
+    assert list(Path(where).iterdir()) == [], "the next one does it"
+    Path(where).rmdir()
 
 
-def host_processes(job: str) -> list[int]:
-    """The task hosts of a job, which have its process in their environment."""
+def processes_of(job: str, module: str) -> list[int]:
+    """The processes of a job that run a module; they have its name in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -180,7 +194,7 @@ def host_processes(job: str) -> list[int]:
             variables = (path / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if "shoal.dataflow.execution.host_process" in words and f"SHOAL_TEST_JOB={job}" in variables:
+        if module in words and f"SHOAL_TEST_JOB={job}" in variables:
             found.append(int(path.name))
     return found
 

@@ -243,7 +243,9 @@ def test_a_plan_looks_like_this(folder: Path, capsys: pytest.CaptureFixture[str]
         "    return orders.group_by('user').window(tumbling(seconds=60)).sum('amount').to_kafka('totals')\n"
     )
     assert main.run(["run", "my_flow", "--explain", "--parallelism", "2"]) == 0
-    assert capsys.readouterr().out == (GOLDEN / "run-explain.txt").read_text()
+    plan, kafka, _which = capsys.readouterr().out.partition("kafka: ")
+    assert plan == (GOLDEN / "run-explain.txt").read_text()
+    assert kafka, "how Kafka is talked to depends on what is installed, and is said"
 
 
 def test_agents_warn_when_they_are_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

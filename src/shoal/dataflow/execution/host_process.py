@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 
+from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.faults import arm_from_environment
 from shoal.dataflow.checkpoint.messages import Report, TaskId
 from shoal.dataflow.connectors.brokers import add_settings
 from shoal.dataflow.execution.control_link import (
@@ -97,7 +97,9 @@ def run_host(link: ControlLink, gate: Gate, folder: str, number: int) -> int:
         def reach(task: TaskId, name: str) -> Sender:
             return endpoint.connect(connect.addresses[task], name)
 
+        faults.reach("taskhost.build.before")
         host.build(reach)
+        faults.reach("taskhost.build.after")
     except BaseException as error:  # noqa: BLE001 - the coordinator raises it to whoever waits for the run
         listener.failed(error)
         return 1
@@ -135,7 +137,7 @@ def main(arguments: list[str]) -> int:
     """The entry point."""
     folder, job, epoch, number = arguments
     logging.basicConfig(level=logging.WARNING)
-    arm_from_environment()
+    faults.arm_from_environment()
     gate = Gate(job, int(epoch), JobKey(os.environ.pop(KEY_VARIABLE).encode()))
     link = ControlLink.connect(f"{folder}/c.{epoch}.sock", gate, int(number))
     return run_host(link, gate, folder, int(number))

@@ -12,11 +12,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field, replace
@@ -49,6 +47,7 @@ from shoal.dataflow.execution.control_link import (
 from shoal.dataflow.execution.host import HostListener
 from shoal.dataflow.execution.host_process import KEY_VARIABLE
 from shoal.dataflow.execution.routing import assign_tasks
+from shoal.dataflow.execution.scratch import make_short_scratch
 from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.errors import PeerLostError
@@ -67,10 +66,12 @@ _EXTEND = 0.5
 SILENCE = 5.0
 _START = 120.0
 _LAST_SECONDS = 5.0
+#: Seconds that the keeper of the children outlives this process and the last of them.
+_KEEPER_IDLE = 1.0
 #: Characters of the folder of sockets: the paths in it are short enough then.
 _MOST_FOLDER = 60
-#: For tests: fault points of one host in its first epoch.
-_FAULTS = "SHOAL_FAULTS_HOST_"
+#: For tests: fault points of a host, by its number and by which of the job's epochs in this process it is, from 1.
+_FAULTS = "SHOAL_FAULTS_HOST_{number}_EPOCH_{epoch}"
 
 
 @dataclass(slots=True)
@@ -95,7 +96,8 @@ class ProcessHosts:
         self._hosts = min(processes, widest)
         self._host_of = assign_tasks(plan.physical, self._hosts)
         self._clock = clock
-        self._folder = _make_folder()
+        self._scratch = make_short_scratch(_MOST_FOLDER)
+        self._folder = self._scratch.path
         self._runner = _Runner(Path(self._folder) / "runs")
         self._lock = threading.Lock()
         self._children: dict[int, _Child] = {}
@@ -137,9 +139,7 @@ class ProcessHosts:
         module = "shoal.dataflow.execution.host_process"
         command = (sys.executable, "-m", module, self._folder, gate.job, str(gate.epoch), str(number))
         env = {key: value for key, value in os.environ.items() if not key.startswith("SHOAL_FAULTS")}
-        faults = os.environ.get(f"{_FAULTS}{number}", "")
-        if faults and self._epochs == 1:
-            env["SHOAL_FAULTS"] = faults
+        env["SHOAL_FAULTS"] = os.environ.get(_FAULTS.format(number=number, epoch=self._epochs), "")
         env["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if each)
         return RunRequest(
             run_id=RunId(name),
@@ -313,22 +313,13 @@ class ProcessHosts:
     def close(self) -> None:
         """The job is over."""
         self._runner.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._scratch.remove()
 
     def join(self) -> None:
         """Wait for the threads that listen to the hosts."""
         for child in self._children.values():
             if child.thread is not None and child.thread is not threading.current_thread():
                 child.thread.join()
-
-
-def _make_folder() -> str:
-    """A private folder with a short path: sockets lie in it."""
-    folder = tempfile.mkdtemp(prefix="shoal-")
-    if len(folder) > _MOST_FOLDER:
-        os.rmdir(folder)  # noqa: PTH106
-        folder = tempfile.mkdtemp(prefix="shoal-", dir="/tmp")
-    return folder
 
 
 class _Runner:
@@ -358,7 +349,9 @@ class _Runner:
 
     async def _open(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._runtime = ProcessRuntime(self._folder, clock=SystemClock(), node_id=NodeId("shoal-run"))
+        self._runtime = ProcessRuntime(
+            self._folder, clock=SystemClock(), node_id=NodeId("shoal-run"), keeper_idle=_KEEPER_IDLE
+        )
         await self._runtime.open()
         self._extending = asyncio.create_task(self._extend())
 

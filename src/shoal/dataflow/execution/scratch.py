@@ -1,8 +1,10 @@
-"""Directories that runs need only while they live, such as those of RocksDB; what killed runs leave behind goes.
+"""Directories that runs need only while they live, such as those of RocksDB or of sockets between their processes.
+
+What killed runs leave behind goes.
 
 Each run has a directory below a common one, and beside it a file that it holds locked for as long as it lives. The
 kernel lets go of the lock when the process dies, however it dies: whoever makes a directory removes those first whose
-lock is free. Called by `shoal.dataflow.execution.engine`.
+lock is free. Called by `shoal.dataflow.execution.host` and `shoal.dataflow.execution.processes`.
 """
 
 from __future__ import annotations
@@ -55,6 +57,18 @@ def make_scratch(root: str = "") -> Scratch:
     return _claim(root)
 
 
+def make_short_scratch(longest: int) -> Scratch:
+    """A new directory of this user's whose path has at most so many characters, as paths of sockets need.
+
+    Where the directory of temporary files has a longer path, it is made in `/tmp`.
+    """
+    scratch = make_scratch()
+    if len(scratch.path) <= longest:
+        return scratch
+    scratch.remove()
+    return make_scratch(str(_of_this_user("/tmp")))  # noqa: S108 - a directory of its own in it
+
+
 def _claim(root: str) -> Scratch:
     folder = Path(root).absolute() if root else _of_this_user()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,19 +117,20 @@ def _locked(lock: Path) -> Iterator[bool]:
 def _remove(path: Path, lock: Path) -> None:
     """The directory first: while the lock's file is there somebody will try again."""
     try:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(path)
+        while path.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # a process of the run removes files, too
+                shutil.rmtree(path)
         lock.unlink(missing_ok=True)
     except OSError as error:
         log.warning("%s could not be removed, the next run tries again: %s", path, error)
 
 
-def _of_this_user() -> Path:
+def _of_this_user(parent: str = "") -> Path:
     """A directory among the temporary ones in which nobody else can put anything."""
-    folder = Path(tempfile.gettempdir()) / f"shoal-{os.geteuid()}"
+    folder = Path(parent or tempfile.gettempdir()) / f"shoal-{os.geteuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     found = folder.lstat()
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
         return folder
-    return Path(tempfile.mkdtemp(prefix="shoal-"))  # the name is taken by somebody else
+    return Path(tempfile.mkdtemp(prefix="shoal-", dir=parent or None))  # the name is taken by somebody else

@@ -79,8 +79,6 @@ class Node:
     #: Bytes and cores that one task of it wants; 0 where the user did not say.
     memory: int = 0
     cpu: float = 0.0
-    #: Neighbours of one number (above 0) can run in one task by plain calls; set by a rule, 0 before.
-    chain: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

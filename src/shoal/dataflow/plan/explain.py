@@ -75,7 +75,7 @@ def plan_text(sinks: Sequence[Node], *, parallelism: int = 1) -> str:
 
     written, better = sketch(sinks, rules=False), sketch(sinks)
     blocks = ["logical plan", *_lines(written)]
-    if set(better.rules) - {"fuse chains"}:  # which only says what the physical plan shows
+    if better.rules:
         blocks += ["", f"optimised ({', '.join(better.rules)})", *_lines(better)]
     blocks += ["", f"physical plan (parallelism {parallelism})"]
     blocks += [f"  {line}" for line in describe_physically(better, parallelism).splitlines()]

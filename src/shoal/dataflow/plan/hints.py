@@ -1,4 +1,4 @@
-"""Rules that change nothing but say what the physical plan may do: aggregate before an exchange, run steps in one task.
+"""Rules that change nothing but say what the physical plan may do: aggregate before an exchange.
 
 Called by `shoal.dataflow.plan.optimizer`.
 """
@@ -11,22 +11,14 @@ from dataclasses import replace
 from shoal.dataflow.language.aggregates import AGGREGATES
 from shoal.dataflow.language.logical import (
     Aggregate,
-    AssignTime,
-    Filter,
-    MapBatches,
-    MapRecords,
     Node,
-    Project,
     SideOutput,
-    Sink,
     readers,
     rewrite,
     walk,
 )
 from shoal.dataflow.language.windows import SlidingWindow
 from shoal.dataflow.plan.facts import Facts
-
-_ROW_WISE = (AssignTime, Filter, MapBatches, MapRecords, Project, Sink)
 
 
 def hint_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
@@ -50,22 +42,3 @@ def hint_partial_aggregates(sinks: tuple[Node, ...], facts: Mapping[Node, Facts]
     return rewrite(
         sinks, lambda node: replace(node, partial=True) if isinstance(node, Aggregate) and node.uid in able else node
     )
-
-
-def hint_chains(sinks: tuple[Node, ...], _facts: Mapping[Node, Facts]) -> tuple[Node, ...]:
-    """Neighbours that hand rows on one to one get the same number: one task, plain calls."""
-    behind = readers(sinks)
-    numbers: dict[str, int] = {}
-    for node in walk(*sinks):
-        before = node.inputs[0] if len(node.inputs) == 1 else None
-        joins = (
-            before is not None
-            and isinstance(node, _ROW_WISE)
-            and not isinstance(before, SideOutput)
-            and len(behind[before]) == 1
-            and node.parallelism in (None, before.parallelism)
-        )
-        numbers[node.uid] = numbers[before.uid] if joins and before is not None else len(set(numbers.values())) + 1
-    if all(node.chain == numbers[node.uid] for node in walk(*sinks)):
-        return sinks
-    return rewrite(sinks, lambda node: replace(node, chain=numbers[node.uid]))

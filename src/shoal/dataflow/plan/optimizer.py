@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shoal.dataflow.language.logical import Node
 from shoal.dataflow.plan.facts import Facts
-from shoal.dataflow.plan.hints import hint_chains, hint_partial_aggregates
+from shoal.dataflow.plan.hints import hint_partial_aggregates
 from shoal.dataflow.plan.pruning import prune_columns
 from shoal.dataflow.plan.resolve import with_uids
 from shoal.dataflow.plan.rewrites import (
@@ -48,7 +48,6 @@ RULES: tuple[Rule, ...] = (
     Rule("prune columns", prune_columns),
     Rule("drop idle projections", drop_idle_projects),
     Rule("aggregate before exchange", hint_partial_aggregates),
-    Rule("fuse chains", hint_chains),
 )
 
 

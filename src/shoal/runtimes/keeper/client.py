@@ -34,7 +34,7 @@ from shoal.runtimes.clocks import LinuxClock
 from shoal.runtimes.keeper import protocol
 from shoal.runtimes.keeper.deadlines import NO_SLOT, DeadlineTable
 from shoal.runtimes.keeper.files import KeeperFiles, connect
-from shoal.runtimes.keeper.launcher import launch_keeper
+from shoal.runtimes.keeper.launcher import IDLE_SECONDS, launch_keeper
 from shoal.runtimes.keeper.records import RunRecord, read_keeper_pid, record_from_json
 
 log = logging.getLogger(__name__)
@@ -172,10 +172,18 @@ def _error_of(body: dict[str, Any]) -> ShoalError:
 class KeeperLink:
     """A keeper that is always there, as far as that can be."""
 
-    def __init__(self, files: KeeperFiles, *, clock: Clock, oldest_keeper: int = protocol.OLDEST_FULL_KEEPER) -> None:
+    def __init__(
+        self,
+        files: KeeperFiles,
+        *,
+        clock: Clock,
+        oldest_keeper: int = protocol.OLDEST_FULL_KEEPER,
+        idle: float = IDLE_SECONDS,
+    ) -> None:
         self._files = files
         self._clock = clock
         self._oldest_keeper = oldest_keeper
+        self._idle = idle
         self._scope = TaskScope("keeper-link")
         self._connection: KeeperConnection | None = None
         self._changed = asyncio.Event()
@@ -383,7 +391,7 @@ class KeeperLink:
                 trouble = error
             # The first time nobody is there. After that, another keeper may be coming up, or one may be going.
             if attempt % 10 == 0:
-                await launch_keeper(self._files)
+                await launch_keeper(self._files, idle=self._idle)
             else:
                 await self._clock.sleep(0.1)
         raise UnavailableError(f"no keeper answers at {self._files.socket}: {trouble}") from trouble

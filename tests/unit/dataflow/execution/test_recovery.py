@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.core import faults
-from shoal.core.errors import PreconditionError
+from shoal.core.errors import PreconditionError, UnavailableError
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.windows import session
 from shoal.dataflow.execution import engine
+from shoal.dataflow.execution.hosts import LocalHosts
 from shoal.dataflow.language.expressions import col
 from shoal.dataflow.language.failures import CheckpointError
 from shoal.dataflow.language.logical import AssignTime, EventTime
@@ -348,3 +349,50 @@ def test_new_input_of_a_job_that_had_ended_is_refused_where_it_would_be_lost(tmp
     shutil.rmtree(tmp_path / "checkpoints" / "counts")
     shutil.rmtree(tmp_path / "out" / "counts")
     assert run(read().group_by("a").count(), "counts") == 4
+
+
+class DyingHosts(LocalHosts):
+    """Hosts that are lost when told, and die while their tasks are built again, so many times."""
+
+    deaths = 0
+
+    def __init__(self, plan, clock):
+        super().__init__(plan, clock)
+        self.begun = 0
+        DyingHosts.last = self
+
+    @property
+    def can_recover(self):
+        return True
+
+    def begin(self, share, found, listener):
+        self.begun += 1
+        if 1 < self.begun <= 1 + self.deaths:
+            raise UnavailableError("a task host did not start: signal 9")
+        super().begin(share, found, listener)
+        self.listener = listener
+
+
+def start_dying(monkeypatch, directory, deaths):
+    monkeypatch.setattr(engine, "LocalHosts", DyingHosts)
+    monkeypatch.setattr(DyingHosts, "deaths", deaths)
+    tap, recording = Tap(), Recording()
+    feed(tap, batches(4))
+    flow = engine.start(job(tap, recording), name="job", settings=settings(directory))
+    DyingHosts.last.listener.lost("process 1 is gone")
+    tap.close()
+    return flow, recording
+
+
+def test_hosts_that_die_while_they_are_built_again_are_tried_again(tmp_path, monkeypatch):
+    flow, recording = start_dying(monkeypatch, tmp_path, 9)
+    flow.wait(60)
+    assert flow.recoveries == 10
+    assert visible(recording) == expected_sums(batches(4))
+
+
+def test_hosts_that_die_again_and_again_end_the_job(tmp_path, monkeypatch):
+    flow, _recording = start_dying(monkeypatch, tmp_path, 10)
+    with pytest.raises(UnavailableError, match="did not start: signal 9"):
+        flow.wait(60)
+    assert DyingHosts.last.begun == 11

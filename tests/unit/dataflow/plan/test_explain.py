@@ -49,7 +49,7 @@ def test_explain_prints_all_plans_and_runs_nothing(capsys: pytest.CaptureFixture
         "(user: string, window_start: timestamp[us], window_end: timestamp[us], total: double, n: int64)" in written[3]
     )
     assert written[4].endswith("columns known at run")
-    assert "optimised (push filters down, aggregate before exchange, fuse chains)" in lines
+    assert "optimised (push filters down, aggregate before exchange)" in lines
     assert "physical plan (parallelism 2)" in lines
     assert any("hash by user" in line for line in lines)
 

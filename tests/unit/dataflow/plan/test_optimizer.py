@@ -303,13 +303,6 @@ def test_what_is_mergeable_is_said_for_every_aggregate() -> None:
     assert able == {"sum", "count", "mean", "min", "max", "variance", "stddev", "any", "all"}
 
 
-def test_chains_end_where_rows_are_exchanged_or_shared() -> None:
-    plan = better(orders().filter(lambda b: b["id"]).map(lambda b: b["id"]).group_by("id").aggregate({"n": "count"}))
-    chains = {type(node).__name__: node.chain for node in walk(*plan)}
-    assert chains["Source"] == chains["Filter"] == chains["MapBatches"]
-    assert chains["Aggregate"] == chains["Sink"] != chains["Source"]
-
-
 def test_a_filter_and_a_narrowed_source_do_not_push_each_other_about() -> None:
     """The source cannot leave columns out: a projection right behind it would go away again in every round."""
     batch = pa.record_batch({"a": [1], "b": [2], "c": [3]})
