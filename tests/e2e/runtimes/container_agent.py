@@ -1,8 +1,9 @@
-"""A stand-in for an agent with containers, to be stopped or killed: starts what it is told, and waits.
+"""A stand-in for an agent with containers or projects, to be stopped or killed: starts what it is told, and waits.
 
-    python container_agent.py DATA_DIR ADDRESS NODE '[{"run_id": …, "script": …, "deadline": …}, …]'
+    python container_agent.py KIND DATA_DIR ADDRESS NODE '[{"run_id": …, "script": …, "deadline": …}, …]'
 
-Prints `ready` once everything was started.
+Prints `ready` once everything was started. A run with `ends_once_up` gets its deadline, so many seconds later, only
+then.
 """
 
 from __future__ import annotations
@@ -14,25 +15,30 @@ from pathlib import Path
 
 from shoal.core import faults
 from shoal.core.clock import SystemClock
-from shoal.core.ids import NodeId
+from shoal.core.ids import NodeId, RunId
 from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.creating import Owner
-from shoal.runtimes.container.runtime import ContainerRuntime
-from tests.e2e.runtimes.containers import request
+from tests.e2e.runtimes.containers import RUNTIMES, project, request
 
 
 async def main() -> None:
     faults.arm_from_environment()
-    data_dir, address, node, runs = sys.argv[1:]
+    kind, data_dir, address, node, runs = sys.argv[1:]
 
     async def connect() -> EngineApi:
         return EngineApi(address)
 
     owner = Owner("test", NodeId(node))
-    runtime = ContainerRuntime(Path(data_dir), clock=SystemClock(), owner=owner, connect=connect)
+    clock = SystemClock()
+    runtime = RUNTIMES[kind](Path(data_dir), clock=clock, owner=owner, connect=connect)
     await runtime.open()
-    for run in json.loads(runs):
-        await runtime.start(request(run["script"], run_id=run["run_id"], deadline=run.get("deadline")))
+    make_request = project if kind == "compose" else request
+    for run in (wanted := json.loads(runs)):
+        deadline = 600.0 if "ends_once_up" in run else run.get("deadline")
+        await runtime.start(make_request(run["script"], run_id=run["run_id"], deadline=deadline))
+    for run in wanted:
+        if "ends_once_up" in run:
+            await runtime.extend_deadlines((RunId(run["run_id"]),), clock.monotonic() + run["ends_once_up"])
     print("ready", flush=True)
     await asyncio.sleep(600)
 

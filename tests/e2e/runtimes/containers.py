@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import secrets
 import socket
 import tarfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import pytest
 from shoal.core.clock import SystemClock
 from shoal.core.errors import ShoalError
 from shoal.core.ids import NodeId, RunId, WorkloadId
-from shoal.model.workloads import ContainerSpec
+from shoal.model.workloads import ComposeSpec, ContainerSpec
 from shoal.runtimes.base import RunRequest
+from shoal.runtimes.compose.interpolation import escape
+from shoal.runtimes.compose.runtime import ComposeRuntime
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.runtimes.container.runtime import ContainerRuntime
@@ -25,7 +29,12 @@ from tests.services.engine import IMAGE, Engine, private_engine
 from tests.services.registry import Registry, serve_registry
 
 OwnContainers = Callable[[], list[str]]
-OpenContainers = Callable[..., Awaitable[ContainerRuntime]]
+OpenContainers = Callable[..., Awaitable[Any]]
+#: The runtimes whose runs live in an engine.
+RUNTIMES: dict[str, type[ContainerRuntime | ComposeRuntime]] = {
+    "container": ContainerRuntime,
+    "compose": ComposeRuntime,
+}
 FOREVER = "echo up; exec sleep 1000"
 
 
@@ -64,11 +73,11 @@ def own_containers(engine: Engine, owner: Owner) -> Callable[[], list[str]]:
 @pytest.fixture
 async def open_containers(tmp_path: Path, owner: Owner, service: PodmanService) -> AsyncIterator[OpenContainers]:
     """Opens runtimes on the same ground, one after another, and ends their runs after the test."""
-    opened: list[ContainerRuntime] = []
+    opened: list[ContainerRuntime | ComposeRuntime] = []
 
-    async def open_one(**options: Any) -> ContainerRuntime:
+    async def open_one(kind: str = "container", **options: Any) -> ContainerRuntime | ComposeRuntime:
         options = {"data_dir": tmp_path / "agent", "owner": owner, "connect": service.open, **options}
-        runtime = ContainerRuntime(clock=SystemClock(), **options)
+        runtime = RUNTIMES[kind](clock=SystemClock(), **options)
         await runtime.open()
         opened.append(runtime)
         return runtime
@@ -98,6 +107,13 @@ def request(
         deadline=None if deadline is None else SystemClock().monotonic() + deadline,
         **(given or {}),
     )
+
+
+def project(script: str = FOREVER, **fields: Any) -> RunRequest:
+    """A run of a compose project, two services of which run a shell script."""
+    service = {"image": IMAGE, "command": ["sh", "-c", escape(script)], "init": True}
+    spec = ComposeSpec(inline_yaml=json.dumps({"services": {"db": service, "web": service}}))
+    return replace(request(**fields), spec=spec)
 
 
 def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:

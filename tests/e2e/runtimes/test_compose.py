@@ -32,6 +32,7 @@ from shoal.runtimes.container.connection import Connect
 from shoal.runtimes.container.creating import Owner
 from shoal.runtimes.container.finding import PodmanService
 from shoal.testing.suites.runtime import RuntimeSuite, read_all, run_command, wait_ended, wait_output
+from tests.services.disks import fill, small_disk
 from tests.services.engine import IMAGE, Engine, private_engine
 
 pytestmark = pytest.mark.e2e
@@ -492,6 +493,42 @@ async def test_a_taken_port_leaves_nothing(
     assert (raised.value.failure, raised.value.transient) == (FailureReason.NETWORK_ERROR, True)
     assert engine.containers() == []
     assert await runtime.list_runs() == ()
+
+
+@pytest.mark.parametrize("full", ["engine", "agent"])
+async def test_a_project_starts_once_when_a_full_disk_has_room_again(
+    tmp_path: Path, command: ComposeCommand, full: str
+) -> None:
+    """Without a network of its own: `podman-compose` does not pass on what the engine says about networks."""
+    with private_engine(size="24m") as small, small_disk(tmp_path / "agent", megabytes=2) as data_dir:
+        service = PodmanService(small.folder / "service", clock=SystemClock(), arguments=small.arguments)
+        owner = Owner("test", NodeId("n1"))
+        runtime = ComposeRuntime(data_dir, clock=SystemClock(), owner=owner, connect=service.open, command=command)
+        run = request({name: {**SLEEP, "network_mode": "none"} for name in ("db", "web")})
+        filling = (small.folder if full == "engine" else data_dir) / "filling"
+        try:
+            await runtime.open()
+            fill(filling)
+            # With nothing but its record missing, the project runs: the agent asks for the same start again.
+            expected = RunError if full == "engine" else UnavailableError
+            with pytest.raises(expected, match=r"(?i)no space left") as raised:
+                await runtime.start(run)
+            if full == "engine":
+                assert raised.value.failure is FailureReason.STORAGE_ERROR
+                assert raised.value.transient
+            before = pids(small)
+            assert len(before) == (0 if full == "engine" else 2)
+            filling.unlink()
+            info = await runtime.start(run)
+            assert dict(info.services) == {"db": "running", "web": "running"}
+            after = pids(small)
+            assert len(after) == 2
+            assert before in ({}, after)
+            await runtime.stop(RunId("web-1"))
+        finally:
+            filling.unlink(missing_ok=True)
+            await runtime.close()
+            await service.close()
 
 
 @pytest.mark.parametrize("step", ["created", "started", "stored"])

@@ -32,6 +32,7 @@ from shoal.runtimes.container.runtime import ContainerRuntime
 from shoal.runtimes.finding import has_runs
 from shoal.testing.suites.runtime import read_all, wait_ended, wait_output
 from tests.e2e.runtimes.containers import (
+    RUNTIMES,
     OpenContainers,
     OwnContainers,
     engine,
@@ -365,9 +366,10 @@ async def start_agent(tmp_path: Path, owner: Owner, service: PodmanService) -> I
     api = await service.open()
     await api.close()
 
-    def start_one(*runs: dict[str, object], fault: str = "") -> subprocess.Popen[str]:
+    def start_one(*runs: dict[str, object], kind: str = "container", fault: str = "") -> subprocess.Popen[str]:
         script = Path(__file__).with_name("container_agent.py")
-        command = [sys.executable, str(script), str(tmp_path / "agent"), api.address, owner.node_id, json.dumps(runs)]
+        where = (str(tmp_path / "agent"), api.address, owner.node_id)
+        command = [sys.executable, str(script), kind, *where, json.dumps(runs)]
         env = {**os.environ, "SHOAL_FAULTS": fault, "PYTHONPATH": str(ROOT)}
         agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env)
         started.append(agent)
@@ -458,38 +460,58 @@ async def test_a_container_that_never_started_goes_with_its_workload(
 # At most one
 
 
-@pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
-async def test_an_at_most_one_container_ends_without_its_agent(
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("container", signal.SIGSTOP),
+        ("container", signal.SIGKILL),
+        ("compose", signal.SIGSTOP),
+        pytest.param("compose", signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
+async def test_an_at_most_one_run_ends_without_its_agent_and_its_engine(
     start_agent: StartAgent,
     open_containers: OpenContainers,
     service: PodmanService,
     tmp_path: Path,
+    *,
+    kind: str,
     how: signal.Signals,
 ) -> None:
+    """VMs, which are children of the keeper, have theirs in `test_vm_faults`."""
     deaf = 'trap "" TERM; echo up; while :; do sleep 0.05; done'
     agent = start_agent(
-        {"run_id": "one-1", "script": deaf, "deadline": 3.0}, {"run_id": "free-1", "script": "exec sleep 1000"}
+        {"run_id": "one-1", "script": deaf, "ends_once_up": 3.0},
+        {"run_id": "free-1", "script": "exec sleep 1000"},
+        kind=kind,
     )
     assert agent.stdout.readline() == "ready\n"
-    pids = {path.stem: json.loads(path.read_text())["pid"] for path in (tmp_path / "agent/containers").glob("*.json")}
     os.kill(agent.pid, how)
     os.kill(service.pid, signal.SIGSTOP)
     try:
-        await wait_until(lambda: not is_alive(pids["one-1"]))
-        assert is_alive(pids["free-1"])
+        one, free = (pids_of(tmp_path / "agent", kind, run_id) for run_id in ("one-1", "free-1"))
+        assert len(one) == len(free) == (2 if kind == "compose" else 1)
+        await wait_until(lambda: not any(map(is_alive, one)))
+        assert all(map(is_alive, free))
     finally:
         os.kill(service.pid, signal.SIGCONT)
     agent.kill()
     agent.wait()
-    runtime = await open_containers()
+    runtime = await open_containers(kind)
     async with asyncio.timeout(30):
         while len(await runtime.list_runs()) < 2:
             await asyncio.sleep(0.05)
     ended = await wait_ended(runtime, "one-1")
     assert ended.ended_by == "deadline"
-    free = await runtime.inspect(RunId("free-1"))
-    assert free is not None
-    assert free.phase is RunPhase.RUNNING
+    left = await runtime.inspect(RunId("free-1"))
+    assert left is not None
+    assert left.phase is RunPhase.RUNNING
+
+
+def pids_of(data_dir: Path, kind: str, run_id: str) -> list[int]:
+    """The first process of each container of a run, as the agent has written it down."""
+    record = json.loads((data_dir / RUNTIMES[kind].DIRECTORY / f"{run_id}.json").read_text())
+    return [each["pid"] for each in record.get("members", [record])]
 
 
 async def test_an_at_most_one_container_without_guards_is_killed_by_the_next_agent(
