@@ -85,6 +85,8 @@ def test_two_listeners_on_one_port_are_refused():
         (3, {"SHARD_ID": "2"}, (2, 3)),
         (None, {"SHARD_ID": "2", "MONOLITH_HOST_SHARD_N": "3"}, (2, 3)),
         (3, {"SHARD_ID": "0", "MONOLITH_HOST_SHARD_N": "3"}, (0, 3)),
+        (None, {"SHARD_ID": "2", "byterec_host_shard_n": "3"}, (2, 3)),
+        (None, {"SHARD_ID": "2", "MONOLITH_HOST_SHARD_N": "4", "byterec_host_shard_n": "3"}, (2, 4)),
     ],
 )
 def test_the_shard(in_file, env, expected):

@@ -5,6 +5,7 @@ The document is sorted, so that two of them can be compared. Called by `shoal mo
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from shoal.discovery.errors import NoNodeError
@@ -40,14 +41,16 @@ async def _bindings(store: CoordinationStore, paths: ModelPaths) -> list[tuple[S
 async def _models(
     store: CoordinationStore, paths: ModelPaths, bindings: list[tuple[SavedModel, Container]]
 ) -> dict[str, dict[str, Any]]:
+    bound: defaultdict[str, list[str]] = defaultdict(list)
+    for saved_model, container in bindings:
+        bound[str(saved_model)].append(str(container))
     models: dict[str, dict[str, Any]] = {}
     for model in await _children(store, paths.saved_models):
         names = await _children(store, f"{paths.saved_models}/{model}")
         rows: dict[str, Any] = {}
         for name in names:
             config = await _text(store, f"{paths.saved_models}/{model}/{name}")
-            bound = [str(container) for each, container in bindings if str(each) == f"{model}:{name}"]
-            rows[name] = {"deploy_config": config, "bindings": bound}
+            rows[name] = {"deploy_config": config, "bindings": bound.get(f"{model}:{name}", [])}
         available = sum(bool(row["bindings"]) for row in rows.values())
         rows["sub_graphs_total"] = len(names)
         if available:
@@ -60,12 +63,15 @@ async def _containers(
     store: CoordinationStore, paths: ModelPaths, bindings: list[tuple[SavedModel, Container]]
 ) -> dict[str, dict[str, Any]]:
     announced = [parse_container(name) for name in await _children(store, paths.containers)]
-    known = {each for each in announced if each is not None} | {container for _, container in bindings}
+    served: defaultdict[Container, list[str]] = defaultdict(list)
+    for saved_model, container in bindings:
+        served[container].append(str(saved_model))
+    known = {each for each in announced if each is not None} | served.keys()
     containers: dict[str, dict[str, Any]] = {}
     for container in sorted(known):
         containers.setdefault(container.cluster, {})[container.id] = {
             "service_info": await _text(store, paths.container(container)),
-            "saved_models": [str(each) for each, where in bindings if where == container],
+            "saved_models": served.get(container, []),
         }
     return containers
 

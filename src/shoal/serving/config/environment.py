@@ -72,13 +72,16 @@ class Environment:
 def read_environment(env: Mapping[str, str]) -> Environment:
     """Read the environment. Raises `InvalidError` with every problem."""
     reading = _Reading(env)
+    # Monolith's own script for deployments sets the second one.
+    names = ("MONOLITH_HOST_SHARD_N", "byterec_host_shard_n")
+    shard_num = next((name for name in names if reading.text(name)), names[0])
     cluster = ("TCE_LOGICAL_CLUSTER", "TCE_CLUSTER", "TCE_PHYSICAL_CLUSTER")
     ports = {
         number: reading.integer(name if reading.text(name) else _NAMED_PORTS[number], most=65535)
         for number, name in _PORTS.items()
     }
     found = Environment(
-        shard_num=reading.integer("MONOLITH_HOST_SHARD_N", least=1),
+        shard_num=reading.integer(shard_num, least=1),
         shard_id=reading.integer("SHARD_ID"),
         replica_id=reading.integer("REPLICA_ID"),
         dense_service_index=reading.integer("DENSE_SERVICE_IDX") or 0,
