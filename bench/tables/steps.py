@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 import tempfile
 import time
@@ -29,9 +30,16 @@ class Scale:
     large: int = 20_000_000
     #: Rows of the comparison with the peer, whose table takes minutes to fill.
     beside: int = 5_000_000
-    batch: int = 4096
-    batches: int = 300
+    #: A training step: some thousand examples with some tens of ids each.
+    batch: int = 1 << 16
+    batches: int = 40
+    #: Ids of a batch with which handing over to another thread counts.
+    short: int = 1 << 12
     passes: int = 5
+
+    def shorter(self) -> Scale:
+        """As many ids, in short batches."""
+        return dataclasses.replace(self, batch=self.short, batches=self.batches * self.batch // self.short)
 
 
 FULL = Scale()
@@ -49,6 +57,8 @@ def measure_tables(run: int, scale: Scale) -> dict[str, float]:
         for threads, name in ((1, f"step_{dim}"), (2, f"step_{dim}_two_threads")):
             with make_table(scale.rows, dim, threads=threads) as table:
                 found[name] = step_rate(table, scale.rows, scale)
+                if dim == 16:
+                    found[name.replace("step_16", "step_16_short")] = step_rate(table, scale.rows, scale.shorter())
                 if (dim, threads) == (16, 1):
                     found["lookup_16"] = step_rate(table, scale.rows, scale, update=False)
                     if run == 0:

@@ -8,7 +8,7 @@ from bench.tables import AREA, parsing
 from bench.tables.stage import make_batches, make_table, scatter
 from bench.tables.steps import Scale, measure_tables
 
-LITTLE = Scale(rows=5000, small=1000, large=8000, beside=0, batch=256, batches=3, passes=2)
+LITTLE = Scale(rows=5000, small=1000, large=8000, beside=0, batch=256, batches=3, short=64, passes=2)
 
 
 def test_every_figure_is_measured() -> None:
