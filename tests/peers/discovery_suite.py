@@ -476,6 +476,7 @@ class DiscoverySuite(CoordinationKit):
             await catalog.declare("m", {"entry": "/x"})
         await catalog.declare("m", {"entry": "/x"}, overwrite=True)
         assert b'"/x"' in (await store.get(f"/{bzid}/saved_models/m/entry")).data
+        assert [each.sub_graph for each in await catalog.sub_graphs("m")] == sorted(sub_graphs)
 
         async def members():
             return (await collect_overview(store, ModelPaths(bzid)))["layout_info"]

@@ -34,7 +34,7 @@ class Catalog:
         """Declare the sub-graphs of a model, each with the directory of its versions.
 
         An entry follows the latest version; other sub-graphs load the latest one once, and get newer parameters by
-        sync.
+        sync. Sub-graphs that are declared and not given stay as they are.
 
         Raises:
             PreconditionError: the model is declared already, and `overwrite` is not set.
@@ -44,7 +44,7 @@ class Catalog:
         if not overwrite and await self.sub_graphs(model_name):
             raise PreconditionError(
                 f"model {model_name!r} is declared already",
-                hint="--overwrite replaces the declaration",
+                hint="--overwrite declares it again",
                 model_name=model_name,
             )
         for sub_graph, base_path in sorted(base_paths.items()):

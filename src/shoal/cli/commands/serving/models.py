@@ -53,7 +53,12 @@ async def declare(
         str, typer.Option("--model-name", metavar="NAME", help="The model's name [the one in its entry graph]")
     ] = "",
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar="", help="Replace the declaration of a model that has one")
+        bool,
+        typer.Option(
+            "--overwrite",
+            metavar="",
+            help="Declare again what is declared; sub-graphs that the export does not have stay as they are",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
