@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import datetime as dt
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -214,6 +215,21 @@ def test_an_error_of_a_users_function_comes_out_with_its_step_and_line(tmp_path)
     stream = Stream.from_dicts([{"a": 1}, {"a": 2}]).map(fails, schema={"a": "int64"})
     with pytest.raises(ShoalError, match=r"map\(fails\).*cannot use 2 rows"):
         engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=1)
+
+
+def speaks(batch):
+    print(f"a batch of {batch.num_rows} rows")
+    logging.getLogger("flow").warning("it is large")
+    return batch
+
+
+def test_what_children_print_and_log_is_shown_with_the_name_of_the_host(tmp_path, capfd):
+    stream = Stream.from_dicts([{"a": 1}, {"a": 2}]).map(speaks, schema={"a": "int64"})
+    engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=1)
+    told = capfd.readouterr()
+    assert "[host 0] a batch of 2 rows\n" in told.err
+    assert "[host 0] WARNING:flow:it is large\n" in told.err
+    assert told.out == ""
 
 
 def test_what_cannot_leave_the_process_is_refused_before_anything_runs(tmp_path):

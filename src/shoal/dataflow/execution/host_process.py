@@ -7,6 +7,7 @@ tasks have ended, or when the coordinator is gone.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -137,6 +138,8 @@ def main(arguments: list[str]) -> int:
     """The entry point."""
     folder, job, epoch, number = arguments
     logging.basicConfig(level=logging.WARNING)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # the parent shows lines when they are printed
     faults.arm_from_environment()
     gate = Gate(job, int(epoch), JobKey(os.environ.pop(KEY_VARIABLE).encode()))
     link = ControlLink.connect(f"{folder}/c.{epoch}.sock", gate, int(number))

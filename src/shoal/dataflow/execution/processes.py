@@ -29,6 +29,7 @@ from shoal.core.ids import NodeId, RunId, WorkloadId
 from shoal.dataflow.checkpoint.messages import Order, TaskId
 from shoal.dataflow.checkpoint.records import Checkpoint
 from shoal.dataflow.connectors.brokers import named_settings
+from shoal.dataflow.execution.child_output import ChildOutput
 from shoal.dataflow.execution.control_link import (
     BuildTasks,
     ConnectTasks,
@@ -52,6 +53,7 @@ from shoal.dataflow.plan.documents import PlanDocument
 from shoal.dataflow.plan.prepared import PreparedPlan
 from shoal.exchange.errors import PeerLostError
 from shoal.exchange.tokens import Gate, JobKey
+from shoal.model.logs import LogQuery
 from shoal.model.workloads import ProcessSpec, StopPolicy
 from shoal.runtimes.base import RunPhase, RunRequest
 from shoal.runtimes.process import ProcessRuntime
@@ -62,6 +64,8 @@ T = TypeVar("T")
 #: Seconds that a child may outlive this process, and between two extensions of its deadline.
 DEADLINE = 3.0
 _EXTEND = 0.5
+#: Seconds between two looks at what children have printed.
+_SHOW = 0.2
 #: Seconds without a sign of life after which a host is lost, and in which all have to be built.
 SILENCE = 5.0
 _START = 120.0
@@ -332,6 +336,9 @@ class _Runner:
         self._runtime: ProcessRuntime | None = None
         self._runs: dict[int, tuple[RunId, int]] = {}
         self._extending: asyncio.Task[None] | None = None
+        #: Show what children print, by the number of the host.
+        self._showing: dict[int, asyncio.Task[None]] = {}
+        self._is_closing = False
 
     def start(self, requests: list[RunRequest]) -> None:
         """Start children, one for each host."""
@@ -361,6 +368,8 @@ class _Runner:
         for number, request in enumerate(requests):
             info = await runtime.start(replace(request, deadline=clock.monotonic() + DEADLINE))
             self._runs[number] = (request.run_id, info.pid)
+            if number not in self._showing:
+                self._showing[number] = asyncio.create_task(self._show(number, request.workload_id))
 
     async def _extend(self) -> None:
         """As long as this process lives, so do its children."""
@@ -371,6 +380,23 @@ class _Runner:
             if runs:
                 with contextlib.suppress(ShoalError):
                     await self._opened().extend_deadlines(runs, clock.monotonic() + DEADLINE)
+
+    async def _show(self, number: int, workload: WorkloadId) -> None:
+        """Show what the children of a host print, those of later epochs too. Their log is one."""
+        outputs = {stream: ChildOutput(f"host {number}") for stream in ("stdout", "stderr")}
+        position, clock = "", SystemClock()
+        try:
+            while True:
+                with contextlib.suppress(ShoalError, OSError):
+                    async for piece in self._opened().read_logs(workload, LogQuery(after=position)):
+                        position = piece.position
+                        outputs[piece.stream].feed(piece.data, clock.monotonic())
+                if self._is_closing:
+                    return
+                await clock.sleep(_SHOW)
+        finally:
+            for output in outputs.values():
+                output.finish()
 
     def find_ended(self) -> str:
         """What ended a child that should run; empty when all do."""
@@ -426,6 +452,8 @@ class _Runner:
         loop.close()
 
     async def _close(self) -> None:
+        self._is_closing = True  # each shows what is left, and ends
+        await asyncio.gather(*self._showing.values(), return_exceptions=True)
         if self._extending is not None:
             self._extending.cancel()
             with contextlib.suppress(asyncio.CancelledError):
