@@ -23,6 +23,7 @@ from shoal.control.state.lifecycle.phases import CONTRACT_STATUSES
 from shoal.core.clock import SystemClock
 from shoal.core.shape import field_kinds, plain_kind
 from shoal.core.telemetry import MetricRegistry
+from shoal.dataflow.api.progress import FlowSeries
 from shoal.model.documents import group_schema, workload_schema
 from shoal.model.events import Event, EventKind
 from shoal.model.phases import ACCEPTED, GroupPhase, WorkloadPhase
@@ -100,6 +101,12 @@ events instead of polling, and removes nothing without a command.
 `shoal serve --http-port PORT` serves these.
 
 {serving}
+
+## Dataflows
+
+`shoal run --metrics-port PORT` serves these. A `step` is the uid of a step, as `--explain` and checkpoints name it.
+
+{dataflow}
 
 ## Tables
 
@@ -181,8 +188,14 @@ def metrics_page() -> str:
     ServingMetrics(SystemClock(), serving)
     tables = MetricRegistry()
     TableMetrics(tables)
+    dataflow = MetricRegistry()
+    FlowSeries(dataflow)
     return METRICS_PAGE.format(
-        control=_table(ControlMetrics().registry), agent=_table(agent), serving=_table(serving), tables=_table(tables)
+        control=_table(ControlMetrics().registry),
+        agent=_table(agent),
+        serving=_table(serving),
+        dataflow=_table(dataflow),
+        tables=_table(tables),
     )
 
 

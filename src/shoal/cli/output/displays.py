@@ -75,7 +75,7 @@ class Progress:
 def progress() -> Iterator[Progress]:
     """Open a progress list. A live one leaves nothing on the screen when it closes."""
     display = Progress()
-    if not _is_lively(sys.stderr):
+    if not is_lively(sys.stderr):
         yield display
         return
     from rich.live import Live
@@ -104,8 +104,9 @@ def screen() -> Iterator[Callable[[Callable[[int], Sequence[Text]]], None]]:
 
 def stdout_is_lively() -> bool:
     """Whether stdout is a terminal that can redraw."""
-    return _is_lively(sys.stdout)
+    return is_lively(sys.stdout)
 
 
-def _is_lively(stream: IO[str]) -> bool:
+def is_lively(stream: IO[str]) -> bool:
+    """Whether a stream is a terminal that can redraw."""
     return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")

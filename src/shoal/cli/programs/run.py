@@ -15,7 +15,7 @@ from shoal.cli.connection.options import START, LogFormat, duration
 from shoal.core.errors import InvalidError, Problem, ShoalError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from shoal.dataflow.api.app import Dataflow
     from shoal.dataflow.api.left_out import LeftOut
@@ -72,6 +72,18 @@ def run(
             "--accept-duplicates", metavar="", help="Start although output that sinks have committed comes again"
         ),
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port", min=0, max=65535, metavar="PORT", help="Serve metrics of each step at /metrics [off]"
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str, typer.Option("--metrics-host", metavar="HOST", help="The address that --metrics-port listens on")
+    ] = "127.0.0.1",
+    as_json: Annotated[
+        bool, typer.Option("--json", metavar="", help="Print a JSON line for each step to stdout every second")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", metavar="", help="Print the plans, and run and connect to nothing")
     ] = False,
@@ -87,7 +99,11 @@ def run(
 
     They run until they end, one fails, or Ctrl-C or SIGTERM asks: then what is under way comes through and the last
     checkpoint is made. A second signal ends at once. What has no end goes on where it was when it is run again.
+
+    On a terminal a live table shows each step: rows per second in and out, how far its watermark is behind, its state,
+    what waits in front of it, and the age of the last checkpoint.
     """
+    from shoal.cli.programs.live import live_lines, serving_metrics
     from shoal.cli.programs.loading import failure_of, is_of_user, load_program
     from shoal.core.telemetry import setup_logging
     from shoal.dataflow.api.context import Launch
@@ -116,7 +132,9 @@ def run(
                 if kafka:
                     output.data(f"kafka: {kafka}")
         else:
-            found.app.run(width, processes=processes, only=names, told=_words(found.app.id))
+            flows = found.app.choose(names)
+            with serving_metrics(flows, metrics_host, metrics_port), live_lines(as_json=as_json) as show:
+                found.app.run(width, processes=processes, only=names, told=_words(found.app.id, show))
     except InvalidError as error:
         raise _located(error) from error
     except Exception as error:
@@ -134,7 +152,7 @@ def _located(error: InvalidError) -> ShoalError:
     return InvalidError(problems, hint=error.hint or "`shoal run --explain` shows the plan")
 
 
-def _words(app: str) -> Any:
+def _words(app: str, show: Callable[[Sequence[Any]], None]) -> Any:
     """What happens, for the person at the terminal."""
     from shoal.dataflow.api.left_out import find_left_out
     from shoal.dataflow.api.lifetime import Told, left_out_of
@@ -150,6 +168,9 @@ def _words(app: str) -> Any:
         def left_out(self, flow: Dataflow, begun: Sequence[LeftOut]) -> None:  # type: ignore[override]
             for each in begun:
                 output.words(f"{app}: {flow.name} begins to leave rows out: {each}")
+
+        def looked(self, flows: Sequence[Dataflow]) -> None:  # type: ignore[override]
+            show(flows)
 
         def ended(self, flow: Dataflow, report: Any) -> None:  # type: ignore[override]
             output.words(f"{app}: {flow.name} ended after {report.seconds:.1f} s")

@@ -79,6 +79,9 @@ class Told:
     def left_out(self, flow: Startable, begun: Sequence[LeftOut]) -> None:
         """It has begun to leave rows out: late ones, or bad ones. Said once for each step and kind."""
 
+    def looked(self, flows: Sequence[Startable]) -> None:
+        """These run, or have just come to their end. Called once a second, and when one ends."""
+
     def ended(self, flow: Startable, report: Any) -> None:
         """It came to its end, or was stopped."""
 
@@ -159,6 +162,7 @@ async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -
             done, _ = await asyncio.wait({*left, wish}, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             for flow in (waits[each] for each in left):
                 _tell_left_out(flow, seen, told)
+            told.looked([flow for each, flow in waits.items() if each in left])
             for each in done & left:
                 left.discard(each)
                 if each.exception() is not None:

@@ -166,6 +166,8 @@ class RunningStep:
     #: Whether it has put out what was left, now or before the checkpoint that it goes on from.
     has_ended: bool = False
     watermark: int = START_OF_TIME
+    #: Rows that its operator was called with.
+    received: int = 0
     #: The watermark of what comes out of it, and of each of its inputs.
     behind: int = START_OF_TIME
     port_watermarks: dict[int, int] = field(default_factory=dict)
@@ -181,6 +183,7 @@ class RunningStep:
         process, output, failed = self.operator.process, self.output, self.failed
 
         def receive(batch: Batch) -> None:
+            self.received += batch.num_rows
             try:
                 process(batch, output, port=port)
             except OperatorFailedError:  # of a step behind this one: it has its name already
@@ -218,6 +221,10 @@ class StepCounts:
     watermark: int
     #: What the operator counts itself: rows that were late or skipped, keys that it holds.
     statistics: Mapping[str, int]
+    #: Rows that came in; a source has none.
+    received: int = 0
+    #: Bytes in the queue in front of it; 0 for a step that is called by another one.
+    waiting_bytes: int = 0
 
 
 #: The state of a step that has put everything out: there is nothing left in it, and nothing more to come.
@@ -464,6 +471,7 @@ class Chain:
                 dropped=step.output.dropped,
                 watermark=step.watermark,
                 statistics={} if step.operator is None else step.operator.statistics(),
+                received=step.output.rows if step.operator is None else step.received,
             )
             for step in self._steps
         )

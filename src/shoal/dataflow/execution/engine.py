@@ -62,6 +62,10 @@ class FlowMetrics:
     checkpoints: CheckpointCounts
     #: How this process talks to Kafka; empty when the flow does not.
     kafka: str = ""
+    #: Bytes that the queue in front of a task may hold.
+    queue_bytes: int = 0
+    #: How often tasks went back to the last checkpoint because a host was lost.
+    recoveries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -439,6 +443,8 @@ class RunningFlow:
             waiting_bytes=counts.waiting_bytes,
             checkpoints=CheckpointCounts() if coordinator is None else coordinator.counts,
             kafka=self._kafka,
+            queue_bytes=self._settings.queue_bytes,
+            recoveries=self.recoveries,
         )
 
     def stop(self, *, finish: bool = False, timeout: float | None = None) -> RunReport:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shoal.core.clock import Clock
 from shoal.core.faults import reach
@@ -160,7 +160,8 @@ class Task:
 
     def counts(self) -> tuple[StepCounts, ...]:
         """What its steps have put out."""
-        return self._chain.counts()
+        first, *others = self._chain.counts()
+        return (replace(first, waiting_bytes=self.waiting_bytes), *others)
 
     @property
     def waiting_bytes(self) -> int:
