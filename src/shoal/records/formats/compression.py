@@ -80,8 +80,11 @@ class Source:
             piece = next(self._pieces, None)
             if piece is None:
                 break
+            if len(piece) == count and not held:
+                self.offset += count
+                return piece
             held += piece
-        taken = bytes(held[:count])
+        taken = bytes(memoryview(held)[:count])
         del held[:count]
         self.offset += len(taken)
         return taken

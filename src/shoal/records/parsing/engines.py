@@ -13,7 +13,6 @@ import enum
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from shoal.core.errors import InvalidError, UnsupportedError, problem
@@ -138,7 +137,7 @@ def warm_up() -> None:
     for message in (Instance, Example, ExampleBatch):
         parser = make_parser(message, schema, Engine.COMPILED)
         parser.parse(Payloads.of([b""]), BadRecords())
-    from shoal.records.parsing.kernels.cells import split_numbers
+    from shoal.records.parsing.compiled_csv import CompiledCsv
 
-    cells = np.zeros(2, np.int32)
-    split_numbers(np.zeros(1, np.uint8), cells, ord("|"), cells.copy(), np.zeros(1, np.int64))
+    row = pa.schema([("a", pa.list_(pa.int64())), ("b", pa.float32()), ("c", pa.binary())])
+    CompiledCsv(row.names, row, ",|", lambda texts, _kind: texts).read(b"1,2,3\n")

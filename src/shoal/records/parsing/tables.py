@@ -77,36 +77,42 @@ class _Lines:
     def __init__(self, source: Any) -> None:
         self.path = source.path
         self._source = source
-        self._held = b""
+        #: Whole lines that were read with the first one.
+        self._ahead = b""
+        #: The beginning of a line.
+        self._begun = b""
         #: Where the next block begins.
         self.offset = 0
 
     def line(self) -> bytes:
         """The next line alone."""
-        block = self._fill()
+        block = self.block()
         end = block.find(b"\n") + 1 or len(block)
-        return self._take(end)
+        self._ahead = block[end:]
+        self.offset -= len(self._ahead)
+        return block[:end]
 
     def block(self) -> bytes:
         """The next lines; empty at the end."""
-        block = self._fill()
-        return self._take(block.rfind(b"\n") + 1 or len(block))
+        block, self._ahead = self._ahead or self._read(), b""
+        self.offset += len(block)
+        return block
 
-    def _fill(self) -> bytes:
-        wanted = _BLOCK_BYTES
-        while True:
-            more = self._source.read(wanted - len(self._held)) if len(self._held) < wanted else b""
-            self._held += more
-            if len(self._held) < wanted or b"\n" in self._held:
-                return self._held
-            if wanted > MAX_LINE_BYTES:
+    def _read(self) -> bytes:
+        # Blocks are large: each is copied once.
+        parts: list[bytes | memoryview] = [self._begun]
+        size = len(self._begun)
+        self._begun = b""
+        while more := self._source.read(_BLOCK_BYTES):
+            cut = more.rfind(b"\n") + 1
+            parts.append(memoryview(more)[: cut or len(more)])
+            if cut:
+                self._begun = more[cut:]
+                break
+            size += len(more)
+            if size > MAX_LINE_BYTES:
                 raise CorruptError(self.path, self.offset, f"a line must have at most {MAX_LINE_BYTES} bytes")
-            wanted *= 2
-
-    def _take(self, count: int) -> bytes:
-        taken, self._held = self._held[:count], self._held[count:]
-        self.offset += count
-        return taken
+        return b"".join(parts)
 
 
 def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -> Iterator[Any]:
@@ -118,13 +124,32 @@ def _csv_batches(lines: _Lines, schema: Any, form: CsvFormat, bad: BadRecords) -
     if missing and names:
         rule = f"must be a column of {lines.path}, which has {', '.join(names)}"
         raise InvalidError([problem("column", name, rule) for name in missing])
+    read = _reader(names, schema, form)
     while True:
         offset = lines.offset
         block = lines.block()
         if not block:
             return
-        read = functools.partial(_read_block, names=names, schema=schema, form=form)
         yield from _good_parts(block, read, lines.path, offset, bad)
+
+
+def _reader(names: list[str], schema: Any, form: CsvFormat) -> Callable[[bytes], Any]:
+    """Reads some lines: by kernels if those can, else by Arrow. The rows are the same."""
+    by_arrow = functools.partial(_read_block, names=names, schema=schema, form=form)
+    if not has_numba():
+        return by_arrow
+    from shoal.records.parsing.compiled_csv import CompiledCsv
+
+    marks = form.delimiter + form.separator
+    if len(form.delimiter) != 1 or not CompiledCsv.can_read(names, schema, marks):
+        return by_arrow
+    compiled = CompiledCsv(names, schema, marks, functools.partial(_split, separator=form.separator))
+
+    def read(block: bytes) -> Any:
+        found = compiled.read(block)
+        return by_arrow(block) if found is None else found
+
+    return read
 
 
 def _header(line: bytes, form: CsvFormat, path: str) -> list[str]:
@@ -181,10 +206,6 @@ def _is_list(kind: Any) -> bool:
 
 
 def _split(column: Any, kind: Any, separator: str) -> Any:
-    if pa.types.is_list(kind) and kind.value_type == pa.int64() and len(separator) == 1 and has_numba():
-        found = _whole_numbers(column, ord(separator))
-        if found is not None:
-            return found
     parts = pc.split_pattern(column, separator)
     # An empty cell has no values, where a split has one that is empty.
     empty = pc.equal(column, "")
@@ -197,22 +218,6 @@ def _split(column: Any, kind: Any, separator: str) -> Any:
             raise ValueError(f"a cell must have {kind.list_size} values")
         return pa.FixedSizeListArray.from_arrays(values, kind.list_size)
     return pa.ListArray.from_arrays(parts.offsets, values)
-
-
-def _whole_numbers(column: Any, separator: int) -> Any:
-    """The numbers of each cell by a kernel; None when some need a closer look."""
-    from shoal.records.parsing.kernels.cells import split_numbers
-
-    _, offsets, data = column.buffers()
-    places = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
-    content = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
-    splits = np.zeros(len(column) + 1, np.int32)
-    # A number and its separator have two bytes at least.
-    made = np.empty((int(places[-1] - places[0]) + len(column) + 1) // 2 + 1, np.int64)
-    count = split_numbers(content, places, separator, splits, made)
-    if count < 0:
-        return None
-    return pa.ListArray.from_arrays(pa.array(splits), pa.array(made[:count]))
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -489,3 +492,21 @@ def test_without_numba_records_are_still_read(monkeypatch):
 def test_what_is_no_schema_is_refused(make, rule):
     with pytest.raises(InvalidError, match=rule):
         make()
+
+
+def test_a_start_without_a_cache_says_that_it_compiles(tmp_path):
+    program = """
+import logging, numpy as np
+logging.basicConfig(level=logging.INFO)
+from shoal.records.parsing.kernels import wire
+for kind in (np.int32, np.int64):
+    wire.fill_buckets(np.zeros(1, np.uint8), np.array([0, 1], kind), np.full(4, -1))
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+        ).stderr
+        for _ in range(2)
+    ]
+    assert [each.count("compiling kernels that parse records") for each in said] == [1, 0]

@@ -17,10 +17,15 @@ Called by the kernels beside it.
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.core import event
+
+_log = logging.getLogger(__name__)
 
 # The types of values.
 FIXED64, FLOAT, DOUBLE, VARINT, BYTES = 0, 1, 2, 3, 4
@@ -33,6 +38,25 @@ GOOD, ODD, WRONG_KIND, WRONG_COUNT = 0, 1, 2, 3
 
 #: How one value of each type stands on the wire.
 WIRES = np.array([1, 5, 1, 0, 2], np.int64)
+
+
+class _Announcer(event.Listener):
+    """Says when a kernel of records is compiled, because it was not in the cache. numba calls it for every function."""
+
+    def on_start(self, event: Any) -> None:
+        if event.data["dispatcher"].py_func.__module__.startswith(__package__):
+            _announce()
+
+    def on_end(self, event: Any) -> None:
+        """Nothing follows."""
+
+
+@functools.cache
+def _announce() -> None:
+    _log.info("compiling kernels that parse records, which is done once; `shoal warmup` does it ahead of time")
+
+
+event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
 
 
 def compiled(function: Any) -> Any:
