@@ -23,6 +23,8 @@ import pytest
 from tests.services import absence, jvm
 
 ENVIRONMENT = "SHOAL_TEST_ZOOKEEPER"
+#: How long a server may take until it serves, in seconds.
+PATIENCE = 120.0
 
 CONFIGURATION = """\
 tickTime=200
@@ -77,7 +79,10 @@ class ZookeeperServer:
         self.pid = process.pid
         jvm.end_with_the_run(process.pid, self.home)
         jvm.wait_until_it_answers(process, self.port, self.home / "log")
-        while b"zk_server_state" not in self._ask(b"mntr"):  # a connection that comes sooner is left without an answer
+        deadline = time.monotonic() + PATIENCE
+        while b"zk_server_state" not in self._ask(b"mntr"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"ZooKeeper does not serve: {(self.home / 'log').read_text()[-2000:]}")
             time.sleep(0.02)
         process.returncode = 0  # disowned: it is stopped by its id, perhaps by another process, and nobody waits here
 
@@ -94,9 +99,13 @@ class ZookeeperServer:
         os.kill(self.pid, signal.SIGCONT)
 
     def _ask(self, command: bytes) -> bytes:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
-            connection.sendall(command)
-            return connection.makefile("rb").read()
+        """What it says; nothing without an answer: a connection that comes too soon is never answered."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(command)
+                return connection.makefile("rb").read()
+        except OSError:
+            return b""
 
     def destroy(self) -> None:
         """End it and remove its data."""
