@@ -84,17 +84,26 @@ def ints_at(address: int, count: int) -> Any:
 
 @intrinsic
 def prefetch(_typing: Any, address: Any) -> Any:
-    """Ask for the cache line at an address, to read and write it soon."""
+    """Ask for the cache line at an address, to read and write it soon: other processors lose it."""
+    return types.void(address), _prefetch(to_write=True)
 
+
+@intrinsic
+def prefetch_to_read(_typing: Any, address: Any) -> Any:
+    """Ask for the cache line at an address, to read it soon: threads that look the same ids up share it."""
+    return types.void(address), _prefetch(to_write=False)
+
+
+def _prefetch(*, to_write: bool) -> Any:
     def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer = builder.inttoptr(arguments[0], cgutils.voidptr_t)
         whole = ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, whole, whole, whole])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [pointer, whole(1), whole(3), whole(1)])
+        builder.call(function, [pointer, whole(int(to_write)), whole(3), whole(1)])
         return context.get_dummy_value()
 
-    return types.void(address), generate
+    return generate
 
 
 @intrinsic

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.tables.kernels.access import LINE, fence, floats_at, lines_at, load_word, peek, prefetch
+from shoal.tables.kernels.access import LINE, fence, floats_at, lines_at, load_word, peek, prefetch_to_read
 from shoal.tables.kernels.codecs import decode_row
 from shoal.tables.kernels.compiling import helper, kernel
 from shoal.tables.kernels.hashing import mix, shard_of
@@ -119,7 +119,9 @@ def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, 
             hashed = mix(ids[begin + i])
             shard = first + shard_of(hashed, mask) * (DIRECTORY_COLUMNS * 8)
             hashes[i], shards[i] = hashed, shard
-            prefetch(peek(shard + D_INDEX * 8) + (np.int64(hashed) & (peek(shard + D_CAPACITY * 8) - 1)) * SLOT_BYTES)
+            prefetch_to_read(
+                peek(shard + D_INDEX * 8) + (np.int64(hashed) & (peek(shard + D_CAPACITY * 8) - 1)) * SLOT_BYTES
+            )
         for i in range(count):
             shard = shards[i]
             moved[i] = load_word(peek(shard + D_HEADER * 8) + MOVES * 8)
@@ -128,7 +130,7 @@ def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, 
             if row >= 0:
                 address = row_address(peek(shard + D_BLOCKS * 8), row, table)
                 for line in range(lines):
-                    prefetch(address + line * LINE)
+                    prefetch_to_read(address + line * LINE)
         for i in range(count):
             shard, row = shards[i], rows[i]
             header = peek(shard + D_HEADER * 8)
