@@ -23,6 +23,7 @@ from shoal.records.operators.labels import (
     NormalizeLabel,
     ScatterLabel,
     TaskLabel,
+    UseFieldAsLabel,
     parse_tasks,
 )
 from shoal.records.operators.sampling import (
@@ -193,6 +194,29 @@ def test_labels_of_heads():
     assert column(operator, made, "label") == [[1.0, bad], [bad, 0.0], [bad, bad], [bad, bad]]
     origin = MultiLabel({"x": 0}, "cid", tasks=2)
     assert column(origin, made, "label") == [[1.0, bad], [bad, bad], [1.0, bad], [bad, bad]]
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 3.0, INVALID_LABEL]), max_size=3), st.integers(-2, 4))
+    ),
+    st.none() | st.integers(-2, 5),
+)
+def test_a_field_as_label(rows, threshold):
+    made = batch(label=[labels for labels, _ in rows], chnid=[number for _, number in rows])
+    expected = []
+    for labels, number in rows:
+        field = 0 if threshold is not None and number >= threshold else number
+        expected.append([max(label, float(field)) for label in labels])
+    assert column(UseFieldAsLabel("chnid", threshold), made, "label") == expected
+    assert column(UseFieldAsLabel("chnid", threshold), made.slice(1), "label") == expected[1:]
+
+
+@pytest.mark.parametrize("name", ["cid", "actions", "none"])
+def test_only_a_number_is_a_label(name):
+    with pytest.raises(InvalidError, match="column"):
+        run(UseFieldAsLabel(name), batch(cid=["x"], actions=[[1]]))
 
 
 def test_labels_are_cut_and_normalized():

@@ -221,6 +221,31 @@ class LabelUpperBound:
 
 
 @dataclass(frozen=True, slots=True)
+class UseFieldAsLabel:
+    """Raises every label to a number of the row, such as a field of its line id. A label above it stays."""
+
+    column: str
+    #: A number that reaches this counts as 0; None: every number counts.
+    threshold: float | None = None
+
+    def apply(self, batch: Any, rng: np.random.Generator) -> Any:
+        """The rows with their labels."""
+        del rng
+        field = column_of(batch, self.column)
+        if not (pa.types.is_integer(field.type) or pa.types.is_floating(field.type)):
+            raise InvalidError(
+                [problem("column", self.column, f"must have one number in each row, and is {field.type}")]
+            )
+        found = field.to_numpy(zero_copy_only=False).astype(np.float32)
+        if self.threshold is not None:
+            found[found >= np.float32(self.threshold)] = 0
+        splits, values = ragged(batch, LABEL)
+        made = values.astype(np.float32)
+        wanted = np.repeat(found, np.diff(splits))
+        return with_column(batch, LABEL, list_column(splits, np.where(made < wanted, wanted, made)))
+
+
+@dataclass(frozen=True, slots=True)
 class NormalizeLabel:
     """Changes every label by some methods in turn, each with its value: log, scale, scale2int, pow, repow, scalelog."""
 
