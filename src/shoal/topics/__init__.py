@@ -3,8 +3,8 @@
     from shoal.topics import LocalTopics, records
 
 `base` is the protocol, `local` the embedded log of one host, `kafka` the same over Kafka, `codecs` turns the values of
-records into columns and back. What users need is named here and looked up when it is asked for: whoever reads a local
-log needs no Kafka client. `__init__.pyi` beside it tells type checkers the same; a test freezes it.
+records into columns and back. Public names are looked up when they are asked for, so a reader of a local log
+needs no Kafka client. `__init__.pyi` beside it tells type checkers the same; a test freezes it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ What every backend promises (`shoal.testing.suites.topics.TopicsSuite` checks it
 - Fencing: of the writers with one transactional id only the newest may write. A group's offsets are committed under its
   current generation only.
 
-Called by the engines and by `shoal.cli`; the backends call nobody above `shoal.core`.
+Called by the engines and by `shoal.cli`; the backends import only `shoal.core`.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Assignment:
     """What a member of a group has to read."""
 
     generation: int
-    """Grows with every change in the group; commits are said under it."""
+    """Grows with every change in the group; a commit carries it."""
 
     partitions: frozenset[TopicPartition]
 
@@ -203,7 +203,7 @@ class Writer(Protocol):
 
 
 class Reader(Protocol):
-    """Reads partitions from given offsets on; knows of no group."""
+    """Reads partitions from explicit offsets; knows of no group."""
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, each from its offset. What was assigned and paused before is forgotten."""
@@ -235,12 +235,12 @@ class Reader(Protocol):
     def positions(self) -> dict[TopicPartition, int]:
         """The offset that each assigned partition goes on with.
 
-        When a position has reached what `next_offsets` said, everything that was visible then has been read.
+        When a position has reached what `next_offsets` returned, everything that was visible then has been read.
         """
         ...
 
     def at_end(self) -> set[TopicPartition]:
-        """The assigned partitions of which everything that the reader knows of was given. Asks nobody."""
+        """The assigned partitions that are read to the end the reader knows of. Makes no request."""
         ...
 
     def confirm_end(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
@@ -295,7 +295,7 @@ class Member(Protocol):
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store the group's offsets: the next to read, each for a partition of this member.
 
-        Said under the generation of the last `poll`. Raises `RebalancedError` when the group has moved on.
+        Commits under the generation of the last `poll`. Raises `RebalancedError` when the group has moved on.
         """
         ...
 
@@ -359,7 +359,7 @@ class Topics(Protocol):
         ...
 
     def committed(self, group: str) -> dict[TopicPartition, int]:
-        """The offsets that are stored for a group; empty for one that nobody has heard of."""
+        """The offsets that are stored for a group; empty for an unknown group."""
         ...
 
     def close(self) -> None:
@@ -425,7 +425,7 @@ def ensure_topic(
         pass
     try:
         return topics.create(name, partitions=partitions, retention=retention)
-    except PreconditionError:  # somebody else was quicker
+    except PreconditionError:  # another process was faster
         return topics.describe(name)
 
 

@@ -1,8 +1,8 @@
 """What can go wrong with topics, beyond what `shoal.core.errors` names.
 
     PreconditionError
-    ├── FencedError              a newer writer took over, or this one was given up as dead
-    ├── RebalancedError          the group has a newer generation than the one that this was said under
+    ├── FencedError              a newer writer took over, or this one was declared dead
+    ├── RebalancedError          the call belongs to an older generation of the group
     └── OffsetOutOfRangeError    retention removed it, or it was never written
     ExhaustedError
     └── LogFullError             no room on the disk, or a limit on its use
@@ -18,7 +18,7 @@ from shoal.core.errors import ExhaustedError, PreconditionError
 class FencedError(PreconditionError):
     """This writer may write no more, and what it was writing is not and never will be visible.
 
-    Final for the writer: open another one. Nothing of the refused append or transaction can be read by anybody, so
+    Final for the writer: open another one. Nothing of the refused append or transaction can be read, so
     it may be written again in full.
     """
 

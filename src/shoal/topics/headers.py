@@ -47,7 +47,7 @@ def event_times(batch: Any) -> Any:
     given = header(batch.column(batch.schema.get_field_index("headers")), EVENT_TIME_HEADER)
     if given.null_count == len(given):
         return stamps
-    # A header is somebody else's text: what is no number does not count.
+    # Any program may have written the header: text that is no number is ignored.
     text = pa.array(
         [_number(value) for value in given.to_pylist()] if not _all_digits(given) else given.cast(pa.utf8()),
         type=pa.utf8(),

@@ -1,6 +1,6 @@
-"""Which names topics may have in Kafka. Pure; needs no client of Kafka, so that who only looks at a plan needs none.
+"""Which names topics may have in Kafka. Pure; needs no Kafka client.
 
-Called by `shoal.topics.kafka` and by whoever checks names before a broker is asked.
+Called by `shoal.topics.kafka`, and by `shoal.dataflow.connectors.topic_names` before a broker is asked.
 """
 
 from __future__ import annotations

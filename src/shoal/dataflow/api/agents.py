@@ -85,7 +85,7 @@ class Agent:
     async def send(self, value: Any, key: Any = None) -> tuple[Any, ...]:
         """Append a record to its topic; while the app does not run, call the function at once.
 
-        Then what the function yielded or returned is given back.
+        Then it returns what the function yielded or returned.
         """
         if self.dataflow.is_running:
             row = value if isinstance(value, Mapping) else {VALUE: value}
@@ -128,7 +128,7 @@ def as_argument(value: Any) -> Any:
 
 
 async def results_of(function: Callable[[Any], Any], value: Any) -> list[Any]:
-    """Everything that a function of any kind gives for one record."""
+    """Everything that a function of any kind returns for one record."""
     result = function(as_argument(value))
     if inspect.isasyncgen(result):
         return [each async for each in result]
@@ -148,6 +148,6 @@ class RecordCalls:
         self.__name__ = getattr(function, "__name__", "agent")
 
     async def __call__(self, record: Any) -> list[Any]:
-        """What the function gives for a record; nothing when nobody wants it."""
+        """What the function returns for a record; nothing when it is not wanted."""
         results = await results_of(self._function, record)
         return results if self._keep else []

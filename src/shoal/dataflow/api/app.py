@@ -57,7 +57,7 @@ _DEFAULT_DIRECTORY = ".shoal"
 _LOG = "topics"
 _CHECKPOINTS = "checkpoints"
 _SCRATCH = "scratch"
-#: From the beginning of one checkpoint to the next, when nothing was said.
+#: From the beginning of one checkpoint to the next, by default.
 _SECOND = 1.0
 
 
@@ -254,7 +254,7 @@ class App:
     def make_topics(self, plan: Sequence[Node]) -> None:
         """Make the topics that a plan reads and the app was told of, where they are not there yet. Blocks.
 
-        Others are left to whoever writes them: a name that nobody declared may be a mistake.
+        Others are left to their writers: a name that was not declared may be a mistake.
         """
         read = {getattr(node.connector, "topic", None) for node in walk(*plan) if isinstance(node, Source)}
         for spec in self._topics.values():
@@ -269,7 +269,7 @@ class App:
         return TopicSpec(topic, self.broker, self.id)
 
     def _late_spec(self, topic: str | Topic) -> Callable[[], TopicSpec]:
-        """What is known of a topic when somebody asks. A name that can be none is refused now."""
+        """What is known of a topic at the time of the call. A name that can be none is refused now."""
         if isinstance(topic, Topic):
             spec = topic.spec
             return lambda: spec
@@ -277,7 +277,7 @@ class App:
         return lambda: self._spec(topic)
 
     def _late_stream(self, topic: str | Topic, at: Location | None) -> Callable[[], Stream]:
-        """The records of a topic as it is known when somebody asks; one stream while that does not change."""
+        """The records of a topic as it is known at the time of the call; one stream while that does not change."""
         known = self._late_spec(topic)
         made: dict[TopicSpec, Stream] = {}
 
@@ -375,7 +375,7 @@ class Dataflow:
         return f"<Dataflow {self.name}{', running' if self.is_running else ''}>"
 
     def plan(self) -> list[Node]:
-        """Call the function, and give the sinks that it made. Nothing is run."""
+        """Call the function, and return the sinks that it made. Nothing is run."""
         with context.defining(self.app._definition()) as definition:  # noqa: SLF001  its own app
             returned = self._function()
         sinks: list[Node] = list(definition.sinks)
@@ -400,10 +400,10 @@ class Dataflow:
         if isinstance(returned, Stream):
             rule = "returns a stream without a sink: its results would go nowhere"
             return PlanError([problem(field, None, rule)], at=at, hint='end it with one: .to_kafka("results")')
-        said = "nothing" if returned is None else f"a {type(returned).__name__}"
+        shown = "nothing" if returned is None else f"a {type(returned).__name__}"
         hint = 'return Stream.from_kafka("orders") … .to_kafka("results")'
         return PlanError(
-            [problem(field, None, f"must return a stream with a sink, and returned {said}")], at=at, hint=hint
+            [problem(field, None, f"must return a stream with a sink, and returned {shown}")], at=at, hint=hint
         )
 
     @property
@@ -492,7 +492,7 @@ class Dataflow:
         flow, self._flow = self._flow, None
         told, self._told = self._told, None
         if told is not None and told is flow.failed:
-            return None  # whoever waited for it has heard what stopped it
+            return None  # the waiting caller has got the error
         return await in_own_thread(flow.stop)
 
     async def wait(self) -> Any:

@@ -60,7 +60,7 @@ class Definition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What whoever runs a program from outside said about its apps. None leaves a thing as the program has it."""
+    """Settings of apps that the launcher of a program overrides. None leaves a setting as the program has it."""
 
     broker: str | None = None
     data_dir: str | None = None
@@ -76,13 +76,13 @@ _launch: ContextVar[Launch | None] = ContextVar("shoal_launch", default=None)
 
 
 def launch() -> Launch | None:
-    """What was said from outside, while a program is loaded to be run; None when it runs by itself."""
+    """The launcher's settings, while a program is loaded to be run; None when it runs by itself."""
     return _launch.get()
 
 
 @contextlib.contextmanager
 def launching(said: Launch) -> Iterator[None]:
-    """Programs that are loaded inside are run by somebody else: their apps take this, and do not run by themselves."""
+    """Programs that are loaded inside are run by the launcher: their apps take its settings and do not start."""
     token = _launch.set(said)
     try:
         yield
@@ -91,7 +91,7 @@ def launching(said: Launch) -> Iterator[None]:
 
 
 def name_broker(broker: Broker, *, group: str, own: str = "", at: Location | None = None) -> str:
-    """What a plan calls a broker that a user said. Settings of Kafka stay in this process, under the name of a group.
+    """The name of a user's broker in a plan. Settings of Kafka stay in this process, under the name of a group.
 
     `own` is the broker of the app: who says only its address means it with its settings. Raises `PlanError`.
     """
@@ -107,9 +107,9 @@ def name_broker(broker: Broker, *, group: str, own: str = "", at: Location | Non
 
 
 def launched_broker(said: str | None, broker: Broker | None, *, group: str) -> str | None:
-    """The broker of an app: that of whoever launches it wins. Another address of Kafka is used with the app's settings.
+    """The broker of an app: the launcher's wins. Another address of Kafka is used with the app's settings.
 
-    None when nobody said one.
+    None when none is set.
     """
     if said and broker is not None and not isinstance(broker, str | Path):
         address = clean_broker(said)

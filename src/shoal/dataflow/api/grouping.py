@@ -1,6 +1,6 @@
 """Streams that are grouped by keys and cut into windows: what is aggregated. Part of `shoal.dataflow.api.stream`.
 
-`Grouped` is what `group_by` gives, `Windowed` what `window` gives; both make one node when an aggregate is named.
+`group_by` returns `Grouped`, `window` returns `Windowed`; both make one node when an aggregate is named.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Windowed(Named, Generic[S_co]):
 
 
 class WindowedStream(Windowed[S_co]):
-    """What `window` gives."""
+    """What `window` returns."""
 
     __slots__ = ()
 
@@ -164,7 +164,7 @@ class Cuttable(Generic[S_co]):
 
         Windows are made of event time: that of the source, or the column named here. Rows that come later than
         `allowed_lateness` behind their window's end go to the side output `late`; earlier ones correct its result.
-        `early_every` gives preliminary results. Both make the results change: see `changes_as_rows`.
+        `early_every` emits preliminary results. Both make the results change: see `changes_as_rows`.
         """
         firing = make_firing(window, allowed_lateness, early_every)
         stream, keys = self._to_cut()
@@ -172,7 +172,7 @@ class Cuttable(Generic[S_co]):
 
 
 class GroupedStream(Windowed[S_co], Cuttable[S_co]):
-    """What `group_by` gives."""
+    """What `group_by` returns."""
 
     __slots__ = ()
 
@@ -186,7 +186,7 @@ class GroupedStream(Windowed[S_co], Cuttable[S_co]):
 
 
 def make_firing(window: Any, allowed_lateness: Span, early_every: Span) -> Firing:
-    """When results are given besides at the end of a window."""
+    """When results are emitted besides at the end of a window."""
     at = find_location()
     late = micros(allowed_lateness, "allowed_lateness", at=at)
     firing = Firing(micros(early_every, "early_every", at=at), late)
@@ -195,7 +195,7 @@ def make_firing(window: Any, allowed_lateness: Span, early_every: Span) -> Firin
 
 
 def with_time(stream: Steps[S_co], window: Any, column: str | None, unit: str, disorder: Span) -> Steps[S_co]:
-    """The stream with the event time that its window is said to be made of."""
+    """The stream with the event time that its window uses."""
     at = find_location()
     if not isinstance(window, _WINDOWS):
         hint = "tumbling(seconds=60), sliding(size_seconds=60, slide_seconds=10), session(gap_seconds=30), count(100)"

@@ -1,6 +1,6 @@
 """Joins as users write them. Part of `shoal.dataflow.api.stream`.
 
-`join` chooses how long rows wait for partners by what is said: a window, an interval, a table, a small side, or for
+`join` chooses how long rows wait for partners by its arguments: a window, an interval, a table, a small side, or for
 ever. `interval_join` and `asof_join` are those two under the names that people know.
 """
 
@@ -134,7 +134,7 @@ class Joins(Steps[S_co]):
         """Each row with the one of the right side that is nearest in time and has the same keys.
 
         That is the last before it (backward), the first behind it (forward) or either (nearest), no further away than
-        `tolerance` where one is said.
+        `tolerance` where one is set.
         """
         at = find_location()
         refuse_others("asof_join", (other,), at)

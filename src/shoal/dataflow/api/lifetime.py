@@ -1,4 +1,4 @@
-"""How long dataflows live: started together, run until they end, fail or somebody asks, stopped in good order.
+"""How long dataflows live: started together, run until they end, fail or are asked to stop, stopped in order.
 
 Dataflows themselves run in threads; what is here is the small asynchronous shell around them. Called by
 `shoal.dataflow.api.app` (`app.run()`, and what was started and never stopped) and through it by `shoal run`.
@@ -71,13 +71,13 @@ class Startable(Protocol):
 
 
 class Told:
-    """What happens on the way, for whoever wants to say it. Does nothing by itself."""
+    """What happens on the way, for callers that show it. Does nothing by itself."""
 
     def started(self, flow: Startable) -> None:
         """It runs."""
 
     def left_out(self, flow: Startable, begun: Sequence[LeftOut]) -> None:
-        """It has begun to leave rows out: late ones, or bad ones. Said once for each step and kind."""
+        """It has begun to leave rows out: late ones, or bad ones. Reported once for each step and kind."""
 
     def looked(self, flows: Sequence[Startable]) -> None:
         """These run, or have just come to their end. Called once a second, and when one ends."""
@@ -89,7 +89,7 @@ class Told:
         """It ended with an error."""
 
     def asked(self) -> None:
-        """Somebody wants everything to stop."""
+        """A signal or a caller asks everything to stop."""
 
 
 async def run_all(flows: Sequence[Startable], *, parallelism: int, told: Told | None = None) -> None:
@@ -152,7 +152,7 @@ async def stop_all(flows: Sequence[Startable], told: Told | None = None) -> None
 
 
 async def _watch(flows: Sequence[Startable], asked: asyncio.Event, told: Told) -> None:
-    """Until all have ended, or somebody asks, or one fails: then that is raised."""
+    """Wait until all have ended, a stop is requested, or one fails: then that is raised."""
     waits = {asyncio.ensure_future(flow.wait()): flow for flow in flows}
     wish = asyncio.ensure_future(asked.wait())
     left = set(waits)
@@ -199,8 +199,8 @@ def left_out_of(flow: Any) -> tuple[LeftOut, ...]:
 def stopping_on_signals(ask: Callable[[], None]) -> Iterator[None]:
     """Call `ask` on the loop at the first SIGINT, SIGTERM or SIGHUP. The second ends the process.
 
-    Handlers are the process's own, not the loop's: also a loop that hangs lets itself be ended. Signals that whoever
-    started the process has switched off stay off. Outside of the main thread nobody hears signals. Whoever tells a
+    Handlers are the process's own, not the loop's: also a loop that hangs lets itself be ended. Signals that the
+    parent process has switched off stay off. Outside of the main thread no signal arrives. Whoever tells a
     process and then its whole group, as some supervisors do, has told it once.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -245,7 +245,7 @@ _plain: weakref.WeakSet[ShoalError] = weakref.WeakSet()
 def say_plainly(error: ShoalError) -> None:
     """When nobody catches this error, the program says what it says and no more: no line of our own code helps.
 
-    Whoever catches it gets it as it is. Where code of the user's raised, the traceback stays; so it does with
+    Callers that catch it get it unchanged. Where code of the user's raised, the traceback stays; so it does with
     `SHOAL_DEBUG=1`.
     """
     if os.environ.get("SHOAL_DEBUG") or _is_of_users_code(error):
@@ -283,7 +283,7 @@ async def in_own_thread(function: Callable[[], T], *, unwanted: Callable[[T], An
     """Call a function that blocks, in a thread of its own.
 
     The loop's own pool is small: as many dataflows as it has threads, each waited for, and nobody could stop one.
-    `unwanted` gets the result when whoever waited for it has given up.
+    `unwanted` gets the result when its caller no longer waits.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -302,7 +302,7 @@ async def in_own_thread(function: Callable[[], T], *, unwanted: Callable[[T], An
         error: BaseException | None = None
         try:
             result = context.run(function)
-        except BaseException as raised:  # noqa: BLE001  it is raised to whoever waits
+        except BaseException as raised:  # noqa: BLE001  it is raised to the waiting caller
             error = raised
         try:
             loop.call_soon_threadsafe(settle, result, error)
@@ -336,5 +336,5 @@ def _end_what_is_left() -> None:
             continue
         try:
             flow.stop(timeout=_LAST_SECONDS)
-        except Exception:  # noqa: BLE001  the program is over, and whoever wanted to know how it went has waited for it
+        except Exception:  # noqa: BLE001  the program is over, and callers that need the result have waited for it
             flow.abort()

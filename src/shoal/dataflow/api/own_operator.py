@@ -18,8 +18,8 @@ from shoal.dataflow.operators import base
 class Operator(Protocol):
     """A step of one's own. One is made in each task by the factory that `apply` was given; one thread calls it.
 
-    Rows are given as a RecordBatch, an Arrow table, a mapping of columns, several of these in a list, or yielded; None
-    is no rows.
+    A method emits rows by returning a RecordBatch, an Arrow table, a mapping of columns or a list of these, or by
+    yielding them. None is no rows.
     """
 
     #: In how many tasks it wants to run, where nobody says `with_parallelism`; 0 for as many as the flow has.
@@ -37,10 +37,10 @@ class Operator(Protocol):
         return self.process_batch(morsel)
 
     def on_watermark(self, time: int) -> Any:
-        """Event time has come this far, in microseconds. May give rows."""
+        """Event time has come this far, in microseconds. May emit rows."""
 
     def finish(self) -> Any:
-        """All rows have come. May give the last ones."""
+        """All rows have come. May emit the last ones."""
 
     def snapshot(self) -> Any:
         """Its state as of now: any value that can be pickled, or `KeyedState` with the bytes of each key group.
@@ -68,7 +68,9 @@ def find_hint(factory: Any, *, at: Location | None = None) -> int | None:
     hint = getattr(factory, "parallelism_hint", 0)
     if isinstance(hint, bool) or not isinstance(hint, int) or hint < 0:
         name = getattr(factory, "__name__", type(factory).__name__)
-        said = "a method" if callable(hint) else hint
+        shown = "a method" if callable(hint) else hint
         rule = "must be a whole number from 0 on, known before an operator is made"
-        raise refuse(f"operator {name}: parallelism_hint", said, rule, at=at, hint="parallelism_hint = 2, in the class")
+        raise refuse(
+            f"operator {name}: parallelism_hint", shown, rule, at=at, hint="parallelism_hint = 2, in the class"
+        )
     return hint or None

@@ -285,8 +285,8 @@ class Reading(Steps[S_co]):
         """The records of a topic: `from_kafka("orders")`, with the app's broker and group.
 
         Also with what `app.topic(…)` gave, or `from_kafka(bootstrap_servers, topic, group_id)`, where the first may be
-        `KafkaSettings`. Columns are those of `app.topic(…, schema=)`, else those said here, else those of a sample that
-        is read at start. Event time is the column named here or for the topic, else the record's own timestamp.
+        `KafkaSettings`. Columns are those of `app.topic(…, schema=)`, else those named here, else those of a sample
+        that is read at start. Event time is the column named here or for the topic, else the record's own timestamp.
         A partition that was read to its end and stayed empty for `idle_after` no longer holds the watermark back; said
         here or for the topic, else 5 seconds; None is never. `bounded` reads up to what is there at the start, and
         ends.
@@ -338,7 +338,7 @@ def place_of_topic(
     group: str | None,
     at: Location | None,
 ) -> TopicSpec:
-    """Which topic is meant, at which broker, for which group: as said, as the app knows, or an error."""
+    """Which topic is meant, at which broker, for which group: from the arguments, from the app, or an error."""
     where = [getattr(each, "spec", each) for each in where]  # what app.topic() gave
     if len(where) > 1 and not isinstance(where[0], str | TopicSpec):  # settings of Kafka, or a mistake
         broker, where[0] = where[0], ""
@@ -384,7 +384,7 @@ def _told_first(*schemas: Schema | None) -> Schema | None:
 def make_time(
     column: str | None, disorder: Span, unit: str, idle_after: Span | None, at: Location | None
 ) -> EventTime | None:
-    """Event time as a user said it; None when nothing was said."""
+    """Event time as a user set it; None when it was not set."""
     behind = micros(disorder, "disorder", at=at)
     check_unit(unit, at)
     if column is None:

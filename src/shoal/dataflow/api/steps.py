@@ -27,7 +27,7 @@ _NOBODY = NoAnswers()
 
 
 class Steps(Named, Generic[S_co]):
-    """A place in a plan. `S_co` is the kind of stream that a next step gives."""
+    """A place in a plan. `S_co` is the kind of stream that a next step returns."""
 
     __slots__ = ("_before", "_facts", "_node")
 
@@ -55,7 +55,7 @@ class Steps(Named, Generic[S_co]):
     @staticmethod
     @abstractmethod
     def _make(node: Node, facts: Facts, before: tuple[Facts, ...]) -> Any:
-        """A stream of the kind that steps give."""
+        """A stream of the kind that steps return."""
 
     @classmethod
     def _begin(cls, node: Node) -> S_co:
@@ -63,7 +63,7 @@ class Steps(Named, Generic[S_co]):
         return made
 
     def _next(self, node: Node, *others: Steps[Any]) -> S_co:
-        """A step behind this one (and others). What is wrong with it by what is known now is said at once."""
+        """A step behind this one (and others). What is known to be wrong with it now is raised at once."""
         inputs = (self._facts, *(each.facts for each in others))
         facts = infer(node, inputs, _NOBODY)
         if isinstance(node, SideOutput):

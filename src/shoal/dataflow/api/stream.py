@@ -125,7 +125,7 @@ class Stream(
     def records(self, *, probe: bool = True) -> RecordStream:
         """The same rows one by one: `map`, `filter` and `flat_map` get single records from here on.
 
-        With `probe=False` their functions are called with real records only: what they give is known at run.
+        With `probe=False` their functions are called with real records only: what they return is known at run.
         """
         return RecordStream(self._node, self._facts, self._before, probe=probe)
 
@@ -151,7 +151,7 @@ class Stream(
 
 
 class KeyedStream(Stream):
-    """Rows by key. What is not by key, such as `map`, gives a plain stream again."""
+    """Rows by key. What is not by key, such as `map`, returns a plain stream again."""
 
     __slots__ = ("_keys", "_origin")
 

@@ -17,7 +17,7 @@ from shoal.dataflow.language.functions import find_location, make_ref
 from shoal.dataflow.language.logical import Location, Sink, Source, walk
 from shoal.dataflow.language.settings import FlowSettings
 
-#: Batches that wait for whoever iterates. A slow reader slows the source.
+#: Batches that wait for the iterating caller. A slow reader slows the source.
 _WAITING = 4
 _END: Any = object()
 
@@ -128,7 +128,7 @@ class _Total:
 
 
 def iter_batches(stream: Steps[Any]) -> Generator[Batch, None, None]:
-    """Start a stream, and give its batches as they come. Closing the iterator stops the stream."""
+    """Start a stream, and yield its batches as they come. Closing the iterator stops the stream."""
     from shoal.dataflow.connectors.memory import CallbackSink
     from shoal.dataflow.execution import engine
 
@@ -171,7 +171,7 @@ class _Handed:
         """Wait for the stream, and tell the reader."""
         try:
             flow.wait()
-        except BaseException as error:  # noqa: BLE001  it is raised to whoever iterates
+        except BaseException as error:  # noqa: BLE001  it is raised to the iterating caller
             self.error = error
         self._put(_END)
 

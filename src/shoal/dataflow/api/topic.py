@@ -36,7 +36,7 @@ class Topic:
 
     @property
     def schema(self) -> Schema | None:
-        """Its columns, where they were said."""
+        """Its columns, where they were declared."""
         return self.spec.schema
 
     def __repr__(self) -> str:

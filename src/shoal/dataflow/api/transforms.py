@@ -253,7 +253,7 @@ def refuse_unknown(what: str, given: Mapping[str, Any], at: Location | None) -> 
     """Refuse options that a step does not have; a policy for errors is one that people look for."""
     for name, value in given.items():
         if name == "on_error":
-            rule = f"cannot be said for {what}: an error in it is no matter of one row alone"
+            rule = f"cannot be set for {what}: an error in it is no matter of one row alone"
             hint = 'take bad rows out before it, .filter(…, on_error="skip"), or catch errors in your own code'
             raise PlanError([problem("on_error", value, rule)], at=at, hint=hint)
         raise PlanError([problem(f"{what}: {name}", value, "is no option of it")], at=at)

@@ -130,7 +130,7 @@ class _Said:
         return micros
 
     def check_overlap(self, size: int, slide: int) -> None:
-        """Refuse windows of which each row is in more than anybody can mean."""
+        """Refuse windows of which each row is in more than a user can mean."""
         windows = overlap(size, slide)
         if windows > MOST_OVERLAP:
             raise self.refused(
@@ -158,7 +158,7 @@ class _Said:
 
 
 def _seconds(value: Any, unit: str) -> float:
-    """The length that somebody means who writes it as a number, a text or a timedelta; 0 for anything else."""
+    """The length that a user means by a number, a text or a timedelta; 0 for anything else."""
     if isinstance(value, timedelta):
         return value.total_seconds()
     try:

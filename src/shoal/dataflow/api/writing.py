@@ -1,6 +1,6 @@
 """Where streams end: `to_kafka("results")`, `to_parquet("results/")` and others. Part of `shoal.dataflow.api.stream`.
 
-Each makes a sink node around the description of a connector, and gives an `Output`: what can be run.
+Each makes a sink node around the description of a connector, and returns an `Output`, which can be run.
 """
 
 from __future__ import annotations

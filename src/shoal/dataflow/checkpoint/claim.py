@@ -154,11 +154,11 @@ def _is_suspended(process: str) -> bool:
     if not process.isdigit():
         return False
     try:
-        said = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        status = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return False
     # Its name is in brackets and may hold anything; the state is the first word behind it.
-    return said.rpartition(")")[2].split()[:1] in (["T"], ["t"])
+    return status.rpartition(")")[2].split()[:1] in (["T"], ["t"])
 
 
 def _read(path: str, job: str) -> JobRecord | None:

@@ -1,7 +1,7 @@
 """Runs the checkpoints of one run: carries out what `shoal.dataflow.checkpoint.protocol` decides.
 
 One thread. Tasks write their own state and report where it lies; it writes the manifests, and sends them orders.
-Everything that is said is a plain value of `messages`. It commits files and SQL itself, under its claim, so that a
+All messages are plain values of `messages`. It commits files and SQL itself, under its claim, so that a
 zombie task can publish nothing; topics are committed by their tasks. While checkpoints cannot be written the job goes
 on, and a warning says how old the last complete one is; sources pause when too much output waits for one.
 """

@@ -67,7 +67,7 @@ class State:
     drained: Tasks = frozenset()
     #: How many in a row have failed that count: the last one of the run, and those that tasks did not answer in time.
     failures: int = 0
-    #: Somebody wants one before its time.
+    #: A checkpoint was requested before its time.
     asked: bool = False
     #: The one under way is the last.
     final: bool = False
@@ -232,7 +232,7 @@ def _end(state: State, now: float) -> Decision:
 
 
 def drain(state: State, task: TaskId) -> Decision:
-    """A task has come to its end. If a checkpoint waits for it, no barrier reaches it any more: it is triggered."""
+    """A task has come to its end. If a checkpoint waits for it, no barrier reaches it: it is triggered."""
     drained = replace(state, drained=state.drained | {task})
     if state.phase is Phase.COLLECTING and task in state.missing:
         return drained, (SendTrigger(state.number, frozenset({task})),)
@@ -240,7 +240,7 @@ def drain(state: State, task: TaskId) -> Decision:
 
 
 def ask(state: State) -> Decision:
-    """Somebody wants the next one soon."""
+    """Request the next one soon."""
     return replace(state, asked=True), _NOTHING
 
 

@@ -56,7 +56,7 @@ class StartFacts:
 
 @dataclass(frozen=True, slots=True)
 class StartRequest:
-    """What whoever starts the job has said."""
+    """What the person who starts the job asked for."""
 
     #: None: the newest; 0: the beginning.
     from_checkpoint: int | None = None
@@ -102,7 +102,7 @@ def choose(facts: StartFacts, request: StartRequest) -> Choice | Refusal:
 
 
 def _committed(facts: StartFacts, sink: SinkFacts, task: int) -> int:
-    """Through which checkpoint a subtask has committed, as far as anybody knows."""
+    """Through which checkpoint a subtask has committed, as far as is known."""
     marker = sink.markers[task]
     own = marker.checkpoint if marker is not None and marker.incarnation == facts.incarnation else 0
     return max(own, facts.through or 0)

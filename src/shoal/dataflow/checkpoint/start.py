@@ -1,6 +1,6 @@
 """How a job with checkpoints starts: claim → fence every sink → read what each has committed → choose → recover.
 
-The order is the point: when the checkpoint is chosen no earlier attempt can commit any more. `choose` in
+The order is the point: when the checkpoint is chosen no earlier attempt can commit. `choose` in
 `shoal.dataflow.checkpoint.restore` decides, this module acts. Called by `shoal.dataflow.execution.engine`.
 """
 

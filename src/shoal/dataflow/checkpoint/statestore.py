@@ -4,7 +4,7 @@
 
 A name has the checkpoint that needs the file first, the epoch of the run that wrote it, and the task; so nothing that
 an earlier run still writes can take the place of a file in use. Called by `shoal.dataflow.checkpoint.uploads`, by
-`storage`, which removes files that nobody needs any more, and by tasks that restore.
+`storage`, which removes files that are no longer needed, and by tasks that restore.
 """
 
 from __future__ import annotations

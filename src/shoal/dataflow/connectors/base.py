@@ -69,7 +69,7 @@ class SplitReader(Protocol):
 
 @runtime_checkable
 class WakeableReader(Protocol):
-    """A reader that may have one method more: else whoever wants its task waits until `fetch` returns."""
+    """A reader whose `fetch` can be interrupted. Without it, commands to the task wait until `fetch` returns."""
 
     def wake(self) -> None:
         """End a `fetch` that waits, or the next one that would. The only method that another thread may call."""
@@ -87,7 +87,7 @@ class PlacedReader(Protocol):
 
 @runtime_checkable
 class FrugalReader(Protocol):
-    """A reader that can leave out of `Fetched` what nobody asks for."""
+    """A reader that can leave out of `Fetched` what no step needs."""
 
     def need(self, *, times: bool, traces: bool) -> None:
         """Whether the times of records are read, and whether their traces are. Called once, before all else."""
@@ -108,11 +108,11 @@ class TailingReader(Protocol):
     """A reader that can tell a split that is empty from one that is slow. Of others silence is all that is known."""
 
     def at_end(self) -> Collection[str]:
-        """The names of the splits of which everything that the reader knows of was given. Asks nobody."""
+        """The names of the splits that are read to the end the reader knows of. Makes no request."""
         ...
 
     def confirm_end(self, splits: Collection[str]) -> Collection[str]:
-        """Those of these that are read to their end now, as whoever holds them says; may take a moment."""
+        """Those of these that are read to their end now, as their leaders confirm; may take a moment."""
         ...
 
 
@@ -121,7 +121,7 @@ class SupportsHold(Protocol):
     """A reader that can leave some splits unread for a while."""
 
     def hold(self, splits: Collection[str]) -> None:
-        """Give no rows of the splits with these names until it is called again, and rows of all the others."""
+        """Return no rows of the splits with these names until it is called again."""
         ...
 
 

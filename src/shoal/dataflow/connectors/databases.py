@@ -304,7 +304,7 @@ def is_sqlite_file(database: str) -> bool:
     try:
         with Path(database).open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-    except OSError:  # there is none, or none of ours: whoever opens it says so
+    except OSError:  # there is none, or none of ours: opening it reports that
         return False
 
 

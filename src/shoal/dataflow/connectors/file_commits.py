@@ -119,7 +119,7 @@ def _carry_out(moves: list[Move]) -> None:
             if not files.exists(move.final):  # else it was moved before the crash
                 raise CheckpointError(
                     f"{move.pending}, which checkpoint {move.checkpoint} has prepared, is gone",
-                    hint="somebody removed files below .pending",
+                    hint="files below .pending were removed",
                 ) from error
 
 

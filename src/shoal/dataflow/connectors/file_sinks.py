@@ -117,7 +117,7 @@ class _FileSink:
 
     @property
     def is_one_file(self) -> bool:
-        """Whether the path means a file. A folder that is called so, made by somebody before, stays one."""
+        """Whether the path means a file. An existing folder of that name stays one."""
         return self.path.endswith(self.endings) and not _is_folder(self.path)
 
     @property
@@ -185,7 +185,7 @@ class _FileSink:
             )
 
     def _check_file(self) -> None:
-        """Refuse to replace a file that may be precious to somebody."""
+        """Refuse to replace a file that may be precious."""
         if not self.overwrite and _is_file(self.path) and files.size(self.path):
             rule = "is there already, and would be replaced"
             hint = "say overwrite=True to replace it, or choose another name"
@@ -302,7 +302,7 @@ class FilesWriter:
 
     def _write(self, folder: str, batch: Batch) -> None:
         target = self._open.pop(folder, None) or self._begin(folder, batch.schema)
-        self._open[folder] = target  # the last written is the last to be closed for want of room
+        self._open[folder] = target  # the last written is the last to be closed when too many are open
         target.format.write(batch)
         target.bytes += batch.nbytes
         if target.bytes >= _ROLL_BYTES and not self._is_single:

@@ -181,7 +181,7 @@ class IterableSource:
         return schema
 
     def _peek_once(self, most: int) -> Schema | None:
-        """What comes first in something that can be read only once: it is put back for whoever reads it."""
+        """What comes first in something that can be read only once: it is put back for the reader."""
         function = callable_of(self.function)
         with _LOCK:
             items = _PEEKED.pop(function, None)

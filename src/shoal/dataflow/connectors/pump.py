@@ -66,7 +66,7 @@ class Pump:
             for item in self._items:
                 if not self._give(item):
                     return
-        except BaseException as error:  # noqa: BLE001 - it is raised to whoever takes
+        except BaseException as error:  # noqa: BLE001 - it is raised to the consumer
             self._error = error
         with self._changed:
             self._is_over = True

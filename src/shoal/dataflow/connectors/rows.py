@@ -182,7 +182,7 @@ def fit(batch: Batch, schema: Schema, *, what: str = "") -> Batch:
         return batch
     missing = [name for name in schema.names if name not in batch.schema.names]
     if missing:
-        rule = "is a column that the source was said to have"
+        rule = "is a column of the declared schema"
         raise InvalidError([problem("batch", name, rule) for name in missing], what=what)
     arrays = [_fit_column(batch.column(each.name), each, what) for each in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -312,7 +312,7 @@ class SqlCommitter:
             if len(found) == 1 and ALL_TASKS in found:
                 row = found[ALL_TASKS]
                 database.note(job, sink, ALL_TASKS, CommitRow(row.checkpoint, row.incarnation, self._context.term))
-        # A job of before has a row for each task.
+        # A job of an older version has a row for each task.
         return {task: Marker(row.incarnation, row.checkpoint) for task, row in found.items()} or {ALL_TASKS: None}
 
     def recover(self, recovery: Recovery) -> None:

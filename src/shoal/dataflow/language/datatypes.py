@@ -227,7 +227,7 @@ def unit_for(value: dt.timedelta | dt.datetime | dt.date | str, unit: str) -> st
 
 
 def _micros(value: Any) -> int:
-    """Microseconds since 1970 of a datetime, a date, or a text in ISO form; UTC where no zone is said."""
+    """Microseconds since 1970 of a datetime, a date, or a text in ISO form; UTC where it has no zone."""
     if isinstance(value, str):
         value = dt.datetime.fromisoformat(value)
     if not isinstance(value, dt.date):

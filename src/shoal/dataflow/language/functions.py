@@ -89,7 +89,7 @@ def add_blobs(blobs: Mapping[str, bytes]) -> None:
 
 
 def forget_blobs(names: Iterable[str]) -> None:
-    """Let go of functions that no plan of this process calls any more."""
+    """Drop functions that no plan of this process calls any longer."""
     with _lock:
         for name in names:
             _blobs.pop(name, None)

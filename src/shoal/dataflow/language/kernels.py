@@ -1,6 +1,6 @@
 """KERNELS: every function that an expression can call, by name, and how it is bound to types.
 
-An entry takes bound parts and gives a type and an evaluation; most of them are one Arrow kernel after the sides were
+An entry takes bound parts and returns a type and an evaluation; most of them are one Arrow kernel after the sides were
 made alike. `shoal.dataflow.api.fn` and the operators of `Expression` are how users reach them;
 `shoal.dataflow.language.binding` is the only caller. `is_total` says that no row can make it raise: the optimizer runs
 only such ones earlier than written.

@@ -1,4 +1,4 @@
-"""The logical plan: frozen nodes, one for each thing a user said. Defining one runs nothing and connects to nothing.
+"""The logical plan: frozen nodes, one for each step that a user wrote. Making one runs and connects nothing.
 
 `shoal.dataflow.api.stream` makes nodes, `shoal.dataflow.plan.optimizer` rewrites them, `shoal.dataflow.plan.physical`
 turns them into stages, and `shoal.dataflow.plan.documents` writes them down. A node's inputs are other nodes; a plan is
@@ -273,7 +273,7 @@ class SideOutput(Node):
     """What its input put out on the side: `late`, `late_right` of a join, `errors`, or a name of the user's."""
 
     tag: str
-    #: The columns, where the user said them; else what is known of `late` and `errors`, or the first batch decides.
+    #: The columns, where the user named them; else what is known of `late` and `errors`, or the first batch decides.
     schema: Schema | None = None
 
     @property

@@ -56,8 +56,8 @@ def kernel(name: str, parts: Sequence[Part], *, options: Any = None) -> tuple[An
     try:
         kind = function.call([pa.array([], each.type) for each in parts], options).type
     except _ARROW_REFUSALS as error:
-        said = ", ".join(f"{each.text} is {each.type}" for each in parts)
-        raise MismatchError(f"is not possible with these types ({said})") from error
+        shown = ", ".join(f"{each.text} is {each.type}" for each in parts)
+        raise MismatchError(f"is not possible with these types ({shown})") from error
     return kind, calling(function, [each.evaluate for each in parts], options)
 
 

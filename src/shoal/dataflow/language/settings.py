@@ -1,6 +1,6 @@
 """How a flow runs: sizes of batches and queues, checkpoints, workers. Frozen values with their rules checked.
 
-Made by whoever starts a flow (`shoal.dataflow.api.app`, `shoal.cli`); read by `shoal.dataflow.execution.engine` and
+Made by those who start a flow (`shoal.dataflow.api.app`, `shoal.cli`); read by `shoal.dataflow.execution.engine` and
 what it builds.
 """
 
@@ -39,7 +39,7 @@ class CheckpointSettings:
     interval: float = 1.0
     #: Seconds of rest after one, however long it took.
     min_pause: float = 0.05
-    #: Seconds after which one that is not complete is given up.
+    #: Seconds after which one that is not complete is abandoned.
     timeout: float = 600.0
     #: How many complete ones are kept.
     keep: int = 3
@@ -52,7 +52,7 @@ class CheckpointSettings:
     accept_duplicates: bool = False
     #: An operator of the plan that the checkpoint has no state for begins empty, instead of an error.
     allow_missing_state: bool = False
-    #: State of an operator that the plan no longer has is given up, instead of an error.
+    #: State of an operator that the plan no longer has is dropped, instead of an error.
     allow_unknown_state: bool = False
     #: Bytes of output that may wait in memory for a checkpoint, over all sinks. At half of it a checkpoint is made
     #: before its time; at all of it sources pause until one has taken the output.

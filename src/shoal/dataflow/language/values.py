@@ -1,7 +1,7 @@
 """Python values as Arrow columns, exactly: what would be cut to fit its column is refused, by column and value.
 
 Arrow itself makes 2 out of 2.9 in a column of whole numbers, and midnight out of noon in one of dates. Called by
-whoever makes columns from what people wrote or what their functions returned: sources, functions, `topic.send`.
+code that makes columns from values of users and their functions: sources, functions, `topic.send`.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ Window: TypeAlias = SlidingWindow | SessionWindow | CountWindow
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """When a window's result is given besides at its end, and what happens to late rows."""
+    """When a window's result is emitted besides at its end, and what happens to late rows."""
 
     #: Give a preliminary result every so often, in processing time; 0 for never.
     early_every: int = 0
-    #: Rows this much behind the watermark still correct a result that was given.
+    #: Rows this much behind the watermark still correct a result that was emitted.
     allowed_lateness: int = 0

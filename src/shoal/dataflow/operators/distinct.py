@@ -53,7 +53,7 @@ class Distinct(Operator):
         self._ttl = ttl
         self._index = KeyIndex([*columns, _WINDOW] if window is not None else columns)
         self._liveness = Liveness()
-        #: The moment from which on a combination does not count any more: of event time with a window, else of
+        #: The moment from which on a combination no longer counts: of event time with a window, else of
         #: processing time.
         self._room = np.zeros(0, np.int64)
         self._count = 0
@@ -119,7 +119,7 @@ class Distinct(Operator):
         return OperatorState(shared=shared, tables={"seen": seen}, is_whole=is_whole)
 
     def _first_needed(self) -> int:
-        """What is remembered until an earlier moment does not count any more."""
+        """What is remembered until an earlier moment no longer counts."""
         last = self._closed() if self._window is not None else processing_time(self._context.clock)
         return last + 1 if last < END_OF_TIME else END_OF_TIME
 

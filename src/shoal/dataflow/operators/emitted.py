@@ -55,7 +55,7 @@ class EmittedResults:
         self._floor = START_OF_TIME
 
     def change(self, end: int, new: Results) -> Iterator[Change]:
-        """What has to be said for these results to stand."""
+        """The changes to emit so that these results stand."""
         order = np.argsort(new.cells, kind="stable")
         new = new.at(order)
         if self._changed is not None:

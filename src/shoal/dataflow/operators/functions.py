@@ -1,4 +1,4 @@
-"""What a process function is to the operator that runs it, whoever wrote its class; and one for each task.
+"""The protocol of process functions, as the operator that runs them sees it; makes one for each task.
 
 `shoal.dataflow.api.process_function` has the class that users derive from. Called by
 `shoal.dataflow.operators.process`.

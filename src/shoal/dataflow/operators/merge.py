@@ -84,7 +84,7 @@ class Merge(Operator):
         state.advance()
 
     def on_port_end(self, port: int, out: Output) -> None:
-        """This input holds nobody back any more."""
+        """This input no longer holds others back."""
         state = self._ports[port]
         state.has_ended = True
         state.marks.append((state.came, END_OF_TIME))

@@ -39,7 +39,7 @@ class TimeColumn:
     micros: Callable[[Array], Array]
 
     def times(self, result: Batch, source: Batch) -> Array | None:
-        """The event times of a result, where its column is not the source's any more; None where it is, or is gone."""
+        """The event times of a result, where its column is no longer the source's; None where it is, or is gone."""
         place, before = result.schema.get_field_index(self.name), source.schema.get_field_index(self.name)
         if place < 0 or before < 0:
             return None
@@ -186,8 +186,8 @@ def as_batch(value: Any, column: str) -> Batch:
             return pa.RecordBatch.from_pylist([dict(row) for row in value])
         case _ if isinstance(value, pa.Array | pa.ChunkedArray | np.ndarray | list):
             return pa.RecordBatch.from_arrays([_array(value)], names=[column])
-    said = "nothing" if value is None else type(value).__name__
-    rule = f"must return a batch, a table, an array or a dictionary of columns, and returned {said}"
+    shown = "nothing" if value is None else type(value).__name__
+    rule = f"must return a batch, a table, an array or a dictionary of columns, and returned {shown}"
     raise InvalidError([problem("function", None, rule)])
 
 

@@ -3,7 +3,7 @@
 It keeps nothing from batch to batch and judges no row as late, because the task behind the exchange may be less far in
 time than this one. `WindowAggregate` and `RunningAggregate` with a grouping that says `is_partial` take its output:
 keys, the start of the pane as event time, and what the accumulators keep. Rows that turn out to be late there are
-counted, but cannot go to a side output any more: where `late` is read, rows must go through the exchange as they are.
+counted, but can no longer go to a side output: where `late` is read, rows must go through the exchange as they are.
 """
 
 from __future__ import annotations

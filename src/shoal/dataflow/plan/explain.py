@@ -63,7 +63,7 @@ class Picture(str):
 
 
 def explain(sinks: Sequence[Node], *, parallelism: int = 1) -> Explanation:
-    """Print a plan, and give what was printed."""
+    """Print a plan, and return the text."""
     text = Explanation(plan_text(sinks, parallelism=parallelism))
     sys.stdout.write(text)
     return text
@@ -114,11 +114,11 @@ def columns_text(facts: Facts) -> str:
 
 def label(node: Node) -> str:
     """What a node does, on one line."""
-    said = f"{kind_of(node)} {_detail(node)}".rstrip()
+    text = f"{kind_of(node)} {_detail(node)}".rstrip()
     extra = [f"x{node.parallelism}"] if node.parallelism else []
     extra += [f"memory {_size(node.memory)}"] if node.memory else []
     extra += [f"cpu {node.cpu:g}"] if node.cpu else []
-    return " ".join([said, *extra])
+    return " ".join([text, *extra])
 
 
 def _size(count: int) -> str:

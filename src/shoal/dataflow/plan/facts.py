@@ -39,7 +39,7 @@ class Facts:
     changes: bool = False
     #: Of changes: the columns that say which row is meant.
     keys: tuple[str, ...] = ()
-    #: Whether somebody behind it reads the event time, so that rows have to carry it.
+    #: Whether a step behind it reads the event time, so that rows have to carry it.
     needs_time: bool = False
     #: The column that the event time was read of, where rows still have it; None for any other time.
     time_from: EventTime | None = None
@@ -53,7 +53,7 @@ class Answers(Protocol):
         ...
 
     def probe(self, node: Node, schema: Schema) -> Schema | None:
-        """The columns that a node with an opaque function gives for these; None when only a run can tell."""
+        """The columns that a node with an opaque function emits for these; None when only a run can tell."""
         ...
 
 

@@ -1,6 +1,6 @@
 """A user's own connector in a plan that was read from a document: what is known of it without loading it.
 
-Made by `shoal.dataflow.plan.documents`. Whoever opens it loads it, in a task; checking and explaining do not.
+Made by `shoal.dataflow.plan.documents`. It is loaded when a task opens it; checking and explaining load nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ForeignConnector:
 
     @classmethod
     def describing(cls, connector: Any, blob: str) -> ForeignConnector:
-        """What can be said of a connector."""
+        """The description of a connector."""
         modes = getattr(connector, "modes", ())
         return cls(
             blob,

@@ -253,11 +253,11 @@ def _check_alike(one: Schema, other: Schema, number: int, node: Node) -> None:
         for each in one
         if each.name in other.names and each.type != other.field(each.name).type
     ]
-    said = [f"{', '.join(missing)} is missing"] if missing else []
-    said += [f"{', '.join(extra)} is too much"] if extra else []
-    said += unlike or ([] if said else ["the columns are in another order"])
+    differences = [f"{', '.join(missing)} is missing"] if missing else []
+    differences += [f"{', '.join(extra)} is too much"] if extra else []
+    differences += unlike or ([] if differences else ["the columns are in another order"])
     hint = f"make them alike first: .select({', '.join(repr(name) for name in one.names)})"
-    raise PlanError([problem(f"union: input {number}", None, "; ".join(said))], at=node.at, hint=hint)
+    raise PlanError([problem(f"union: input {number}", None, "; ".join(differences))], at=node.at, hint=hint)
 
 
 def _merge(node: Merge, inputs: Sequence[Facts], _answers: Answers) -> Facts:
@@ -415,11 +415,11 @@ def _distinct(node: Distinct, inputs: Sequence[Facts], _answers: Answers) -> Fac
 
 
 def check_firing(window: Window | None, firing: Firing, at: Location | None) -> None:
-    """A window of so many rows gives its result when it has them: nothing comes before, and nothing is corrected."""
+    """A window of so many rows emits its result when it has them: nothing comes before, and nothing is corrected."""
     if not isinstance(window, CountWindow) or firing == Firing():
         return
     field = "early_every" if firing.early_every else "allowed_lateness"
-    rule = "cannot be said for count windows: they fire once, when their rows are there"
+    rule = "cannot be set for count windows: they fire once, when their rows are there"
     raise PlanError([problem(field, None, rule)], at=at, hint=f"leave {field} out, or take a window of time")
 
 

@@ -1,4 +1,4 @@
-"""What a join gives: which keys go together, which columns come out under which names, and what each mode needs.
+"""The output of a join: which keys go together, which columns come out under which names, and what each mode needs.
 
 Called by `shoal.dataflow.plan.inference`; `output_columns` also by the optimizer, which asks where a column came from.
 """

@@ -1,7 +1,7 @@
 """The optimizer: named rules, each a pure function from plan to plan, run until none finds anything more to do.
 
 Called by `shoal.dataflow.plan.prepare`. A rule may change how a result comes about and never what it is; where that is
-not certain (opaque functions, state, side outputs that somebody reads) it keeps its hands off. No rule loads a
+not certain (opaque functions, state, side outputs that are read) it changes nothing. No rule loads a
 function.
 """
 

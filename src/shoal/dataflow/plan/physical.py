@@ -258,7 +258,7 @@ def partitioned_by(node: Node) -> tuple[str, ...] | None:
     """The columns that decide which task a row that comes out of a node is in; None when nothing is known.
 
     What a user's function made of its rows is not known, that of a reduction neither. Event time that is named here is
-    each task's own: whoever goes by it has to hear of all of them, and that takes an exchange.
+    each task's own: a step that uses it has to hear of all of them, and that takes an exchange.
     """
     match node:
         case AssignTime() | Reduce() | SideOutput(port=1):  # that has the keys of the other side
@@ -291,7 +291,7 @@ def ordered_by(node: Node, asked: Asked | None = None) -> tuple[str, ...] | None
 
 
 def _name_behind(node: Project, key: str) -> str:
-    """What a column is called behind a projection; empty when it is not there any more."""
+    """What a column is called behind a projection; empty when it is no longer there."""
     made = {named.name: named.expression for named in node.columns}
     if key not in made and node.keep_others:
         return key

@@ -1,7 +1,7 @@
 """From what a user wrote to what the physical plan starts from: names, checks, rules, checks again.
 
 `prepare` is called by `shoal.dataflow.execution.engine` before anything runs; it is the only place where sources are
-asked for their columns and opaque functions are tried. `sketch` does the same without asking anybody, for `explain()`.
+asked for their columns and opaque functions are tried. `sketch` does the same without asking them, for `explain()`.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ def prepare(
     return prepared
 
 
-def check_connectors(sinks: Sequence[Node], question: str, **said: Any) -> None:
+def check_connectors(sinks: Sequence[Node], question: str, **arguments: Any) -> None:
     """Ask the connectors of sinks, where they know the question, whether they can be written. Raises `PlanError`."""
     for node in sinks:
         ask = getattr(node.connector, question, None) if isinstance(node, Sink) else None
         if ask is None or not isinstance(node, Sink):
             continue
         try:
-            ask(**said)
+            ask(**arguments)
         except PreconditionError as error:
             label = node.connector.label
             found = problem(label, None, error.message.removeprefix(f"{label} "))
@@ -99,7 +99,7 @@ def check_connectors(sinks: Sequence[Node], question: str, **said: Any) -> None:
 
 
 def sketch(sinks: Sequence[Node], *, rules: bool = True) -> Prepared:
-    """The same with what is known without asking anybody."""
+    """The same with what is known without asking sources or functions."""
     return _prepare(sinks, NoAnswers(), rules=rules)
 
 

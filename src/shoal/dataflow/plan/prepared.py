@@ -1,6 +1,6 @@
 """The prepared plan as a document: everything that a task is built from, written down once where the program is.
 
-`write_prepared` is called when a job starts; `read_prepared` by whoever builds tasks, a thread of the same process or a
+`write_prepared` is called when a job starts; `read_prepared` when tasks are built, in a thread of the same process or a
 process of its own. The document has the nodes of the plan (`documents`), what is known of each (`facts`), the stages
 with their steps, and the edges between them. Nothing is probed or sampled again where it is read.
 

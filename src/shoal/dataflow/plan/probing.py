@@ -1,4 +1,4 @@
-"""What an opaque function gives: tried at start on a row of plain values. And how any result becomes a batch.
+"""What an opaque function returns: it is tried at start on a row of plain values. And how any result becomes a batch.
 
 `shoal.dataflow.plan.prepare` tries functions whose output nobody declared; `shoal.dataflow.operators.opaque` takes what
 they return for real batches. Each is called once at most: what it does to the world it does for an invented row, too. A
@@ -92,7 +92,7 @@ def _one_batch(table: Any) -> Batch:
 
 
 def try_function(node: Node, schema: Schema) -> Schema | None:
-    """The columns that a node's function gives for one row of plain values; None when it does not like them.
+    """The columns that a node's function returns for one row of plain values; None when it does not like them.
 
     None also for one that is to see real records only. Raises `PlanError` when a function over batches returns what can
     be no rows, whatever its input is.
@@ -128,8 +128,8 @@ def _try_batch(node: MapBatches, schema: Schema) -> Schema | None:
 
 
 def _refused(node: Any, returned: Any) -> PlanError:
-    said = "nothing" if returned is None else f"{type(returned).__name__} {returned!r}"[:_MAX_SHOWN]
-    rule = f"must return a RecordBatch, a Table, an Array or a dict of columns, and returned {said}"
+    shown = "nothing" if returned is None else f"{type(returned).__name__} {returned!r}"[:_MAX_SHOWN]
+    rule = f"must return a RecordBatch, a Table, an Array or a dict of columns, and returned {shown}"
     hint = "it gets whole batches: return batch, or such as pc.multiply(batch['amount'], 2)"
     name = "flat_map" if node.flat else "map"
     if returned is None:

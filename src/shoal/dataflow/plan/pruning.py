@@ -72,7 +72,7 @@ def prune_columns(sinks: tuple[Node, ...], facts: Known) -> tuple[Node, ...]:
 
 
 def wanted_columns(sinks: Sequence[Node], facts: Known) -> dict[Node, Wanted]:
-    """For each node the columns of its output that somebody behind it reads."""
+    """For each node the columns of its output that a step behind it reads."""
     behind = readers(sinks)
     wanted: dict[Node, Wanted] = {}
     for node in reversed(list(walk(*sinks))):
@@ -110,7 +110,7 @@ def _asks(reader: Node, node: Node, wanted: Mapping[Node, Wanted], facts: Known)
 
 
 def _columns_asked(reader: Node, onward: Wanted) -> Wanted:
-    """What a reader asks of its input, when those behind it want `onward` of what it gives."""
+    """What a reader asks of its input, when those behind it want `onward` of its output."""
     match reader:
         case Aggregate(keys=keys, aggregations=aggregations):
             return frozenset((*keys, *(each.column for each in aggregations if each.column != "*")))

@@ -131,7 +131,7 @@ def _uid_errors(nodes: Sequence[Node]) -> list[PlanError]:
 
 
 def _with_needs(sinks: Sequence[Node], facts: Mapping[Node, Facts]) -> dict[Node, Facts]:
-    """Marks the nodes whose rows have to carry their event time, because somebody behind reads it."""
+    """Marks the nodes whose rows have to carry their event time, because a step behind reads it."""
     behind = readers(sinks)
     needs: dict[Node, bool] = {}
     for node in reversed(list(walk(*sinks))):
@@ -198,7 +198,7 @@ def kind_of(node: Node) -> str:
 def with_uids(sinks: Sequence[Node]) -> tuple[Node, ...]:
     """The plan with a name for every node: the user's, or its kind and its place among those of its kind.
 
-    Names are given before any rule runs, so that a better optimizer never loses somebody's state.
+    Uids are assigned before any rule runs, so that a better optimizer never loses a job's state.
     """
     taken = {node.uid for node in walk(*sinks) if node.uid}
     places: Counter[str] = Counter()

@@ -73,7 +73,7 @@ def _until_done(sinks: Sinks, step: Callable[[Sinks], Sinks]) -> Sinks:
 def _merge_neighbours(sinks: Sinks, merge: Callable[[Node, Node], Node | None]) -> Sinks:
     """Put one node in the place of two, where the second alone reads the first, all along a plan in one go.
 
-    `merge` gets what has become of the first, which may be several already, and gives None where both have to stay.
+    `merge` gets what has become of the first, which may be several already, and returns None where both have to stay.
     """
     behind = readers(sinks)
     done: dict[Node, Node] = {}
@@ -91,7 +91,7 @@ def _only_reader(behind: Mapping[Node, list[Node]], node: Node) -> bool:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether the user said nothing about how this step is to run; who did gets it where it stands."""
+    """Whether the user set nothing about how this step runs. A step with such settings stays in its place."""
     return node.parallelism is None and not node.memory and not node.cpu
 
 
@@ -175,7 +175,7 @@ def merge_filters(sinks: Sinks, facts: Known) -> Sinks:
 
 
 def push_filters(sinks: Sinks, facts: Known) -> Sinks:
-    """Filters go nearer to the sources, across what gives the same rows either way."""
+    """Filters go nearer to the sources, across steps that emit the same rows either way."""
     names = {node.uid: None if known.schema is None else tuple(known.schema.names) for node, known in facts.items()}
 
     def step(plan: Sinks) -> Sinks:
@@ -368,7 +368,7 @@ def _merged(first: Project, second: Project) -> Project | None:
 
 
 def drop_idle_projects(sinks: Sinks, facts: Known) -> Sinks:
-    """A projection that gives every column as it is goes away."""
+    """A projection that passes every column unchanged is removed."""
     idle = {
         node
         for node, known in facts.items()

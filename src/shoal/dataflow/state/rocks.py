@@ -22,7 +22,7 @@ from shoal.dataflow.state.entries import Entry, entries_of, entries_table
 from shoal.dataflow.state.tables import TableState
 
 #: What a database takes of memory: tables that are being filled or written out, and a cache of what was read. These are
-#: RocksDB's own defaults today; the guide names them, so they are said here.
+#: RocksDB's own defaults today; the guide names them, so they are set here.
 _MEMTABLE, _MEMTABLES = 16 * 1024 * 1024, 2
 _CACHE = 32 * 1024 * 1024
 _GROUP = struct.Struct(">H")

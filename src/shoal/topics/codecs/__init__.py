@@ -7,7 +7,7 @@
 | `ProtobufCodec` | one row, as a message | from the message's descriptor (`shoal.topics.codecs.protobuf`) |
 | `RawCodec` | one row with one column: the bytes, or the text | that one column |
 
-`decode` never raises for what somebody else wrote: a record that cannot be read is *poison*, and comes out beside the
+`decode` never raises for the content of a record: one that cannot be read is *poison*, and is returned beside the
 rows with its offset and the reason. Called by the connectors of the engines; knows no backend.
 """
 

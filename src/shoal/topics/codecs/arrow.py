@@ -54,7 +54,7 @@ def _read_stream(value: Any, schema: Any) -> Any:
     if not value.is_valid:
         raise ValueError("no value")
     table = pa.ipc.open_stream(value.as_buffer()).read_all()
-    # Somebody else wrote it: a wrong length inside would be believed, and end the process where it is used.
+    # Any program may have written it: a wrong length inside would be believed, and end the process where it is used.
     table.validate(full=True)
     if table.schema.equals(schema):
         return table

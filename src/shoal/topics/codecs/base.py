@@ -1,4 +1,4 @@
-"""What a codec is, and what all of them share. Called by the codecs and by whoever holds one."""
+"""The protocol of codecs, and what all of them share. Called by the codecs and by connectors of topics."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def without(count: int, bad: Iterable[int]) -> Any:
 
 
 def reason_of(error: Exception) -> str:
-    """What somebody is told about a record that could not be read."""
+    """Why a record could not be read, for people."""
     text = str(error).replace("C Data interface error: ", "").strip() or type(error).__name__
     return text[:MAX_REASON]
 

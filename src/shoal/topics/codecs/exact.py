@@ -1,4 +1,4 @@
-"""Records of JSON that a schema has no room for: the reader would cut them to fit, without a word.
+"""Records of JSON that a schema has no room for. The reader would truncate them silently.
 
 It cuts fractions off whole numbers, what is finer than the unit off times, the time of day off dates, the zone off
 times of columns that have none, and digits off decimals. A quick look at the bytes of all says whether there may be
@@ -189,8 +189,8 @@ def _number(text: str) -> Decimal:
 def _cut_in(value: Any, kind: Any, where: str) -> str:
     """What would have to be cut in a value to make it one of this type, and where."""
     if not kind.num_fields:
-        said = _cut(value, kind)
-        return f"whilst decoding field '{where}': {said}" if said else ""
+        reason = _cut(value, kind)
+        return f"whilst decoding field '{where}': {reason}" if reason else ""
     parts: list[tuple[Any, Any, str]] = []
     if pa.types.is_map(kind) and isinstance(value, dict):
         parts = [(each, kind.item_type, where) for each in value.values()]

@@ -1,6 +1,6 @@
 """What JSON has no form of its own for: durations, dictionaries, zones of old times, and values that it cannot hold.
 
-The writer of JSON gives durations in the form of ISO 8601, which its reader does not take; it has no reader for
+The writer of JSON writes durations in ISO 8601, which its reader does not accept; it has no reader for
 dictionaries, takes decimals of a negative scale for others, and writes a complaint in place of a time that is out of
 its range. So rows are made fit before they are written (`writable`), and are read in types that the reader knows
 (`readable`, `with_texts`) and then given their own (`restored`). Called by `shoal.topics.codecs.objects`, and by the

@@ -1,7 +1,7 @@
 """What the client library reports about its connection to the brokers, as a whole.
 
-Each reader and writer of `shoal.topics.kafka` has one and gives `on_error` to its client, which calls it while the
-reader or writer polls: so it belongs to their thread.
+Each reader and writer of `shoal.topics.kafka` has one and passes `on_error` to its client, which calls it while the
+reader or writer polls, in their thread.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DOWN = frozenset(
 
 
 class Connection:
-    """Whether the brokers can be reached, as far as their client has said."""
+    """Whether the brokers can be reached, as far as their client has reported."""
 
     def __init__(self, redaction: Redaction, clock: Clock) -> None:
         self._redaction = redaction
@@ -47,7 +47,7 @@ class Connection:
         """Take note of what is not about one record or one partition."""
         self._last = self._redaction.clean(error.str())
         if error.code() in _DENIED:
-            self._denied = DeniedError(f"the brokers let nobody in: {self._last}")
+            self._denied = DeniedError(f"the brokers refuse access: {self._last}")
         elif error.code() in _DOWN:
             self.is_down()
 

@@ -62,7 +62,7 @@ class Feed(Protocol):
         ...
 
     def has_complained(self) -> bool:
-        """Whether the client has spoken since of something that is wrong with a partition, and not said which."""
+        """Whether the client has reported an error of a partition since, without naming it."""
         ...
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class MessageFeed:
         self._one_topic = len({each.topic for each in places}) < 2
 
     def take(self, most: int, timeout: float) -> Sequence[Piece | Trouble]:
-        """What `consume` gives, or `poll`."""
+        """What `consume` returns, or `poll`."""
         if timeout:
             message = self._consumer.poll(timeout)
             messages = [] if message is None else [message]

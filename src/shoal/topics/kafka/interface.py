@@ -1,8 +1,8 @@
-"""Which interface of the client library this process uses: its C interface, or the documented one of Python.
+"""Chooses the interface of the client library: its C interface, or the documented Python interface.
 
 The C interface (`shoal.topics.kafka.binding`) is used where the layout of its structs is known and
 `shoal.topics.kafka.self_test` finds no fault with the library that is installed. Otherwise the Python interface does
-the same, more slowly. Called by readers and writers, and by whoever shows which one is used.
+the same, more slowly. Called by readers and writers, and by `shoal.dataflow.connectors.brokers` for `--explain`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Membership of a consumer group on Kafka: a consumer that joins and commits, and fetches nothing.
 
-Made by `shoal.topics.kafka.topics`. What is assigned is read by a `shoal.topics.kafka.reader`. All members give up
-what they have before a new generation begins, so each of them has to poll.
+Made by `shoal.topics.kafka.topics`. What is assigned is read by a `shoal.topics.kafka.reader`. All members revoke
+their partitions before a new generation begins, so each of them has to poll.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.topics.kafka.settings import KafkaSettings
 from shoal.topics.kafka.translate import PASSING, REBALANCED, connect, error_of, generation_of, to_error, translated
 
 _STEP_SECONDS = 0.05
-#: One gives out an assignment, the next takes it back.
+#: One delivers an assignment, the next revokes it.
 _LAST_POLLS = 3
 
 
@@ -96,7 +96,7 @@ class KafkaMember:
 
     def check_current(self) -> None:
         """Raise `RebalancedError` when the group has moved on since the last `poll`, as far as is known here."""
-        # One that was given up as dead commits as somebody outside of the group, which the brokers allow once the
+        # One that was declared dead commits from outside of the group, which the brokers allow once the
         # group is empty: so it is noticed here.
         generation = generation_of(self._consumer.consumer_group_metadata())
         told = self._told
@@ -124,7 +124,7 @@ class KafkaMember:
         if not self._closed:
             self._closed = True
             with self._polling:
-                # An assignment that waits to be given out is given out now: within its close the client hangs over it.
+                # A pending assignment is delivered now: within its close the client hangs over it.
                 with contextlib.suppress(KafkaException, RuntimeError):
                     self._consumer.unsubscribe()
                     for _ in range(_LAST_POLLS):

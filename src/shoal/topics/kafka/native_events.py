@@ -1,7 +1,7 @@
-"""What a Kafka client says by its C interface that is about no record: errors, and lines to be logged.
+"""Events of a Kafka client's C interface that are about no record: errors and log lines.
 
-The client's Python interface calls back for these, which only works inside its own calls. Whoever takes records by the
-C interface hears of them here instead. Used by `shoal.topics.kafka.native_feed` and `native_outbox`.
+The client's Python interface calls back for these, which only works inside its own calls. Users of the C
+interface get them here instead. Used by `shoal.topics.kafka.native_feed` and `native_outbox`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WORDS = 512
 _FATAL = KafkaError._FATAL  # noqa: SLF001 the library's own name
 #: What the client's levels are to Python, from the most urgent on.
 _LEVELS = (logging.CRITICAL,) * 3 + (logging.ERROR, logging.WARNING, logging.INFO, logging.INFO, logging.DEBUG)
-#: How the client marks lines about errors that it has told nobody.
+#: How the client marks log lines about errors that it reports nowhere else.
 _UNTOLD = "ERROR"
 
 
@@ -56,7 +56,7 @@ class Events:
         self._queue: int | None = queue
         self._on_error = on_error
         self._lines = lines
-        #: Whether an error was logged that nobody was told of otherwise.
+        #: Whether an error was logged that is reported nowhere else.
         self.has_complained = False
 
     def poll(self, timeout: float, others: Callable[[int], None]) -> None:
@@ -76,9 +76,9 @@ class Events:
         """An error of the client, with its cause where it is the end of it."""
         if code != _FATAL:
             return KafkaError(code, words or self._library.describe(code).decode())
-        said = ctypes.create_string_buffer(_WORDS)
-        cause = self._library.fatal_error(self._handle, said, _WORDS)
-        return KafkaError(cause or code, said.value.decode(errors="replace") or words, fatal=True)
+        message = ctypes.create_string_buffer(_WORDS)
+        cause = self._library.fatal_error(self._handle, message, _WORDS)
+        return KafkaError(cause or code, message.value.decode(errors="replace") or words, fatal=True)
 
     def close(self) -> None:
         """Let go of the queue: the client waits for that when it is closed."""
@@ -100,7 +100,7 @@ class Events:
         facility, line, level = ctypes.c_char_p(), ctypes.c_char_p(), ctypes.c_int()
         self._library.event_log(event, ctypes.byref(facility), ctypes.byref(line), ctypes.byref(level))
         name = self._library.name(self._handle).decode(errors="replace")
-        about, said = [(each.value or b"").decode(errors="replace") for each in (facility, line)]
+        about, text = [(each.value or b"").decode(errors="replace") for each in (facility, line)]
         self.has_complained |= about == _UNTOLD
         urgency = _LEVELS[min(max(level.value, 0), len(_LEVELS) - 1)]
-        self._lines.log(urgency, "%s [%s] %s", about, name, said)
+        self._lines.log(urgency, "%s [%s] %s", about, name, text)

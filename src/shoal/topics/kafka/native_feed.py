@@ -100,7 +100,7 @@ class NativeFeed:
     def _forward(self) -> None:
         """Let queues lead to ours; what has come into them meanwhile moves on.
 
-        Said again and again: whenever the client stops to fetch a partition, which it does some time after it was told,
+        Repeated: whenever the client stops to fetch a partition, which it does some time after it was told,
         it makes the partition's queue lead nowhere.
         """
         for queue in self._attached.values():
@@ -178,8 +178,8 @@ class NativeFeed:
         return pa.nulls(count, HEADERS) if found.count(None) == count else pa.array(found, HEADERS)
 
     def _has_headers(self, pointer: int) -> bool:
-        said: int = self._library.headers_of(pointer, ctypes.addressof(self._found))
-        return said == binding.HAS_HEADERS
+        found: int = self._library.headers_of(pointer, ctypes.addressof(self._found))
+        return found == binding.HAS_HEADERS
 
     def _read_headers(self) -> list[tuple[str, bytes | None]]:
         name, value, size = ctypes.c_char_p(), ctypes.c_void_p(), ctypes.c_size_t()

@@ -1,7 +1,7 @@
-"""Reads partitions of Kafka from given offsets on, committed records only. Made by `shoal.topics.kafka.topics`.
+"""Reads partitions of Kafka from explicit offsets, committed records only. Made by `shoal.topics.kafka.topics`.
 
 The client fetches ahead in the background into one queue for all partitions. A read takes from that queue by a feed
-(`shoal.topics.kafka.feed`), holds what was not asked for yet (`shoal.topics.kafka.held`), and gives out batches.
+(`shoal.topics.kafka.feed`), keeps the surplus in one fetch buffer per partition (`fetch_buffer`), and returns batches.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.topics.errors import OffsetOutOfRangeError
 from shoal.topics.kafka import interface
 from shoal.topics.kafka.connection import Connection
 from shoal.topics.kafka.feed import Feed, MessageFeed, Piece, Trouble
-from shoal.topics.kafka.held import Held
+from shoal.topics.kafka.fetch_buffer import FetchBuffer
 from shoal.topics.kafka.native_feed import NativeFeed
 from shoal.topics.kafka.settings import KafkaSettings
 from shoal.topics.kafka.translate import PASSING, UNKNOWN_TOPIC, connect, to_error, translated
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 #: Messages that are taken from the client at a time.
 _CHUNK = 4096
-#: How many times more is taken than was asked for, in search of partitions that have given nothing.
+#: How many times more is taken than was asked for, in search of partitions that have returned nothing.
 _SEARCHES = 4
 #: How long a waiting read does not see that it was woken.
 _STEP_SECONDS = 0.05
-#: After an assignment that gives nothing, and then from time to time, a reader looks whether its topics are there: the
+#: After an assignment that returns nothing, and then from time to time, a reader checks that its topics exist: the
 #: client waits for topics that are gone and says nothing. How long it may take to be told.
 _FIRST_LOOK_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
@@ -63,7 +63,7 @@ class KafkaReader:
         self._settings = settings
         self._reset = reset
         self._clock = clock
-        self._held: dict[TopicPartition, Held] = {}
+        self._buffers: dict[TopicPartition, FetchBuffer] = {}
         self._message_size = _FIRST_GUESS
         self._complaint: tuple[KafkaError, str] | None = None
         self._look_at = 0.0
@@ -93,7 +93,7 @@ class KafkaReader:
         if bad:
             rules = [problem(str(each), offset, "must be an offset, from 0 on") for each, offset in bad.items()]
             raise InvalidError(rules, what="assign")
-        self._held = {each: Held(offset) for each, offset in offsets.items()}
+        self._buffers = {each: FetchBuffer(offset) for each, offset in offsets.items()}
         self._complaint = None
         self._look_at = self._clock.monotonic() + _FIRST_LOOK_SECONDS
         with translated("assign"):
@@ -130,27 +130,27 @@ class KafkaReader:
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Give nothing of these until they are resumed."""
-        fresh = [each for each in self._assigned(partitions) if not self._held[each].paused]
+        fresh = [each for each in self._assigned(partitions) if not self._buffers[each].paused]
         with translated("pause"):
             self._consumer.pause([KafkaPartition(each.topic, each.partition) for each in fresh])
         for each in fresh:
-            self._held[each].paused = True
+            self._buffers[each].paused = True
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Give what these have, again."""
-        back = [each for each in self._assigned(partitions) if self._held[each].paused]
+        back = [each for each in self._assigned(partitions) if self._buffers[each].paused]
         with translated("resume"):
             self._consumer.resume([KafkaPartition(each.topic, each.partition) for each in back])
         for each in back:
-            self._held[each].paused = False
+            self._buffers[each].paused = False
 
     def positions(self) -> dict[TopicPartition, int]:
         """The offset that each assigned partition goes on with."""
-        return {each: held.position for each, held in self._held.items()}
+        return {each: buffer.position for each, buffer in self._buffers.items()}
 
     def at_end(self) -> set[TopicPartition]:
-        """The partitions whose end the client has seen, and of which nothing is held back."""
-        return {each for each, held in self._held.items() if held.is_at_end}
+        """The partitions whose end the client has seen, and whose fetch buffer is empty."""
+        return {each for each, buffer in self._buffers.items() if buffer.is_at_end}
 
     def confirm_end(self, partitions: Iterable[TopicPartition]) -> set[TopicPartition]:
         """Those at whose end their leader says that nothing follows."""
@@ -168,7 +168,7 @@ class KafkaReader:
             except ShoalError as error:
                 log.debug("%s: its end cannot be confirmed: %s", each, error)
                 continue
-            if ends is not None and ends[1] <= self._held[each].position:
+            if ends is not None and ends[1] <= self._buffers[each].position:
                 found.add(each)
         return found
 
@@ -186,7 +186,7 @@ class KafkaReader:
         if not self._closed:
             self._closed = True
             with self._reading:
-                self._held.clear()
+                self._buffers.clear()
                 self._feed.close()
                 self._consumer.close()
 
@@ -204,9 +204,9 @@ class KafkaReader:
     def _fill(self, max_records: int, max_bytes: int) -> None:
         """Take what the client has fetched, about as much as is asked for."""
         searches = _SEARCHES
-        while self._held:
-            records = sum(held.records for held in self._held.values() if not held.paused)
-            size = sum(held.size for held in self._held.values() if not held.paused)
+        while self._buffers:
+            records = sum(buffer.records for buffer in self._buffers.values() if not buffer.paused)
+            size = sum(buffer.size for buffer in self._buffers.values() if not buffer.paused)
             wanted = min(_CHUNK, max_records - records, 1 + (max_bytes - size) // self._message_size)
             if wanted <= 0 or size >= max_bytes:
                 # One partition may have filled the client's queue; what others have comes after that.
@@ -224,35 +224,35 @@ class KafkaReader:
             return self._feed.take(most, timeout)
 
     def _someone_is_silent(self) -> bool:
-        """Whether nothing is known of a partition: neither a record that is to be given, nor that there is none."""
-        if len(self._held) < 2:
+        """Whether nothing is known of a partition: neither a buffered record, nor that there is none."""
+        if len(self._buffers) < 2:
             return False
         return any(
-            not held.records and held.end is None and not held.paused and held.failure is None
-            for held in self._held.values()
+            not buffer.records and buffer.end is None and not buffer.paused and buffer.failure is None
+            for buffer in self._buffers.values()
         )
 
     def _keep(self, taken: Iterable[Piece | Trouble]) -> None:
-        """Hold it all. What is behind an error is kept, too: the client gives it only once."""
+        """Buffer it all. What follows an error is kept, too: the client returns it only once."""
         for each in taken:
-            held = self._held.get(each.place)
+            buffer = self._buffers.get(each.place)
             if isinstance(each, Trouble):
-                self._keep_error(each, held)
+                self._keep_error(each, buffer)
                 continue
             self._connection.is_up()
-            if held is not None:  # else it is not assigned any more
-                before = held.size
-                held.add(each.batch)
-                self._message_size = 1 + (held.size - before) // each.batch.num_rows
+            if buffer is not None:  # else it is no longer assigned
+                before = buffer.size
+                buffer.add(each.batch)
+                self._message_size = 1 + (buffer.size - before) // each.batch.num_rows
 
-    def _keep_error(self, trouble: Trouble, held: Held | None) -> None:
+    def _keep_error(self, trouble: Trouble, buffer: FetchBuffer | None) -> None:
         error, code = trouble.error, trouble.error.code()
         if code == KafkaError._PARTITION_EOF:  # noqa: SLF001 the library's own name
             self._connection.is_up()
-            if held is not None:
-                held.reach_end(trouble.offset)
-        elif held is not None and (code in UNKNOWN_TOPIC or code == KafkaError._AUTO_OFFSET_RESET):  # noqa: SLF001
-            held.failure = error
+            if buffer is not None:
+                buffer.reach_end(trouble.offset)
+        elif buffer is not None and (code in UNKNOWN_TOPIC or code == KafkaError._AUTO_OFFSET_RESET):  # noqa: SLF001
+            buffer.failure = error
         elif code in PASSING:
             log.debug("%s: %s", trouble.place, error.str())
         else:
@@ -262,43 +262,43 @@ class KafkaReader:
     # To the caller
 
     def _take(self, max_records: int, max_bytes: int) -> list[Fetched]:
-        ready = [each for each, held in self._held.items() if held.records and not held.paused]
+        ready = [each for each, buffer in self._buffers.items() if buffer.records and not buffer.paused]
         taken: list[Fetched] = []
         for index, place in enumerate(ready):
-            held, share = self._held[place], len(ready) - index
-            records, size = held.records, held.size
-            batches = held.take(max(1, max_records // share), max(1, max_bytes // share), at_least_one=not taken)
+            buffer, share = self._buffers[place], len(ready) - index
+            records, size = buffer.records, buffer.size
+            batches = buffer.take(max(1, max_records // share), max(1, max_bytes // share), at_least_one=not taken)
             taken.extend(Fetched(place.topic, place.partition, batch) for batch in batches)
-            max_records -= records - held.records
-            max_bytes -= size - held.size
+            max_records -= records - buffer.records
+            max_bytes -= size - buffer.size
             if max_records <= 0 or max_bytes <= 0:
                 break
         if len(ready) > 1:  # who came first this time comes last the next
-            self._held[ready[0]] = self._held.pop(ready[0])
+            self._buffers[ready[0]] = self._buffers.pop(ready[0])
         return taken
 
     # -----------------------------------------------------------------------------------------------------
     # When something is wrong
 
     def _mend(self) -> None:
-        """See to partitions that the client has given up, once what was read of them is given out."""
-        for place, held in self._held.items():
-            if held.failure is None or held.records:
+        """Handle partitions that the client has stopped fetching, once their buffers are empty."""
+        for place, buffer in self._buffers.items():
+            if buffer.failure is None or buffer.records:
                 continue
-            if held.failure.code() in UNKNOWN_TOPIC:
+            if buffer.failure.code() in UNKNOWN_TOPIC:
                 self._check_there(place)
-                offset = held.position
+                offset = buffer.position
             else:
-                offset = self._start_of(place, held.position)
+                offset = self._start_of(place, buffer.position)
             # In this state the client refuses to seek.
             partition = KafkaPartition(place.topic, place.partition, offset)
             with translated("read", topic=place.topic):
                 self._consumer.incremental_unassign([partition])
                 self._feed.attach([place])
                 self._consumer.incremental_assign([partition])
-                if held.paused:
+                if buffer.paused:
                     self._consumer.pause([partition])
-            held.move(offset)
+            buffer.move(offset)
 
     def _look_for_topics(self) -> None:
         """Take note of partitions that are gone."""
@@ -306,16 +306,16 @@ class KafkaReader:
         if not is_time or self._connection.down_for() > 0:
             return
         self._look_at = self._clock.monotonic() + _LOOK_SECONDS
-        for topic in sorted({each.topic for each in self._held}):
+        for topic in sorted({each.topic for each in self._buffers}):
             try:
                 there = self._partitions_of(topic, _LOOK_PATIENCE)
             except UnavailableError as error:
                 log.debug("looking for topic %s: %s", topic, error)
                 self._connection.is_down()
                 return
-            for each, held in self._held.items():
+            for each, buffer in self._buffers.items():
                 if each.topic == topic and each.partition not in there:
-                    held.failure = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+                    buffer.failure = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     def _check_there(self, place: TopicPartition) -> None:
         """Raise `NotFoundError` unless it is back: brokers that have just started may not know all topics yet."""
@@ -366,7 +366,7 @@ class KafkaReader:
     def _assigned(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         self._require_open()
         wanted = list(dict.fromkeys(partitions))
-        unknown = sorted(set(wanted) - self._held.keys())
+        unknown = sorted(set(wanted) - self._buffers.keys())
         if unknown:
             raise InvalidError([problem("partition", str(each), "must be assigned") for each in unknown])
         return wanted

@@ -1,6 +1,6 @@
 """What the client library logs, and how passwords and keys stay out of logs and errors.
 
-Used by all of `shoal.topics.kafka`; calls nobody.
+Used by all of `shoal.topics.kafka`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.core.clock import Clock
 
 _log = logging.getLogger("shoal.topics.kafka.client")
 
-#: Settings whose value is nobody's business; the place of a file is.
+#: Settings whose value is secret; the path of a file is not.
 _SECRET = re.compile(r"(password|passphrase|secret|token|credential|jaas|\.key|\.pem|oauthbearer)(?!.*\.location$)")
 _BETWEEN = re.compile(r"[\s=,;\"']+")
 #: What cannot be told from ordinary text is not looked for.

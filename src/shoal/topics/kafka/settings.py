@@ -1,6 +1,6 @@
 """How the Kafka backend talks to a cluster, and the bounds of what it holds in memory.
 
-Made by whoever opens a `shoal.topics.kafka.topics.KafkaTopics`. What `client` says may be secret: it is in no `repr`,
+Made by the caller of `shoal.topics.kafka.topics.KafkaTopics`. `client` may hold secrets: it is in no `repr`,
 and what the client library logs goes through `shoal.topics.kafka.secrecy` first.
 """
 
@@ -120,7 +120,7 @@ class KafkaSettings:
     def for_reader(self, name: str) -> dict[str, Any]:
         """A consumer that commits nothing by itself and sees committed records only.
 
-        `name` is a group that nobody joins: the client library wants one of every consumer.
+        `name` is a group without members: the client library requires one of every consumer.
         """
         return self._consumer_defaults() | self._client_for(*_OF_READERS) | self._consumer(name)
 

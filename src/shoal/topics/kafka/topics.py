@@ -215,12 +215,12 @@ class KafkaTopics:
             if not self._closed:
                 self._opened = [*(other for other in self._opened if not other.closed), each]
                 return each
-        each.close()  # somebody closed us meanwhile
+        each.close()  # closed by another thread meanwhile
         self._require_open()
         return each
 
     def _name(self) -> str:
-        """The name of a member, or of a group that nobody joins."""
+        """The name of a member, or of a group without members."""
         return f"shoal-{self._entropy.token()}"
 
     def _proof_of(self, group: str) -> bytes:
@@ -314,7 +314,7 @@ class KafkaTopics:
             return self._fresh_count(topic)
         try:
             return self._fresh_count(topic, patience=_RECOUNT_SECONDS)
-        except UnavailableError:  # nobody has to wait for a number that is known
+        except UnavailableError:  # the number is known, so the call need not wait
             self._counts[topic] = (count, self._clock.monotonic())
             return count
 
@@ -380,7 +380,7 @@ class KafkaTopics:
 
 
 def _retention_settings(retention: Retention | None) -> dict[str, str]:
-    """As the brokers are set when nothing is said."""
+    """The brokers' defaults."""
     if retention is None:
         return {}
     age = -1 if retention.age is None else max(1, round(retention.age.total_seconds() * 1000))

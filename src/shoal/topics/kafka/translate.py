@@ -1,4 +1,4 @@
-"""What the client library says, in this package's words. Pure. Used by all of `shoal.topics.kafka`."""
+"""Translates errors of the client library into those of Shoal. Pure. Used by all of `shoal.topics.kafka`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def code_of(error: BaseException) -> int | None:
 
 def to_error(error: KafkaError, *, doing: str, topic: str = "") -> ShoalError:
     """The error that callers of every backend know."""
-    code, said = error.code(), f"{doing}: {error.str()}"
+    code, message = error.code(), f"{doing}: {error.str()}"
     if code in UNKNOWN_TOPIC:
         return NotFoundError("topic", topic or error.str(), hint="create it first")
     if code == KafkaError.TOPIC_ALREADY_EXISTS:
@@ -141,10 +141,10 @@ def to_error(error: KafkaError, *, doing: str, topic: str = "") -> ShoalError:
     if code in {KafkaError.INVALID_PARTITIONS, KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.INVALID_CONFIG}:
         return InvalidError([problem("topic", topic, error.str())], what=doing)
     if code in _REFUSED:
-        return DeniedError(said)
+        return DeniedError(message)
     if code == KafkaError._QUEUE_FULL:  # noqa: SLF001
         return ExhaustedError(f"{doing}: the queue to the brokers is full")
-    return UnavailableError(said)
+    return UnavailableError(message)
 
 
 @contextlib.contextmanager
@@ -167,6 +167,6 @@ def connect(make: Callable[[], _Client], redaction: Redaction) -> _Client:
         return make()
     except (KafkaException, TypeError, ValueError) as error:
         first = error_of(error)
-        said = redaction.clean(str(error) if first is None else first.str())
+        message = redaction.clean(str(error) if first is None else first.str())
     # Outside of the handler: the library's own words may tell a secret, and are not to be seen behind this error.
-    raise InvalidError([problem("client", None, said)], what="Kafka")
+    raise InvalidError([problem("client", None, message)], what="Kafka")

@@ -209,7 +209,7 @@ class KafkaWriter:
 
     def _flush(self) -> None:
         deadline = self._clock.monotonic() + self._settings.patience
-        # Reports and lines to be logged count as well; without records nobody has to wait for them.
+        # Reports and lines to be logged count as well; without records there is nothing to wait for.
         while (left := self._ask("flush", self._outbox.waiting)) and self._appended:
             self._listen("flush", _STEP_SECONDS)
             if self._clock.monotonic() > deadline:
@@ -230,7 +230,7 @@ class KafkaWriter:
         except FencedError:
             log.debug("writer %r was fenced with a transaction open", self._id)
         except ShoalError as error:
-            # Nobody can do more about it: brokers abort it themselves after the transaction's time-out.
+            # Nothing more can be done: brokers abort it themselves after the transaction's time-out.
             log.warning("writer %r left a transaction open: %s", self._id, error)
 
     def _send_offsets(self, group: str, places: Mapping[TopicPartition, int], member: KafkaMember | None) -> None:
@@ -267,7 +267,7 @@ class KafkaWriter:
     def _ask(self, doing: str, step: Callable[[], Any]) -> Any:
         try:
             return step()
-        except KafkaException as error:  # it is said here, too, that a writer is of no more use
+        except KafkaException as error:  # it also reports that the writer is unusable
             self._raise(error, doing, "")
 
     def _raise(self, error: Exception, doing: str, topic: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 `LocalTopics(directory)` is a `shoal.topics.base.Topics`. How it works, from the bottom up:
 
-    framing     records in a file that anybody may tear: pure
+    framing     records in a file that may be torn anywhere: pure
     entries     what stands in the journal: pure
     groups      who of a group reads what: pure
     replay      what a journal means: which entries count, and which offsets follow: pure

@@ -47,12 +47,12 @@ class Holdings:
             return taken
 
     def release(self, names: Sequence[str]) -> None:
-        """Nobody writes to them any more; what no entry names of them is garbage."""
+        """They are no longer written to; what no entry names of them is garbage."""
         with self._lock:
             self._busy.difference_update(names)
 
     def is_busy(self, name: str) -> bool:
-        """Whether somebody writes to it, or has it in an open transaction."""
+        """Whether a writer uses it, or has it in an open transaction."""
         with self._lock:
             return name in self._busy
 

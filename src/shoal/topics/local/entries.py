@@ -1,9 +1,9 @@
-"""What stands in the journal. Every entry is one of these; a writer writes it, everybody reads it.
+"""The entries of the journal. One process writes an entry, every process reads it.
 
-An entry says what somebody wants. Whether it counts is decided by `shoal.topics.local.replay` from what stands before
+An entry is a request. Whether it counts is decided by `shoal.topics.local.replay` from what stands before
 it. Each carries a `Stamp`, by which its author finds it again when reading on.
 
-Pure. Called by `replay`, `view` and whoever submits entries.
+Pure. Called by `replay`, `view` and the modules that submit entries.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class EndSession:
 
 @dataclass(frozen=True, slots=True)
 class OpenWriter:
-    """A session takes a transactional id over from whoever had it."""
+    """A session takes a transactional id over from its previous owner."""
 
     session: str
     writer: str
@@ -143,7 +143,7 @@ class Trim:
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """This journal ends here. What follows in this file is void, and to be said again in the next one."""
+    """This journal ends here. What follows in this file is void, and has to be written again to the next one."""
 
 
 Entry = (

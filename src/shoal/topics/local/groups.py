@@ -1,6 +1,6 @@
-"""Who of a group reads which partition. Pure: everybody who replays the journal comes to the same answer.
+"""Assigns partitions to the members of a group. Pure: every replay of the journal gets the same assignment.
 
-As even as it can be, and as few partitions change hands as that allows. Called by `shoal.topics.local.replay`.
+It is as even as possible, and then moves as few partitions as possible. Called by `shoal.topics.local.replay`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def share(
     partitions: Mapping[int, int],
     before: Mapping[Partition, str],
 ) -> dict[Partition, str]:
-    """Give every partition of the topics that somebody wants to one of those who want it.
+    """Assign every partition of the subscribed topics to one of its subscribers.
 
     Args:
         wishes: the topics that each member wants, by number.

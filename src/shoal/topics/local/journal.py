@@ -61,7 +61,7 @@ class Journal:
 
 
 def make_journal(places: Places, number: int, snapshot: bytes, *, set_aside: int, durable: bool) -> None:
-    """Make a journal that begins with a snapshot. If somebody else has made it, theirs stays; it says the same."""
+    """Make a journal that begins with a snapshot. One that another process has made stays; it is equal."""
     path = places.journal(number)
     with typed_errors(path), places.making(path, durable=durable) as part:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)

@@ -1,7 +1,7 @@
-"""Who is alive. A session has a file in which it writes, every second, until when it should be believed.
+"""Leases: which sessions are alive. A session writes into its file, every second, until when its lease holds.
 
 All processes of one host share the clock that counts from its start and never jumps, so the moment can be written down
-as such; one of another boot of the machine is over. The session also holds a lock on its file, which nobody ever
+as such; one of another boot of the machine is over. The session also holds a lock on its file, which no process
 waits for: the kernel lets go of it when the process dies, so that a killed process is noticed at once and only a
 stopped one takes until the end of its lease.
 

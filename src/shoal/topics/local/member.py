@@ -27,7 +27,7 @@ class LocalMember:
     """A `shoal.topics.base.Member`.
 
     Args:
-        sessions: gives the session in use, a new one if the last has ended.
+        sessions: returns the session in use, a new one if the last has ended.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """One life of a process in the log: an entry that begins it, a lease that keeps it, an entry that ends it.
 
-Threads renew the lease and look at those of the others: whoever finds one that is over says so in the journal, and
-from that entry on everything the dead session says is void: its appends, its transactions, its commits for groups. A
+Threads renew the lease and watch those of other sessions. A process that finds an expired lease writes so into the
+journal. From that entry on everything of the dead session is void: its appends, its transactions, its commits. A
 session that was taken for dead and was only stopped finds that entry; the process then begins a new one when it next
 needs one.
 
@@ -38,7 +38,7 @@ class Session:
         self._interval = view.settings.check_interval.total_seconds()
         self._stop = threading.Event()
         self._rounds: list[Callable[[], None]] = []
-        # The lease is there before the entry: nobody shall find a session without one.
+        # The lease is written before the entry: no session may be seen without one.
         with typed_errors(view.places.leases):
             self._lease = HeldLease(view.places.leases / name, boot, self._until())
         try:

@@ -1,6 +1,6 @@
 """How a process uses the local log. Others may use the same directory with other settings.
 
-Called by whoever opens a `shoal.topics.local.topics.LocalTopics`.
+Made by the caller of `shoal.topics.local.topics.LocalTopics`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A `State` written down, so that a journal may end and the next one begin with what it came to.
 
 The chunks that a journal made visible go to an index file of the same number (`shoal.topics.local.index`), which is
-read only where somebody reads such old records. The rest is a document of a size that does not grow with the number of
+read only for reads of such old records. The rest is a document of a size that does not grow with the number of
 appends: the first entry of the next journal. Both follow from the state alone, so it does not matter who writes them,
 nor how many do at once.
 

@@ -1,4 +1,4 @@
-"""The local log as a `shoal.topics.base.Topics`: opens the directory, and gives out writers, readers and members.
+"""The local log as a `shoal.topics.base.Topics`: opens the directory, and makes writers, readers and members.
 
 For one host, and it says so: `spans_hosts` is False, and a directory on a network file system is refused.
 
@@ -73,7 +73,7 @@ class LocalTopics:
         self._lock = threading.Lock()
         self._session: Session | None = None
         self._lives = 0
-        self._given: list[LocalWriter | LocalReader | LocalMember] = []
+        self._opened: list[LocalWriter | LocalReader | LocalMember] = []
         self._closed = False
 
     @property
@@ -187,7 +187,7 @@ class LocalTopics:
             stack.callback(self._upkeep.close)
             if self._session is not None:
                 stack.callback(self._session.close)
-            for each in self._given:
+            for each in self._opened:
                 stack.callback(each.close)
 
     def __enter__(self) -> Self:
@@ -215,16 +215,16 @@ class LocalTopics:
             old.close()
         return self._session
 
-    def _keep(self, given: G) -> G:
+    def _keep(self, opened: G) -> G:
         """Remember what to close at the end."""
         with self._lock:
-            self._given = [each for each in self._given if not each.closed]
-            self._given.append(given)
-        return given
+            self._opened = [each for each in self._opened if not each.closed]
+            self._opened.append(opened)
+        return opened
 
     def _find_hung_members(self) -> None:
         limit = self._settings.poll_limit.total_seconds()
-        for each in list(self._given):
+        for each in list(self._opened):
             if isinstance(each, LocalMember):
                 each.give_up_if_hung(limit)
 

@@ -1,8 +1,8 @@
-"""What has to be done now and then: bring records to disk, apply retention, collect garbage.
+"""Periodic upkeep: sync records to disk, apply retention, collect garbage.
 
 Every process that writes does all of it; that two do it at once does no harm. Retention is an entry in the journal,
-after which nobody looks for the records; the files go afterwards. A file is garbage when no entry names it and none
-ever will: its session has ended, or it is this process's own and nobody writes to it.
+after which no reader looks for the records; the files are removed afterwards. A file is garbage when no entry names it
+and none ever will: its session has ended, or it is this process's own and no writer uses it.
 
 Called by `shoal.topics.local.topics`, which runs it in a thread; calls `view`, `index` and `places`.
 """
@@ -29,7 +29,7 @@ from shoal.topics.local.view import View
 log = logging.getLogger(__name__)
 
 FORGOTTEN_AFTER = 60.0
-"""A file that is being made for longer than this, in seconds, is one that nobody makes any more."""
+"""A file that is being made for longer than this, in seconds, was abandoned by its writer."""
 
 
 class Upkeep:
@@ -132,7 +132,7 @@ class Upkeep:
     # Garbage
 
     def collect(self) -> None:
-        """Remove files that nobody needs."""
+        """Remove files that are no longer needed."""
         places = self._view.places
         # What is listed first and looked up afterwards was not made by a session that we have not heard of.
         segments = [path for path in _files(places.segments) if path.suffix == ".arrow"]

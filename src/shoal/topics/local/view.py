@@ -1,8 +1,8 @@
 """The journal as this process has read it, shared by its threads: every look at the log goes through here.
 
 `refresh` reads on. `submit` appends an entry and reads on to it, so that its author knows whether it counts. When the
-journal has ended, whoever ended it makes the next one, and after a while whoever notices: it does not matter who,
-because it follows from the state.
+journal has ended, the process that ended it makes the next one, and after a while any process that notices. Which one
+does not matter: the next journal follows from the state.
 
 Called by everything else in `shoal.topics.local`; calls `journal`, `replay`, `snapshots` and `index`.
 """
@@ -29,7 +29,7 @@ from shoal.topics.local.settings import Fsync, LocalLogSettings
 
 log = logging.getLogger(__name__)
 
-#: Looks, and seconds between them, in which whoever ends a journal makes the next one. After that anybody does.
+#: Looks, and seconds between them, for the process that ended a journal to make the next one. Then any process does.
 _LOOKS, _LOOK_EVERY = 100, 0.001
 
 
@@ -55,7 +55,7 @@ class View:
         self._outcome: Outcome | None = None
         self._stuck: LogFullError | None = None
         self._snapshot_length = 0
-        self._pause = threading.Event()  # which nobody ever sets
+        self._pause = threading.Event()  # never set
         #: Whether it is this process that ends the journal now.
         self._ends_journal = False
         self._journal = self._open()
@@ -111,7 +111,7 @@ class View:
             self.refresh()
             if self._outcome is not None:
                 return self._outcome
-            # The journal ended just before the entry: it is void, and said again in the next one.
+            # The journal ended just before the entry: it is void, and is written again to the next one.
             if self._journal is journal and self._stuck is None:
                 raise InternalError("an entry that was appended to the journal cannot be found in it")
 
@@ -169,8 +169,8 @@ class View:
     def _has_space(self, length: int) -> bool:
         """Whether the disk has room for the next journal, its index and more.
 
-        Where it has not, the journal goes on in what was set aside for it: else nobody could say any more what frees
-        space.
+        Where it has not, the journal continues in the space set aside for it: otherwise no process could write the
+        entries that free space.
         """
         usage = os.statvfs(self.places.root)
         return usage.f_bavail * usage.f_frsize > 4 * (self._room() + length)
@@ -196,7 +196,7 @@ class View:
         return True
 
     def _next_of_others(self, number: int) -> Journal | None:
-        """The journal after this one, if somebody else has made it. Who ended this one is about to: that is awaited.
+        """The journal after this one, if another process has made it. Waits for the process that ended this one.
 
         Once: while there is no room for one, every look at the log comes here.
         """

@@ -26,7 +26,7 @@ _EVENTS = 65536
 
 
 class Watch:
-    """Waits for changes in a directory, or for somebody to call `wake`."""
+    """Waits for changes in a directory, or for a call of `wake`."""
 
     def __init__(self, directory: Path) -> None:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -74,7 +74,7 @@ class Watch:
                 os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """Let go. Safe to call twice; not while somebody waits."""
+        """Let go. Safe to call twice; not while a thread waits."""
         with self._lock:
             if self._closed:
                 return

@@ -184,7 +184,7 @@ def test_a_policy_that_cannot_be_is_refused() -> None:
         lambda: numbers().apply(asyncio.Queue, on_error="skip"),
     )
     for reduction in reductions:
-        with pytest.raises(PlanError, match=r"test_expression_policies.py:\d+: on_error: cannot be said"):
+        with pytest.raises(PlanError, match=r"test_expression_policies.py:\d+: on_error: cannot be set"):
             reduction()
     with pytest.raises(PlanError, match="reduce: wat: is no option of it"):
         numbers().reduce(keep, wat=1)

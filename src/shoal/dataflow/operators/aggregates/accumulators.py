@@ -34,7 +34,7 @@ class Accumulator:
         raise NotImplementedError
 
     def head(self, count: int) -> tuple[Any, ...]:
-        """What is kept for the first so many cells; the accumulator is not used any more."""
+        """What is kept for the first so many cells; the accumulator is no longer used."""
         return self.take(np.arange(count))
 
     def merge(self, cells: Cells, part: tuple[Any, ...]) -> None:

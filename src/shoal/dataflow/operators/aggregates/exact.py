@@ -26,7 +26,7 @@ Part: TypeAlias = tuple[Any, ...]
 
 
 class ExactSumAccumulator(Accumulator):
-    """Sums of floats, without any rounding until somebody asks."""
+    """Sums of floats, without any rounding until they are read."""
 
     def __init__(self) -> None:
         self._totals = np.zeros(0, object)

@@ -1,7 +1,7 @@
 """Accumulators for all but 64-bit numbers: values are kept as rows of Arrow tables, and put together lazily.
 
 A batch only appends its rows. They are reduced to what has to be kept (the least value of each cell, its distinct
-values) when they have doubled since the last time, or when somebody asks: so the work for each row stays constant.
+values) when they have doubled since the last time, or when they are read: so the work for each row stays constant.
 A sum of decimals that has more than 38 digits is an error and never a wrong number.
 """
 

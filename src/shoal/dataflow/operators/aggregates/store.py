@@ -75,7 +75,7 @@ class Store:
         return Sparse(cells, self.rows[cells], tuple(accumulator.take(cells) for accumulator in self._accumulators))
 
     def head(self, count: int) -> Sparse:
-        """The first so many cells, whether rows went into them or not; the store is not used any more."""
+        """The first so many cells, whether rows went into them or not; the store is no longer used."""
         return Sparse(
             np.arange(count), self.rows[:count], tuple(accumulator.head(count) for accumulator in self._accumulators)
         )

@@ -95,7 +95,7 @@ class AsOfJoin(KeyedJoin):
         return chosen
 
     def _ready(self, left: Segment, right: Segment | None, partners: Integers) -> Any:
-        """Which left rows cannot get a better partner any more."""
+        """Which left rows can no longer get a better partner."""
         if self.watermark == END_OF_TIME:
             return np.ones(len(left), np.bool_)
         if self._direction == "backward":

@@ -115,7 +115,7 @@ class KeyedJoin(Operator):
             out.emit_side(_LATE[port], rows)
 
     def forget_keys(self) -> None:
-        """Give up keys that have no rows any more."""
+        """Free keys that have no rows left."""
         count = len(self.index)
         if not self._liveness.is_due(count):
             return

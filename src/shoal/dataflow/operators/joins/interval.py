@@ -1,6 +1,6 @@
 """The interval join: a right row is a partner when its time is from `lower` to `upper` of the left row's, inclusive.
 
-Pairs go out as soon as both rows are there. A row is freed when the watermark says that no partner can come any more;
+Pairs go out as soon as both rows are there. A row is freed when the watermark says that no partner can come;
 one that is kept without a partner goes out then. A row is late when it comes behind the watermark and would be freed at
 once; it is put aside, and matched with nothing.
 """
@@ -51,7 +51,7 @@ class IntervalJoin(KeyedJoin):
         self.buffers[port].add(batch, slots, times, matched)
 
     def on_watermark(self, time: int, out: Output) -> None:
-        """Free rows for which no partner can come any more."""
+        """Free rows for which no partner can come."""
         if time <= self.watermark:
             return
         self.watermark = time
@@ -75,7 +75,7 @@ class IntervalJoin(KeyedJoin):
         return self.watermark - self._upper if port == LEFT else self.watermark + self._lower
 
     def _without_late(self, batch: Batch, port: int, out: Output) -> Batch:
-        # A row that is in time has partners that came before it, also when none can come any more.
+        # A row that is in time has partners that came before it, also when no others can come.
         late = event_times(batch) < min(self.watermark, self._first_needed(port))
         if not late.any():
             return batch

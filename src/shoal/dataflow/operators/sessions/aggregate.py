@@ -61,7 +61,7 @@ class SessionAggregate(Aggregating):
         self._watermark = START_OF_TIME
         self._next_early: int | None = None
         self._late = 0
-        #: The keys whose sessions changed since the last snapshot, and those that have none any more.
+        #: The keys whose sessions changed since the last snapshot, and those that have none left.
         self._dirty, self._gone = DirtyCells(), GoneKeys()
 
     def open(self, context: Context) -> None:

@@ -49,7 +49,7 @@ class EmittedSessions:
     def change(
         self, cells: Integers, slots: Integers, windows: tuple[Integers, Integers], columns: list[Array]
     ) -> Iterator[SessionChange]:
-        """What has to be said for these results to stand."""
+        """The changes to emit so that these results stand."""
         rows: dict[str, list[tuple[int, _Emitted]]] = {}
         for place, cell in enumerate(cells.tolist()):
             new = _Emitted(

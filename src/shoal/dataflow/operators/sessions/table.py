@@ -151,7 +151,7 @@ class SessionTable:
         self._heads[slots[firsts]] = cells[firsts]
 
     def release(self, cells: Integers) -> None:
-        """Give cells back that no slot leads to any more."""
+        """Free cells that no slot leads to any longer."""
         self._used[cells] = False
         self._free.extend(cells.tolist())
 

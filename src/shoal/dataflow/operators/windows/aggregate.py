@@ -446,7 +446,7 @@ class WindowAggregate(Aggregating):
         emit_chunks(out, batch, self._context.max_rows)
 
     def _drop_panes(self) -> None:
-        """Let go of panes whose windows are all over, and of keys that have no rows any more."""
+        """Free panes whose windows are all over, and keys without rows."""
         limit = self._watermark - self._firing.allowed_lateness if self._watermark < END_OF_TIME else END_OF_TIME
         needed = self._first_needed()
         order = self._pane_order()
