@@ -44,6 +44,7 @@ from shoal.dataflow.api.steps import check_parallelism
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.api.tables import Table
 from shoal.dataflow.api.topic import Topic, find_columns, make_topic, with_line
+from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.topic_names import check_topic
 from shoal.dataflow.language.elements import Schema
 from shoal.dataflow.language.errors import PlanError, near
@@ -256,7 +257,8 @@ class App:
 
         Others are left to their writers: a name that was not declared may be a mistake.
         """
-        read = {getattr(node.connector, "topic", None) for node in walk(*plan) if isinstance(node, Source)}
+        sources = [node.connector for node in walk(*plan) if isinstance(node, Source)]
+        read = {each.topic for each in sources if isinstance(each, TopicConnector)}
         for spec in self._topics.values():
             if spec.name in read:
                 make_topic(spec)

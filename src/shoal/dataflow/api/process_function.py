@@ -121,7 +121,7 @@ class ProcessFunction:
         """Called once, before anything else: the place to name state."""
 
     def process(self, record: Record, context: FunctionContext) -> Any:
-        """A record. Rows are returned, yielded, or put out by the context."""
+        """A record. Rows are returned, yielded, or emitted through the context."""
         raise NotImplementedError
 
     def on_timer(self, time: int, context: FunctionContext) -> Any:

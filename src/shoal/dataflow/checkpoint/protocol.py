@@ -163,7 +163,7 @@ def _interval(state: State, rules: Rules) -> float:
 
 
 def tick(state: State, members: Members, rules: Rules, now: float) -> Decision:
-    """Time has passed: begin one that is due, or give up one that takes too long."""
+    """Time has passed: begin one that is due, or abandon one that takes too long."""
     due = due_at(state, members, rules)
     if due is None or now < due:
         return state, _NOTHING

@@ -46,7 +46,7 @@ class Search:
 class History:
     """What is known of a job from before."""
 
-    #: The highest number that was ever given to a checkpoint, also to one that failed.
+    #: The highest number that any checkpoint ever had, also one that failed.
     highest: int
     #: The most tasks that each step ever had.
     widths: Mapping[str, int]

@@ -15,7 +15,7 @@ from shoal.dataflow.checkpoint.records import Checkpoint, Layout
 from shoal.dataflow.connectors.markers import ALL_TASKS, Marker
 from shoal.dataflow.language.keys import KeyGroups
 
-#: Kinds of steps whose state can be given up: rules may move what they do into other steps.
+#: Kinds of steps whose state can be dropped: rules may move what they do into other steps.
 _SPARE = frozenset({"assign-time"})
 
 

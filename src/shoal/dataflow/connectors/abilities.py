@@ -69,3 +69,28 @@ class SupportsCollect(Protocol):
     def into(self) -> Any:
         """Where the rows are collected."""
         ...
+
+
+@runtime_checkable
+class TopicConnector(Protocol):
+    """A source or a sink of a topic."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic."""
+        ...
+
+    @property
+    def broker(self) -> str:
+        """The address of the broker, as plans call it."""
+        ...
+
+    @property
+    def codec(self) -> str:
+        """The name of the codec."""
+        ...
+
+    @property
+    def options(self) -> Any:
+        """The options of the codec."""
+        ...

@@ -14,9 +14,11 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.core.errors import PreconditionError
+from shoal.dataflow.connectors.abilities import TopicConnector
+from shoal.dataflow.language.logical import Node, Sink, Source
 from shoal.topics.base import Topics
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ def has_settings(broker: str) -> bool:
 
 
 def named_settings() -> dict[str, KafkaSettings]:
-    """Settings of clusters that were given here, by name: for task hosts of the same job, and nobody else."""
+    """Settings of clusters that were given here, by name, for task hosts of the same job only."""
     with _lock:
         return dict(_settings)
 
@@ -80,7 +82,7 @@ def address_of(broker: str) -> str:
 
 
 def take_topics(broker: str) -> Topics:
-    """A connection, which `return_topics` gives back."""
+    """Borrow a connection; `return_topics` returns it."""
     with _lock:
         shared = _open.get(broker)
         if shared is None:
@@ -111,7 +113,7 @@ def topics_of(broker: str) -> Iterator[Topics]:
 
 
 def settings_of(broker: str) -> KafkaSettings:
-    """What a cluster of Kafka is used with: what was given here, and nothing but its address else."""
+    """The settings of a Kafka cluster: those registered here, else only its address."""
     from shoal.topics.kafka import KafkaSettings
 
     settings = _settings.get(broker)
@@ -138,9 +140,10 @@ def kafka_interface(broker: str) -> str:
     return interface().text if settings_of(broker).native else "Python interface, as the settings say"
 
 
-def find_kafka_interface(nodes: Iterable[Any]) -> str:
+def find_kafka_interface(nodes: Iterable[Node]) -> str:
     """How this process talks to Kafka for the connectors of some nodes; empty when none of them does."""
-    brokers = {getattr(getattr(node, "connector", None), "broker", "") for node in nodes}
+    connectors = [node.connector for node in nodes if isinstance(node, Source | Sink)]
+    brokers = {each.broker for each in connectors if isinstance(each, TopicConnector)}
     found = sorted({text for broker in brokers if broker and (text := kafka_interface(broker))})
     return "; ".join(found)
 

@@ -54,10 +54,10 @@ def connect_duckdb(database: str, *, read_only: bool = False) -> Any:
 
 
 def arrow_reader(connection: Any, query: str, rows: int) -> Any:
-    """The result of a query as a reader of batches. Raises `InvalidError` when it gives none."""
+    """The result of a query as a reader of batches. Raises `InvalidError` when it returns none."""
     relation = connection.sql(query)
     if relation is None:
-        raise InvalidError([problem("query", query, "must give rows")])
+        raise InvalidError([problem("query", query, "must return rows")])
     # The older name is that of DuckDB 1.
     return relation.to_arrow_reader(rows) if hasattr(relation, "to_arrow_reader") else relation.fetch_arrow_reader(rows)
 

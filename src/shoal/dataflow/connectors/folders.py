@@ -65,7 +65,7 @@ def folder_values(path: str, base: str) -> dict[str, bytes | None]:
 
 
 def partition_fields(values: Sequence[FolderValues], schema: Schema) -> list[Any]:
-    """The columns that the names of folders give and the files do not have."""
+    """The columns that only the names of folders have, not the files."""
     names = dict.fromkeys(name for each in values for name in each if name not in schema.names)
     mark = (schema.metadata or {}).get(_MARK)
     marked = pa.ipc.read_schema(pa.py_buffer(mark)) if mark else pa.schema([])

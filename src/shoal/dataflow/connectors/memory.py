@@ -146,12 +146,12 @@ _LOCK = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class IterableSource:
-    """Whatever a function gives: an iterable of batches, tables, dicts or lists of dicts."""
+    """What a function returns: an iterable of batches, tables, dicts or lists of dicts."""
 
     function: FunctionRef
     batch_size: int = 10_000
     bounded: bool = True
-    #: Calling the function again gives the same rows again. A generator object can be read only once.
+    #: Calling the function again returns the same rows. A generator object can be read only once.
     replayable: bool = False
     schema: Schema | None = None
     on_error: OnError = OnError.FAIL
@@ -260,7 +260,7 @@ def _row(item: Any) -> Mapping[str, Any]:
 
 
 class IterableReader:
-    """Reads an iterable. The position is the number of rows that were given, bad ones too."""
+    """Reads an iterable. The position is the number of rows that were returned, bad ones too."""
 
     def __init__(self, source: IterableSource, schema: Schema, clock: Clock, *, has_split: bool) -> None:
         self._source = source
@@ -270,7 +270,7 @@ class IterableReader:
         self._pump: Pump | None = None
         self._rows = RowsReader(schema, source.on_error)
         self._ready: deque[Sifted] = deque()
-        #: How many records of what is ready first were given.
+        #: How many records of the first item that is ready were returned.
         self._given = 0
         self._row = 0
         self._is_over = not has_split
@@ -303,7 +303,7 @@ class IterableReader:
                 return None
 
     def ended(self) -> frozenset[Split]:
-        """Whether everything has been given."""
+        """Whether everything has been returned."""
         return _ENDED if self._is_over and not self._ready else _NOTHING
 
     def wake(self) -> None:

@@ -1,9 +1,8 @@
 """CSV and JSON lines, read block by block: what types their columns have, and which of their lines cannot be read.
 
-A block is cut behind its last whole record, and given to Arrow in one piece. Only where that fails is it looked at line
-by line. The position in a file is a pair: the byte at which a block begins, and how many of its records were given, bad
-ones too; so a file goes on after a restart with the line that it stood before. Called by
-`shoal.dataflow.connectors.files`.
+A block is cut behind its last whole record, and read by Arrow in one piece. Only where that fails is it looked at line
+by line. The position in a file is a pair: the byte at which a block begins, and how many of its records were returned,
+bad ones too. So a restart continues with the next line. Called by `shoal.dataflow.connectors.files`.
 """
 
 from __future__ import annotations
@@ -84,14 +83,14 @@ class OpenedText:
         self._file = files.open_file(path)
         self._rest = b""
         self._place = 0
-        self._given = 0
+        self._returned = 0
         #: A place in the file, and how many lines are before it. Who has no bad lines does not pay for counting them.
         self._counted = (0, 0)
         self._block: _Block | None = None
 
-    def _go_to(self, place: int, given: int) -> None:
+    def _go_to(self, place: int, returned: int) -> None:
         self._file.seek(place)
-        self._place, self._given = place, given
+        self._place, self._returned = place, returned
 
     def read(self, max_rows: int) -> Piece | None:
         """The next rows; None at the end."""
@@ -99,14 +98,14 @@ class OpenedText:
             block = self._block if self._block is not None else self._next_block()
             if block is None:
                 return None
-            if self._given < block.records.count:
-                first = block.records.rows_before(self._given)
-                batch, poison, self._given = block.records.part(self._given, min(max_rows, self._batch_size))
+            if self._returned < block.records.count:
+                first = block.records.rows_before(self._returned)
+                batch, poison, self._returned = block.records.part(self._returned, min(max_rows, self._batch_size))
                 lines = functools.partial(self._lines_of, self._place, block, first)
-                is_done = self._given >= block.records.count
-                position = [self._place + block.size, 0] if is_done else [self._place, self._given]
+                is_done = self._returned >= block.records.count
+                position = [self._place + block.size, 0] if is_done else [self._place, self._returned]
                 return Piece(batch, position, poison, lines)
-            self._given -= block.records.count
+            self._returned -= block.records.count
             self._place += block.size
             self._block = None
 
@@ -222,8 +221,8 @@ class OpenedCsv(OpenedText):
         except BaseException:
             self._file.close()
             raise
-        place, given = position or (begin, 0)
-        self._go_to(int(place), int(given))
+        place, returned = position or (begin, 0)
+        self._go_to(int(place), int(returned))
 
     def _refuse_missing(self) -> None:
         missing = [name for name in self._schema.names if name not in self._names]
@@ -427,8 +426,8 @@ class OpenedLines(OpenedText):
         self._plain = pa.schema([each for each in schema if not _is_foreign(each.type)])
         self._foreign = pa.schema([each for each in schema if _is_foreign(each.type)])
         self._as_text = pa.schema([each.with_type(_text_of(each.type)) for each in self._plain])
-        place, given = position or (0, 0)
-        self._go_to(int(place), int(given))
+        place, returned = position or (0, 0)
+        self._go_to(int(place), int(returned))
 
     def _cut(self, content: bytes) -> int:
         return content.rfind(b"\n") + 1

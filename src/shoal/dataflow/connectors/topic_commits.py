@@ -62,7 +62,7 @@ class SinkNames:
 
 @contextlib.contextmanager
 def taken(target: Target) -> Iterator[Topics]:
-    """The connection, with the topic made. It is given back if that fails, or what is opened with it."""
+    """The connection, with the topic made. It is returned if that fails, or what is opened with it."""
     topics = take_topics(target.broker)
     try:
         ensure_topic(topics, target.topic, partitions=target.partitions)

@@ -1,4 +1,4 @@
-"""Names of topics and codecs: what cannot be one is refused where it is written, not when the job starts.
+"""Checks the names of topics and codecs: a bad one is refused where it is written, not when the job starts.
 
 Called by `shoal.dataflow.plan.inference` for sources and sinks of topics, and by `shoal.dataflow.api.app` for topics
 that are declared.
@@ -6,29 +6,18 @@ that are declared.
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
-
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.ids import IDENTIFIER_RULE, is_identifier
+from shoal.dataflow.connectors.abilities import TopicConnector
 from shoal.dataflow.connectors.brokers import is_kafka
 from shoal.dataflow.language.errors import PlanError
 from shoal.dataflow.language.logical import Location
 from shoal.topics.naming import KAFKA_RULE, is_kafka_name
 
 
-@runtime_checkable
-class OfTopic(Protocol):
-    """A connector that reads or writes a topic."""
-
-    topic: str
-    broker: str
-    codec: str
-    options: Any
-
-
 def check_connector(connector: object, *, at: Location | None) -> None:
     """Refuse a connector of a topic that cannot be, or whose codec cannot be made. Others are not looked at."""
-    if not isinstance(connector, OfTopic):
+    if not isinstance(connector, TopicConnector):
         return
     from shoal.topics.codecs import codec
 

@@ -200,7 +200,7 @@ class TopicReader:
         return frozenset(self._splits[each] for each, end in self._ends.items() if here.get(each, 0) >= end)
 
     def at_end(self) -> frozenset[str]:
-        """The partitions of which everything that was fetched was given, and more is not known of."""
+        """The partitions that are read to the end that is known, with nothing left in the buffer."""
         if self._reader is None:
             return frozenset()
         waiting = {each.topic_partition for each in self._waiting}

@@ -88,7 +88,7 @@ class Operator:
     def output_watermark(self, time: int) -> int:
         """How far event time has come behind this operator, when it is at `time` before it.
 
-        Only operators that hold rows back give less than `time`. The task asks after each call and passes on what is
+        Only operators that hold rows back return less than `time`. The task asks after each call and passes on what is
         greater than before.
         """
         return time
@@ -112,7 +112,7 @@ class Operator:
         return None
 
     def on_end(self, out: Output) -> None:
-        """All inputs have ended, and what is left is put out now.
+        """All inputs have ended, and what is left is emitted now.
 
         Called once in the life of a job: behind `on_watermark` with the end of time, before anyone else hears of that.
         """

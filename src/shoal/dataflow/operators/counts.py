@@ -1,6 +1,6 @@
 """Aggregates over count windows: so many rows of a key in the order of their arrival, beginning every so many rows.
 
-Only full windows give a result, at once. Its event time is that of the row that made the window full, and never behind
+Only full windows emit a result, at once. Its event time is that of the row that made the window full, and never behind
 the watermark: so it does not depend on how rows are cut into batches, and is not late. Rows are kept in panes of as
 many rows as no window cuts: the pane that is being filled, and the full ones that a window still needs. How many rows a
 key had is never forgotten. All windows that a batch makes full are put together at once, out of blocks that overlapping

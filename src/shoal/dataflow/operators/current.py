@@ -1,4 +1,4 @@
-"""The context that a process function is given: the current key, its state, its timers, and what was put out."""
+"""The context of a process function: the current key, its state, its timers, and the rows it emitted."""
 
 from __future__ import annotations
 

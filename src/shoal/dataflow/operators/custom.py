@@ -3,7 +3,7 @@
 It may also have `open(context)`, `process_morsel(batch)` (then that is called), `on_watermark(time)`, `finish()`, each
 returning rows or nothing, `snapshot()`, `restore(states)`, `parallelism_hint` and `close()`. What `snapshot` returns is
 `KeyedState` for state by key, or any other value, of which `restore` gets a list: each task's. Only the type tells the
-two apart. Rows that `process_batch` gives have the event times of the batch, or those of the time column where it was
+two apart. Rows that `process_batch` emits have the event times of the batch, or those of the time column where it was
 changed; rows of `on_watermark` and `finish` have the time up to which event time has come, so that they are not late.
 """
 
@@ -79,7 +79,7 @@ class CustomOperator(Operator):
         self._hook("on_watermark", out, time)
 
     def on_end(self, out: Output) -> None:
-        """Let it put out what is left."""
+        """Let it emit what is left."""
         self._hook("finish", out)
 
     def statistics(self) -> Mapping[str, int]:
@@ -87,7 +87,7 @@ class CustomOperator(Operator):
         return self._policy.statistics()
 
     def snapshot(self) -> OperatorState:
-        """What the user's gives."""
+        """The snapshot of the user's operator."""
         if not hasattr(self._operator, "snapshot"):
             return OperatorState()
         state = self._operator.snapshot()

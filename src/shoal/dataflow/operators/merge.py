@@ -60,7 +60,7 @@ class Merge(Operator):
         self._context = context
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
-        """Let rows wait, and give those that are certain."""
+        """Buffer rows, and emit those whose order is certain."""
         if not batch.num_rows:
             return
         state = self._ports[port]

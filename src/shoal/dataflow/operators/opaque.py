@@ -1,9 +1,9 @@
 """Users' functions over whole batches: `map`, `flat_map` and `filter`. They never see hidden columns.
 
-A `map` gives as many rows as it got, and has the hidden columns put back: row i is taken for what became of row i.
+A `map` returns as many rows as it got, and has the hidden columns put back: row i is taken for what became of row i.
 Event time follows its column: where a function returns that column changed, as one that sorts does, the times are read
-of it anew. A `flat_map` gives any number of rows; they get the hidden columns back when their number is the same, else
-the greatest event time of the batch: so they are not late.
+from it again. A `flat_map` returns any number of rows. They get the hidden columns back when their number is the same,
+else the greatest event time of the batch: so they are not late.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def can_be_rows(value: Any, *, is_flat: bool) -> bool:
 
 
 def as_batch(value: Any, column: str) -> Batch:
-    """What a function returned, as a batch. An array gives one column of that name."""
+    """What a function returned, as a batch. An array becomes one column of that name."""
     match value:
         case pa.RecordBatch():
             return value

@@ -47,7 +47,7 @@ from shoal.dataflow.state.timers import Timers
 
 log = logging.getLogger(__name__)
 
-#: Rows of one call that are put out together at most: a timer may bring any number.
+#: Rows of one call that are emitted together at most: a timer may bring any number.
 _MAX_WAITING = 8_192
 
 #: Leaves out what a call was for, a record or a timer, by the policy.
@@ -228,7 +228,7 @@ class ProcessOperator(Operator):
         return places
 
     def _put_out(self, out: Output, reject: Reject) -> None:
-        """Rows that the function gave, with their times; and what it changed of its state."""
+        """Rows that the function emitted, with their times; and what it changed of its state."""
         current = self._current
         self._state.flush()
         if current.rows:
@@ -236,9 +236,9 @@ class ProcessOperator(Operator):
             if batch is not None:
                 emit_chunks(out, batch, self._context.max_rows)
         sides, current.sides = current.sides, {}
-        for tag, given in sides.items():
-            out.emit_side(tag, make_batch([as_mapping(row) for row in given], None))
-            self._refuse_unread(tag, len(given), out)
+        for tag, rows in sides.items():
+            out.emit_side(tag, make_batch([as_mapping(row) for row in rows], None))
+            self._refuse_unread(tag, len(rows), out)
 
     def _batch(self, reject: Reject) -> Batch | None:
         """Its rows as a batch. For one that does not fit its columns it is as if the function had raised."""
@@ -265,7 +265,7 @@ class ProcessOperator(Operator):
         return make_batch(rows, self._schema) if self._is_declared else learn_batch(rows, self._schema)
 
     def _good_rows(self, rows: list[Any], origins: list[Any], reject: Reject, error: Exception) -> list[int]:
-        """The places of the rows that fit. A record that gave several that do not is rejected once."""
+        """The places of the rows that fit. A record that emitted several that do not is rejected once."""
         bad: set[int] = set()
         rejected: set[Any] = set()
         for place, misfit in find_misfits(rows, self._schema):

@@ -51,7 +51,7 @@ class MapRecords(Operator):
         self._runner: asyncio.Runner | None = None
         self._function = function
         self._is_async = _is_async(function)
-        # A generator gives any number of rows for one, whatever it was asked for as.
+        # A generator emits any number of rows for one, however it was called.
         self._kind = "flat_map" if kind == "map" and _is_generator(function) else kind
         self._schema = schema
         self._is_declared = schema is not None
@@ -178,7 +178,7 @@ class MapRecords(Operator):
 
 
 def try_record(function: Callable[[Any], Any], kind: str, record: Record) -> list[Any]:
-    """The rows that a function gives for one record, taken as `MapRecords` takes them. Raises what it raises."""
+    """The rows that a function returns for one record, taken as `MapRecords` takes them. Raises what it raises."""
     operator = MapRecords(function=function, kind=kind)
     try:
         results, raised = operator._outcomes([record])  # noqa: SLF001  this module's own

@@ -1,7 +1,7 @@
 """Aggregates without a window: the result at the end of bounded input, or changes of it all the time.
 
 Changes say in `op` what they do to the row of their key that came before: `+I` a new one, `-U` and `+U` the old and the
-new one, `-D` the last. A batch gives what it takes back first, then what stands now; what did not change is not given.
+new one, `-D` the last. A batch emits retractions first, then new results; what did not change is not emitted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class RunningAggregate(Aggregating):
         self._context = context
 
     def process(self, batch: Batch, out: Output, *, port: int = 0) -> None:
-        """Take rows in, and give what changed."""
+        """Take rows in, and emit what changed."""
         if not batch.num_rows:
             return
         plan = self._bound(batch)
@@ -75,7 +75,7 @@ class RunningAggregate(Aggregating):
         self._emit_changes(plan, before, old, out, int(times.max()))
 
     def on_end(self, out: Output) -> None:
-        """Emit the results, where nothing was given before."""
+        """Emit the results, where nothing was emitted before."""
         if self._plan is None or self._emits_changes:
             return
         cells = self._store.present()

@@ -2,7 +2,7 @@
 
 `shoal.dataflow.state.handles` puts value, list, map, reducing and aggregating state on top of it. Backends: `memory`
 and `rocks`; one conformance suite, `shoal.testing.suites.state`. Calls take many keys at once, from one thread. Times
-are microseconds of processing time, and given by the caller.
+are microseconds of processing time, and passed by the caller.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StateBackend(Protocol):
         ...
 
     def restore(self, table: TableState) -> None:
-        """Take in what `changes` gave, of any backend, merged. That is no change."""
+        """Restore what `changes` returned, of any backend, merged. That is no change."""
         ...
 
     def close(self) -> None:

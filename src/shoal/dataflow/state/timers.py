@@ -65,7 +65,7 @@ class Timers:
         return _table(changed & self._set, changed - self._set), False
 
     def restore(self, table: TableState) -> None:
-        """Take in what `changes` gave, merged. That is no change."""
+        """Restore what `changes` returned, merged. That is no change."""
         times, keys = (column.to_pylist() for column in table.rows.columns)
         for time, group, key in zip(times, table.groups.tolist(), keys, strict=True):
             self.set(time, (group, key))

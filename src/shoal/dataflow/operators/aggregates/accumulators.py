@@ -19,7 +19,7 @@ _SAFE = 1 << 62
 
 
 class Accumulator:
-    """One thing that is kept for every cell. `part`s are what `take` gave: arrays with an entry for each cell."""
+    """One thing that is kept for every cell. `part`s are what `take` returned: arrays with an entry for each cell."""
 
     def grow(self, capacity: int) -> None:
         """Have room for so many cells."""

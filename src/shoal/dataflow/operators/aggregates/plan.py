@@ -122,7 +122,7 @@ class AccumulatorSpec:
                 return (pa.large_list(pa.int64()), pa.large_list(self.type))
 
     def to_arrow(self, part: tuple[Any, ...]) -> list[Array]:
-        """What `take` gave, as Arrow arrays."""
+        """What `take` returned, as Arrow arrays."""
         if self.kind == "fold":
             return [part[0] if not isinstance(part[0], np.ndarray) else folds.structs_of(part[0], self.type)]
         if self.kind == "exact":

@@ -92,7 +92,7 @@ class RowBuffer:
             self.segments.append(_merged(self.segments.pop(), newer))
 
     def free_before(self, time: int) -> Iterator[Segment]:
-        """Forget rows of earlier times; gives them, so that those without a partner can be put out."""
+        """Forget rows of earlier times; returns them, so that those without a partner can be emitted."""
         kept: list[Segment] = []
         self.floor = max(self.floor, time)
         for segment in self.segments:
@@ -152,7 +152,7 @@ class RowBuffer:
         return TableState(rows, group_of(slots), (_ID,), ids, gone_groups, floor), is_whole
 
     def restore(self, rows: Table, slots_of: Callable[[Batch], Integers]) -> None:
-        """Take in what `changes` gave, merged. That is no change."""
+        """Restore what `changes` returned, merged. That is no change."""
         self._is_tracking = True
         if not len(rows):
             return

@@ -102,7 +102,7 @@ class LookupJoin(Operator):
         raise NotImplementedError
 
     def join(self, batch: Batch, out: Output) -> None:
-        """Put out what left rows give."""
+        """Emit the results of left rows."""
         raise NotImplementedError
 
     def emit(self, left: Batch, right: Batch | None, out: Output) -> None:

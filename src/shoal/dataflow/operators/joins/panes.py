@@ -88,7 +88,7 @@ class PaneRows:
         return TableState(table, key_groups(rows, keys, total), floor=(_PANE, self._floor)), fresh is None
 
     def restore(self, rows: Table, first: int) -> None:
-        """Take in what `changes` gave, merged, without panes before the first that is needed. That is no change."""
+        """Restore what `changes` returned, merged, without panes before the first that is needed. That is no change."""
         self._fresh = None
         if len(rows):
             rows = rows.combine_chunks()

@@ -196,7 +196,7 @@ class _Rows:
         return self._main
 
     def take(self, numbers: Integers) -> tuple[Integers | None, Batch]:
-        """Rows by their numbers, and the order in which they are given where that is another one."""
+        """Rows by their numbers, and the order in which they are emitted where that is another one."""
         old = numbers < self._main_rows
         if self._main is None or not old.any():
             return None, self._newest().take(pa.array(numbers - self._main_rows))

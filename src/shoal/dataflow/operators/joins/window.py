@@ -1,4 +1,4 @@
-"""The windowed join: pairs of rows with equal keys that are in the same window, given when the window ends.
+"""The windowed join: pairs of rows with equal keys in the same window, emitted when the window ends.
 
 Rows wait for the end of their windows; a row whose windows have all ended is late. With sliding windows a pair comes
 out once for each window that both rows are in. The result has the window's bounds, and its last microsecond as event

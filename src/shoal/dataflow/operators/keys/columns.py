@@ -1,6 +1,6 @@
 """The keys of a `KeyIndex`, column by column, in arrays that grow: numbers as int64, all else as bytes.
 
-A value is the one that `keys.canonical` gives, so comparing two is comparing bits. No Python object is kept for a key.
+A value is what `keys.canonical` returns, so comparing two is comparing bits. No Python object is kept for a key.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every keyed operator has one. It is a hash table in numpy arrays: a batch is looked up at once, and what was found is
 compared with the keys themselves, so two keys of one hash are never taken for each other. With few keys, or with whole
-numbers that lie close together, there are quicker ways. Slots of keys without state are given back by `compact`, which
+numbers that lie close together, there are quicker ways. Slots of keys without state are freed by `compact`, which
 renumbers those that stay in their order; else memory would grow with every key that ever came.
 """
 

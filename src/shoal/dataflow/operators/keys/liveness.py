@@ -1,4 +1,4 @@
-"""When keys without state are given up, so that memory follows the keys that are alive and not all that ever came.
+"""When keys without state are freed, so that memory follows the keys that are alive and not all that ever came.
 
 A key that had state since the last look stays, even when it has none just now: a key that comes in every window would
 else be forgotten and learned again all the time.
@@ -14,7 +14,7 @@ from shoal.dataflow.language.keys import Integers
 
 Flags: TypeAlias = np.ndarray[Any, np.dtype[np.bool_]]
 
-#: Fewer keys are never given up: there is nothing to win.
+#: Fewer keys are never freed: nothing would be gained.
 _FEW = 8_192
 
 

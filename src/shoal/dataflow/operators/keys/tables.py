@@ -61,7 +61,7 @@ def fingerprint(keys: Sequence[str], what: str, window: Window | None = None) ->
 
 
 def check_fingerprint(facts: Mapping[str, Any], mine: Mapping[str, str]) -> None:
-    """Refuse state of another form: read as this one it would give wrong numbers, and nobody would notice."""
+    """Refuse state of another form: read as this one it would silently lead to wrong numbers."""
     if facts.get(_FINGERPRINT) == mine[_FINGERPRINT]:
         return
     raise PreconditionError(

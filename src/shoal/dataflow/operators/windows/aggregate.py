@@ -1,6 +1,6 @@
 """Aggregates over tumbling and sliding windows of event time.
 
-Each window gives its result once, when the watermark reaches its end. A row is late for a window that has ended at the
+Each window emits its result once, when the watermark reaches its end. A row is late for a window that has ended at the
 watermark before its batch; late for all of them, it goes to the side output `late`. With allowed lateness a row still
 corrects results that were emitted. With that, or with early results, the results are changes: see `operators.emitted`.
 """

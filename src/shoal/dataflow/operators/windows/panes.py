@@ -97,7 +97,7 @@ class Pane:
         return whole.at(np.flatnonzero(flags[whole.cells]))
 
     def freeze(self, capacity: int) -> Sparse:
-        """Keep the compressed form only, and give it. Some of its slots may have no rows."""
+        """Keep the compressed form only, and return it. Some of its slots may have no rows."""
         if self._base is None or self._pieces or self._store is not None:
             self._base = self._compressed(capacity)
             self._pieces, self._waiting, self._store = [], 0, None
