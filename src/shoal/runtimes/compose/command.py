@@ -34,6 +34,7 @@ _PROBE_SECONDS = 20.0
 #: Older ones print the commands that they run, with the values of variables.
 _OLDEST_PODMAN_COMPOSE = (1, 3)
 _VERSION = re.compile(r"podman-compose version:? *(\d{1,9})\.(\d{1,9})")
+_TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t]+.*\n)*", re.MULTILINE)
 _PLUGIN = ("docker", "compose")
 _LOCK_SECONDS = 60.0
 _MAX_SHOWN = 2000
@@ -80,6 +81,7 @@ class ComposeCommand:
         if status != 0:
             for name, value in _variables(content):
                 output = output.replace(f"{name}={value}", f"{name}=***")
+            output = without_tracebacks(output)
             raise ComposeError(output[-_MAX_SHOWN:].strip() or f"{self.arguments[0]} ended with status {status}")
 
 
@@ -121,6 +123,11 @@ def is_new_enough(output: str) -> bool:
     """Whether `podman-compose version` names a version that is supported. Pure."""
     found = _VERSION.search(output)
     return found is not None and (int(found[1]), int(found[2])) >= _OLDEST_PODMAN_COMPOSE
+
+
+def without_tracebacks(output: str) -> str:
+    """What a command printed without where in its own code it failed: `podman-compose` ends so. Pure."""
+    return _TRACEBACK.sub("", output)
 
 
 def _variables(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,24 @@ async def test_the_end_of_what_it_said_is_the_error(tmp_path: Path) -> None:
         await run(made, tmp_path)
     assert raised.value.message.endswith("port is taken")
     assert len(raised.value.message) <= 2000
+
+
+async def test_where_it_failed_in_its_own_code_is_not_part_of_the_error(tmp_path: Path) -> None:
+    script = """import sys
+try:
+    raise ValueError("the first")
+except ValueError:
+    print("before")
+    sys.stdout.flush()
+    raise RuntimeError("network create failed")
+"""
+    (tmp_path / "fails.py").write_text(script)
+    with pytest.raises(ComposeError) as raised:
+        await run(command(tmp_path, f"exec {sys.executable} fails.py"), tmp_path)
+    said = raised.value.message.splitlines()
+    assert (said[0], said[-1]) == ("before", "RuntimeError: network create failed")
+    assert "ValueError: the first" in said
+    assert not any("fails.py" in line or "Traceback" in line for line in said)
 
 
 async def test_one_that_does_not_read_its_input_is_no_error(tmp_path: Path) -> None:
