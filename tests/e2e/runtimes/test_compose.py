@@ -27,6 +27,7 @@ from shoal.runtimes.base import RunError, RunInfo, RunPhase, RunRequest, Runtime
 from shoal.runtimes.compose.command import ComposeCommand, find_command
 from shoal.runtimes.compose.interpolation import escape
 from shoal.runtimes.compose.runtime import ComposeRuntime
+from shoal.runtimes.container import connection
 from shoal.runtimes.container.api import EngineApi
 from shoal.runtimes.container.connection import Connect
 from shoal.runtimes.container.creating import Owner
@@ -174,6 +175,19 @@ async def test_one_crashed_service_fails_the_run_and_ends_the_others(
         # The end is stored first, then the project is removed.
         while engine.containers() or "shoal-n1-web_default" in engine.podman("network", "ls", "-q").split():
             await asyncio.sleep(0.1)
+
+
+async def test_a_service_that_ends_during_the_start_is_noticed_without_another_event(
+    open_runtime: Callable[[], Awaitable[ComposeRuntime]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_COMPARE_SECONDS", 3600.0)
+    runtime = await open_runtime()
+    await runtime.start(request({"db": says("up", "exit 3"), "web": says("up", "exit 3")}))
+    # Asked for, it would look: the agent is told.
+    async with asyncio.timeout(30):
+        ended = await anext(runtime.watch())
+    assert ended.exit is not None
+    assert ended.exit.code == 3
 
 
 async def test_an_update_replaces_what_changed_and_keeps_volumes(

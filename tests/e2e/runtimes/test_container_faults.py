@@ -39,6 +39,7 @@ from tests.e2e.runtimes.containers import (
     open_containers,
     own_containers,
     owner,
+    project,
     random_layer,
     registry,
     request,
@@ -401,6 +402,52 @@ async def test_an_agent_that_is_killed_while_it_starts_a_run_leaves_one_containe
     assert await wait_output(runtime, b"up\n") == b"up\n"
     assert own_containers() == ["web"]
     assert [run.run_id for run in await runtime.list_runs()] == ["web-1"]
+
+
+@pytest.mark.parametrize(
+    ("point", "deadline"),
+    [
+        pytest.param("compose.create.before", None, marks=pytest.mark.long),
+        pytest.param("compose.create.before", 600.0, marks=pytest.mark.long),
+        ("compose.create.after", 600.0),
+        ("compose.start.after", None),
+        pytest.param("compose.start.after", 600.0, marks=pytest.mark.long),
+    ],
+)
+async def test_an_agent_that_is_killed_while_it_starts_a_project_leaves_one(
+    start_agent: StartAgent,
+    open_containers: OpenContainers,
+    own_containers: OwnContainers,
+    *,
+    point: str,
+    deadline: float | None,
+) -> None:
+    run = {"run_id": "web-1", "script": "echo up; exec sleep 1000", "deadline": deadline}
+    assert start_agent(run, kind="compose", fault=f"{point}=kill").wait(timeout=60) == -signal.SIGKILL
+    left = own_containers()
+    assert len(left) == (0 if point == "compose.create.before" else 2)
+    runtime = await open_containers("compose")
+    info = await runtime.start(project(deadline=deadline))
+    assert (info.phase, dict(info.services)) == (RunPhase.RUNNING, {"db": "running", "web": "running"})
+    await wait_output(runtime, b"db | up\n")
+    assert sorted(own_containers()) == ["web_db_1", "web_web_1"]
+    assert [run.run_id for run in await runtime.list_runs()] == ["web-1"]
+
+
+@pytest.mark.parametrize("point", ["compose.end.before", pytest.param("compose.remove.before", marks=pytest.mark.long)])
+async def test_an_agent_that_is_killed_while_a_project_ends_knows_the_end(
+    start_agent: StartAgent, open_containers: OpenContainers, own_containers: OwnContainers, point: str
+) -> None:
+    run = {"run_id": "web-1", "script": "echo bye; exit 5"}
+    assert start_agent(run, kind="compose", fault=f"{point}=kill").wait(timeout=60) == -signal.SIGKILL
+    assert len(own_containers()) == 2
+    runtime = await open_containers("compose")
+    ended = await wait_ended(runtime, "web-1")
+    assert ended.exit is not None
+    assert (ended.exit.code, ended.exit.unknown, ended.ended_by) == (5, False, "")
+    assert sorted((await read_all(runtime)).splitlines()) == [b"db | bye", b"web | bye"]
+    await wait_until(lambda: not own_containers())
+    assert (await runtime.start(project("exit 0"))) == ended
 
 
 @pytest.mark.parametrize("deadline", [None, 600.0])

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.disk.private_files import make_private_directory
 from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
@@ -190,7 +191,10 @@ class ComposeRuntime:
                     raise
             # Cut off from here on, the project would run without a record.
             work = self._take_in(api, request, project, folder=folder, marks=marks, content=content)
-            return (await to_the_end(work)).info
+            started = await to_the_end(work)
+            # A service that has ended already did so while this start was under way, and was not looked at.
+            self._connection.compare_soon()
+            return started.info
 
     async def _take_in(
         self,
@@ -264,6 +268,7 @@ class ComposeRuntime:
                 updating=False,
             )
             changed = await self._refresh(api, changed)
+            self._connection.compare_soon()
         return changed.info
 
     async def _roll_back(self, api: EngineApi, run: ComposeRun, lock: int, *, deadline: float | None) -> None:
@@ -457,11 +462,14 @@ class ComposeRuntime:
         deadline: float | None,
     ) -> None:
         """Create and start containers. Those with a deadline are guarded before they start."""
+        faults.reach("compose.create.before")
         if deadline is not None:
             await self._compose(_CREATE, content, workload_id, folder, lock=lock)
             for each in await self._containers(api, workload_id):
                 await self._guard.protect(str(each["Id"]), deadline)
+            faults.reach("compose.create.after")
         await self._compose(_UP, content, workload_id, folder, lock=lock)
+        faults.reach("compose.start.after")
 
     async def _compose(
         self, words: tuple[str, ...], content: dict[str, Any], workload_id: WorkloadId, folder: Path, *, lock: int = -1
@@ -664,7 +672,9 @@ class ComposeRuntime:
             services=verdict.services,
             last_output=output.decode(errors="replace"),
         )
+        faults.reach("compose.end.before")
         await self._put(ended)
+        faults.reach("compose.remove.before")
         self._let_go(run.members)
         with contextlib.suppress(EngineError):
             await self._remove_project(api, run.workload_id, delete_data=False)

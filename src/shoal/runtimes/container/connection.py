@@ -65,6 +65,10 @@ class EngineConnection:
         if not self._has_compared:
             raise UnavailableError(f"the container engine is away since the agent started: {self._problem}")
 
+    def compare_soon(self) -> None:
+        """Something may have happened in the engine whose event came before it was of use."""
+        self._compare_now.set()
+
     async def open(self, scope: TaskScope) -> None:
         """Look for the engine, compare with it, and keep looking. One that is down is no error.
 
