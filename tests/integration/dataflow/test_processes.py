@@ -25,6 +25,7 @@ import pytest
 from shoal.core import faults
 from shoal.core.entropy import SystemEntropy
 from shoal.core.errors import InvalidError, ShoalError
+from shoal.dataflow.api.progress import step_progress
 from shoal.dataflow.api.stream import Stream
 from shoal.dataflow.execution import engine
 from shoal.dataflow.language.errors import PlanError
@@ -240,3 +241,14 @@ def test_what_cannot_leave_the_process_is_refused_before_anything_runs(tmp_path)
     with pytest.raises(InvalidError, match="processes"):
         engine.run([stream.to_parquet(str(tmp_path / "out")).node], processes=-1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_steps_took_and_put_out_is_the_same_over_processes(tmp_path, processes):
+    rows = Stream.from_dicts([{"a": each % 10} for each in range(1000)]).map(speaks, schema={"a": "int64"})
+    flow = engine.start([rows.to_parquet(str(tmp_path / "out")).node], parallelism=2, processes=processes)
+    flow.wait(LONG)
+    steps = {each.name.partition("(")[0]: each for each in step_progress(flow.metrics())}
+    assert (steps["source"].received, steps["source"].emitted) == (0, 1000)
+    assert (steps["map"].received, steps["map"].emitted) == (1000, 1000)
+    assert steps["sink"].received == 1000

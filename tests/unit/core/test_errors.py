@@ -8,6 +8,7 @@ import pytest
 from shoal.core import errors
 from shoal.core.errors import (
     MAX_SHOWN_VALUE,
+    CorruptError,
     InvalidError,
     NotFoundError,
     NotLeaderError,
@@ -29,6 +30,7 @@ def types_below(cls: type[ShoalError]) -> Iterator[type[ShoalError]]:
 
 SPECIAL: dict[type[ShoalError], ShoalError] = {
     InvalidError: InvalidError([problem("a", 1, "must be 2")], what="spec", hint="write 2"),
+    CorruptError: CorruptError("events.pb", 12, "must end here", hint="fetch it again"),
     NotFoundError: NotFoundError("node", "n1", hint="look again"),
     StaleGenerationError: StaleGenerationError("w", offered=1, highest=2),
     SessionSupersededError: SessionSupersededError("n1"),

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shoal.core import files
-from shoal.core.errors import NotFoundError, PreconditionError, ShoalError
+from shoal.core.errors import ExhaustedError, NotFoundError, PreconditionError, ShoalError
 from shoal.core.faults import reach
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, StepState, TaskPart
 from shoal.dataflow.checkpoint.records import Checkpoint, History, Layout, Search
@@ -157,7 +157,10 @@ class CheckpointStorage:
         return self._read(number)
 
     def begin(self, layout: Layout) -> History:
-        """What is known from before. Notes down the new widths and the epoch before anything of them runs."""
+        """What is known from before. Notes down the new widths and the epoch before anything of them runs.
+
+        A job that starts again with the same widths starts on a full disk, too.
+        """
         known = self._read_job()
         if known is not None and known["key_groups"] != layout.key_groups:
             raise PreconditionError(
@@ -174,7 +177,13 @@ class CheckpointStorage:
             "widths": widths,
             "epoch": epoch,
         }
-        files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
+        try:
+            files.write_atomic(files.join(self._base, _JOB), json.dumps(content).encode())
+        except ExhaustedError as error:
+            # The claim's lock keeps older epochs out, and numbers of checkpoints are not used again.
+            if widths != before or "://" in self._base:
+                raise
+            log.warning("job %s: epoch %d is not recorded: %s", self._job, epoch, error)
         used = [*self._numbers(), *map(number_of, self._store.list_names())]
         return History(max(used, default=0), before, epoch)
 

@@ -79,6 +79,7 @@ def test_a_disk_that_takes_no_checkpoint_does_not_end_the_job(disk, caplog, call
     assert now.reason
     assert [each.message for each in caplog.records if "The job goes on" in each.message]
     feed(tap, batches(3, start=3))
+    tap.wait_fetched(6)
     disk.heal()
     until(lambda: flow.metrics().checkpoints.completed > now.completed)
     later = flow.metrics().checkpoints
