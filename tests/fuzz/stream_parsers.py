@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import struct
 import zlib
@@ -14,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
+from shoal.cli.programs.topic_lines import read_lines
 from shoal.core.errors import DamagedError, InternalError, InvalidError, PreconditionError, UnsupportedError
 from shoal.dataflow.checkpoint.handles import FileHandle, Link, TaskPart
 from shoal.dataflow.checkpoint.messages import TaskId
@@ -73,6 +75,7 @@ TWO = np.array([0, 7])
 STEP = OperatorState(shared=b"shared", tables={"cells": TableState(ROWS, TWO, ("key",), ROWS, TWO, ("n", 1))})
 HEADER = encode({"sum": STEP, "own": OperatorState({0: b"zero", 7: b"seven"}), "out": OperatorState()})[0][0][START:]
 BLOB = pack({"cells": pa.table({"text": ["a", "b"]}), "none": pa.table({"n": pa.array([], pa.int64())})}, watermark=5)
+FED = b'{"k": "a", "n": 1}\n\n{"k": null}\n{"k": 5}'
 KEY = encode_key((None, True, 12, 1.5, "text", b"bytes"))
 PLAN = write_plan(every_kind())
 BODY = json.loads(PLAN.to_json())
@@ -269,6 +272,11 @@ STREAM_PARSERS: dict[str, ParserCase] = {
         _changed(STREAM),
         (CheckpointError,),
         (STREAM,),
+    ),
+    "shoal.cli.programs.topic_lines.read_lines": ParserCase(
+        lambda content: list(read_lines(io.BytesIO(content), key="k")),
+        _changed(FED) | _changed_json({"k": "a", "n": 1}) | st.sampled_from((b'{"k": "\\ud800"}', b'{"\\ud800": 1}')),
+        good=(FED, b""),
     ),
     # The local log.
     "shoal.topics.local.entries.decode": ParserCase(

@@ -84,13 +84,18 @@ def _key(row: dict[str, Any], key: str, name: str, number: int) -> bytes | None:
     if not key:
         return None
     if key not in row:
-        _refuse(name, number, ", ".join(row).encode(), f"must have the field {key!r}, which --key names")
+        _refuse(
+            name, number, ", ".join(row).encode(errors="replace"), f"must have the field {key!r}, which --key names"
+        )
     found = row[key]
     if found is None:
         return None
     if isinstance(found, dict | list):
         _refuse(name, number, json.dumps(found).encode(), f"field {key!r} must be a text or a number to be a key")
-    return (found if isinstance(found, str) else json.dumps(found)).encode()
+    try:
+        return (found if isinstance(found, str) else json.dumps(found)).encode()
+    except UnicodeEncodeError:
+        _refuse(name, number, json.dumps(found).encode(), f"field {key!r} must be text that UTF-8 can write")
 
 
 def _refuse(name: str, number: int, line: bytes, rule: str) -> NoReturn:
