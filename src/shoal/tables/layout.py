@@ -149,4 +149,4 @@ def _cells(settings: TableSettings) -> int:
 
 def _capacity(ids: int) -> int:
     """Places for this many ids, and some for the spread between shards."""
-    return max(1 << 8, 1 << (ids * 18 // places.MAX_LOAD).bit_length())
+    return max(1 << 8, 1 << (ids * 18 // places.LOAD).bit_length())

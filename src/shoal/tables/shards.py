@@ -6,6 +6,7 @@ the old one ends with it, because it keeps the old memory alive. Called by `tabl
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +71,20 @@ class Shards:
         if rows - int(header[places.NEXT_ROW]) + int(header[places.FREE_COUNT]) < places.BATCH:
             self._add_block(shard)
         self._publish(shard)
+
+    def grow_one(self) -> None:
+        """Grow the fullest index if it has more ids than it should.
+
+        Ids are spread evenly, so that all shards become full at about the same time. Without memory for it, the index
+        is used until it has no room; then `make_room` fails.
+        """
+        counts, capacities = self._headers[:, places.COUNT], self._headers[:, places.CAPACITY]
+        full = counts * 16 > capacities * places.LOAD
+        if full.any():
+            shard = int(np.argmax(np.where(full, counts / capacities, 0.0)))
+            with contextlib.suppress(ExhaustedError):
+                self._grow_index(shard)
+                self._publish(shard)
 
     def _grow_index(self, shard: int) -> None:
         header = self._headers[shard]

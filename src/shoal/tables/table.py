@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.errors import InvalidError, PreconditionError, UnsupportedError, problem
+from shoal.tables.jobs import Job, JobMaker
 from shoal.tables.kernels import filters, index, lookups, places, sweeps, updates
 from shoal.tables.kernels.compiling import for_kernel
 from shoal.tables.layout import Floats, Words, make_layout
@@ -30,8 +31,6 @@ from shoal.tables.workers import Workers
 
 Flags = npt.NDArray[np.bool_]
 SETTINGS_FILE = "settings"
-#: Smaller batches are not worth a second thread.
-_SPLIT_FROM = 1024
 _LATEST = 2**32 - 1
 _NO_STATES = np.zeros((0, 0), np.float32)
 
@@ -56,8 +55,8 @@ class Entries:
     weights: Floats
     states: Floats
 
-    def take(self, mask: Flags) -> Entries:
-        """Those where the mask is true."""
+    def take(self, mask: Flags | Words | slice) -> Entries:
+        """Those where the mask is true, those at some places, or those of a slice."""
         return Entries(self.ids[mask], self.times[mask], self.weights[mask], self.states[mask])
 
 
@@ -77,27 +76,6 @@ class TableStatistics:
     time_basis: TimeBasis
     #: The newest time of an update, in seconds since 1970.
     newest: int
-
-
-@dataclass(slots=True)
-class _Buffers:
-    """What one thread needs to add up the gradients of a batch; kept from batch to batch."""
-
-    order: Words
-    positions: Words
-    scratch: Words
-    ids: Words
-    counts: Words
-    times: Words
-    sums: Floats
-    stopped: Words
-
-    @classmethod
-    def make(cls, size: int, width: int) -> _Buffers:
-        rounded = 1 << max(6, (size - 1).bit_length())
-        positions, ids, counts, times = (np.zeros(rounded, np.int64) for _ in range(4))
-        scratch, sums = np.zeros(rounded * 2 + 1, np.int64), np.zeros((rounded, width), np.float32)
-        return cls(np.arange(rounded), positions, scratch, ids, counts, times, sums, np.zeros(1, np.int64))
 
 
 class EmbeddingTable:
@@ -126,21 +104,17 @@ class EmbeddingTable:
         self.layout = make_layout(settings)
         self._memory = memory or HeapMemory()
         self._clock = clock or SystemClock()
-        self._threads = threads
         self._workers = Workers(threads - 1)
+        self._jobs = JobMaker(self.layout, settings.shards, threads)
         self._lock = threading.RLock()
         self._shards = Shards(self.layout, self._memory)
-        self._buffers: list[_Buffers | None] = [None] * threads
-        #: The shards of each thread.
-        self._mine: list[Flags] = [np.arange(settings.shards) % threads == part for part in range(threads)]
         self._lookups = self._hits = self._not_finite = 0
         self._basis = TimeBasis.UNKNOWN
         self._newest = 0
+        self._filled = np.zeros(1, np.int64)
         self._closed = False
         #: The shard and the place where `expire_some` goes on.
         self._sweep = (0, 0)
-        #: Threads of one batch grow different shards, but the directory is one.
-        self._growing = threading.Lock()
         if isinstance(self._memory, SharedMemory):
             self._memory.write(SETTINGS_FILE, settings.to_json().encode())
 
@@ -152,16 +126,8 @@ class EmbeddingTable:
         self._open()
         keys = as_ids(ids)
         values = np.empty((keys.size, self.layout.width), np.float32) if out is None else self._check_out(out, keys)
-        parts = 1 if keys.size < _SPLIT_FROM else self._threads
-        bounds = [keys.size * part // parts for part in range(parts + 1)]
-
-        def read(part: int) -> int:
-            chosen = slice(bounds[part], bounds[part + 1])
-            return self._lookup(keys[chosen], values[chosen])
-
-        hits = sum(self._workers.run(read, parts))
+        self._hits += self._lookup(keys, values)
         self._lookups += keys.size
-        self._hits += hits
         return values
 
     def _lookup(self, keys: Words, values: Floats) -> int:
@@ -169,8 +135,15 @@ class EmbeddingTable:
         while True:
             # Held until the end of the call: a writer may replace it meanwhile, and it keeps the memory alive.
             directory = self._open()
-            shards = directory.shards
-            found: int = lookups.lookup(shards, layout.geometry, layout.plan, layout.parameters, keys, values)
+            with self._workers.lead(keys.size) as parts:
+                if parts == 1:
+                    plan, parameters = layout.plan, layout.parameters
+                    found: int = lookups.lookup(directory.shards, layout.geometry, plan, parameters, keys, values)
+                else:
+                    job = self._jobs.lookup(keys, values, parts)
+                    job.see(directory)
+                    self._workers.run(job.words)
+                    found = job.found
             if found >= 0:
                 return found
 
@@ -206,32 +179,24 @@ class EmbeddingTable:
             raise UnsupportedError(f"table {self.settings.name!r} is for serving: it takes values and no gradients")
         keys = as_ids(ids)
         values = self._as_rows("gradients", gradients, keys.size, self.layout.width)
-        if step < 0:
-            raise InvalidError([problem("step", step, "must not be negative")])
+        if not 0 <= step < 2**63:
+            raise InvalidError([problem("step", step, "must be from 0 to 2^63 - 1")])
         with self._lock:
             self._open()
             basis, times = self._times(event_times, keys.size)
             rates = np.array([each.rate_at(step) for each in self.settings.slices], np.float32)
-            parts = 1 if keys.size < _SPLIT_FROM else self._threads
-            buffers = [self._buffer(part, keys.size) for part in range(parts)]
-
-            def gather(part: int) -> tuple[int, int]:
-                return self._sum(self._mine[part] if parts > 1 else None, (keys, values, times), buffers[part])
-
-            found = self._workers.run(gather, parts)
-            broken = sum(each[1] for each in found)
-            if broken and self.settings.not_finite is NotFinite.FAIL:
-                rule = f"must be finite; {broken} of the ids have gradients that are not"
-                raise InvalidError([problem("gradients", None, rule)])
-            self._not_finite += broken
-            self.layout.admission[filters.A_BATCH] += 1
+            with self._workers.lead(keys.size) as parts:
+                job = self._jobs.add_up(keys, times, values, parts)
+                self._workers.run(job.words)
+                if job.broken and self.settings.not_finite is NotFinite.FAIL:
+                    rule = f"must be finite; {job.broken} of the ids have gradients that are not"
+                    raise InvalidError([problem("gradients", None, rule)])
+                self.layout.admission[filters.A_BATCH] += 1
+                self._jobs.apply(job, rates, step)
+                self._write(job)
+            self._not_finite += job.broken
             self._set_times(basis, times)
-
-            def write(part: int) -> None:
-                self._write_gradients(buffers[part], found[part][0], rates, step)
-
-            self._workers.run(write, parts)
-        return sum(each[0] for each in found)
+        return job.found
 
     def assign(
         self,
@@ -258,7 +223,8 @@ class EmbeddingTable:
             self._open()
             basis, times = self._times(event_times, keys.size)
             self._set_times(basis, times)
-            self._assign(keys, times, values, given)
+            with self._workers.lead(keys.size) as parts:
+                self._write(self._jobs.assign(keys, times, values, given, parts))
 
     def restore(self, entries: Entries, basis: TimeBasis, *, newest: int) -> None:
         """Store rows of a dump with their times, which are of this kind. States are taken by a training table only.
@@ -283,7 +249,8 @@ class EmbeddingTable:
             if basis is not TimeBasis.UNKNOWN:
                 self._basis = basis
             self._newest = max(self._newest, newest)
-            self._assign(keys, times, values, states)
+            with self._workers.lead(keys.size) as parts:
+                self._write(self._jobs.assign(keys, times, values, states, parts))
 
     def first_states(self, count: int) -> Floats:
         """The state that a new id has, so many times."""
@@ -292,32 +259,6 @@ class EmbeddingTable:
         with EmbeddingTable(dataclasses.replace(self.settings, shards=1, expected_ids=0)) as one:
             one.assign([0], np.zeros((1, self.layout.width), np.float32))
             return np.repeat(next(one.entries()).states, count, axis=0)
-
-    def _assign(self, keys: Words, times: Words, values: Floats, states: Floats) -> None:
-        parts = 1 if keys.size < _SPLIT_FROM else self._threads
-
-        def write(part: int) -> None:
-            stopped, done = np.zeros(1, np.int64), 0
-            while True:
-                done = updates.assign_rows(
-                    self._shards.directory.shards,
-                    self.layout.geometry,
-                    self.layout.plan,
-                    self.layout.parameters,
-                    keys,
-                    times,
-                    values,
-                    states,
-                    part,
-                    parts,
-                    done,
-                    stopped,
-                )
-                if done >= keys.size:
-                    return
-                self._make_room(int(stopped[0]))
-
-        self._workers.run(write, parts)
 
     def remove(self, ids: npt.ArrayLike) -> int:
         """Take ids out. Returns how many were there."""
@@ -455,60 +396,16 @@ class EmbeddingTable:
             raise PreconditionError(f"table {self.settings.name!r} is closed")
         return self._shards.directory
 
-    def _sum(self, mine: Flags | None, batch: tuple[Words, Floats, Words], to: _Buffers) -> tuple[int, int]:
-        """Add up the gradients of the ids of some shards, or of all.
-
-        Returns how many ids there are, and how many gradients are not finite.
-        """
-        keys, values, times = batch
-        positions = to.order[: keys.size]
-        if mine is not None:
-            positions = to.positions[: updates.select(keys, mine, to.positions)]
-        found = updates.sum_gradients(
-            keys,
-            values,
-            times,
-            positions,
-            to.scratch,
-            to.ids,
-            to.counts,
-            to.sums,
-            to.times,
-        )
-        return found, updates.drop_not_finite(to.sums, found, to.counts)
-
-    def _write_gradients(self, given: _Buffers, count: int, rates: Floats, step: int) -> None:
-        done, layout = 0, self.layout
-        while done < count:
-            done = updates.apply_gradients(
-                self._shards.directory.shards,
-                layout.geometry,
-                layout.plan,
-                layout.parameters,
-                layout.thresholds,
-                layout.admission,
-                given.ids[:count],
-                given.counts,
-                given.times,
-                given.sums,
-                rates,
-                step,
-                done,
-                given.stopped,
-            )
-            if done < count:
-                self._make_room(int(given.stopped[0]))
-
-    def _make_room(self, shard: int) -> None:
-        with self._growing:
-            self._shards.make_room(shard)
-
-    def _buffer(self, part: int, size: int) -> _Buffers:
-        found = self._buffers[part]
-        if found is None or found.ids.size < size:
-            found = _Buffers.make(size, self.layout.width)
-            self._buffers[part] = found
-        return found
+    def _write(self, job: Job) -> None:
+        """Do a job that writes, and make room where it stops."""
+        while True:
+            job.see(self._open())
+            self._workers.run(job.words)
+            if not job.stopped:
+                break
+            for shard in job.stopped:
+                self._shards.make_room(shard)
+        self._shards.grow_one()
 
     def _times(self, given: npt.ArrayLike | int | None, count: int) -> tuple[TimeBasis, Words]:
         """The times of a batch. A table has times of one kind only, because its "now" is of that kind."""
@@ -517,7 +414,7 @@ class EmbeddingTable:
             rule = f"must be given always or never; the times of this table are of kind {self._basis}"
             raise InvalidError([problem("event_times", None, rule)])
         if given is None:
-            return basis, np.full(count, int(self._clock.wall().timestamp()), np.int64)
+            return basis, self._same_time(int(self._clock.wall().timestamp()), count)
         times = np.asarray(given)
         if times.dtype.kind not in "iu" or (times.ndim > 0 and times.shape != (count,)):
             rule = f"must be one whole number, or {count} of them"
@@ -525,8 +422,14 @@ class EmbeddingTable:
         if times.size and (times.min() < 0 or times.max() > _LATEST):
             raise InvalidError([problem("event_times", int(times.max()), "must be seconds since 1970, below 2^32")])
         if times.ndim == 0:
-            return basis, np.full(count, int(times), np.int64)
+            return basis, self._same_time(int(times), count)
         return basis, for_kernel(np.ascontiguousarray(times, np.int64))
+
+    def _same_time(self, time: int, count: int) -> Words:
+        """One time for all ids of a batch. Batches follow each other with the same one; memory for it is taken once."""
+        if self._filled.size < count or self._filled[0] != time:
+            self._filled = np.full(max(count, self._filled.size), time, np.int64)
+        return self._filled[:count]
 
     def _set_times(self, basis: TimeBasis, times: Words) -> None:
         if times.size:

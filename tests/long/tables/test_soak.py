@@ -42,4 +42,4 @@ def test_probes_and_memory_stay_flat_over_many_generations_of_ids() -> None:
 
 @pytest.mark.parametrize(("width", "count"), [(48, 20_000), (2048, 40)])
 def test_a_long_torture_of_readers(tmp_path: Path, width: int, count: int) -> None:
-    torture(tmp_path / "t", 5000, width=width, count=count)
+    torture(tmp_path / "t", 5000, width=width, count=count, patience=1000)

@@ -9,10 +9,14 @@ from google.protobuf.descriptor import FieldDescriptor
 from shoal.wire import pools
 from shoal.wire.pb.idl.matrix.proto import example_pb2, feature_pb2, line_id_pb2, proto_parser_pb2
 from shoal.wire.pb.monolith.native_training import monolith_checkpoint_state_pb2
+from shoal.wire.pb.monolith.native_training.data.transform import transform_config_pb2
 from shoal.wire.pb.monolith.native_training.model_export import export_pb2
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "records" / "messages.txt"
-FILES = (line_id_pb2, feature_pb2, proto_parser_pb2, example_pb2, export_pb2, monolith_checkpoint_state_pb2)
+FILES = (
+    line_id_pb2, feature_pb2, proto_parser_pb2, example_pb2, export_pb2, monolith_checkpoint_state_pb2,
+    transform_config_pb2,
+)  # fmt: skip
 TYPES = {
     value: name.removeprefix("TYPE_").lower() for name, value in vars(FieldDescriptor).items() if name[:5] == "TYPE_"
 }
@@ -31,7 +35,7 @@ def described():
                 words += ["repeated"] * field.is_repeated + ["packed"] * bool(field.is_repeated and field.is_packed)
                 words += [f"= {field.default_value}"] * bool(field.has_default_value)
                 words += ["in a oneof"] * (field.containing_oneof is not None)
-                lines.append(f"  {field.number:3} {field.name}: {' '.join(filter(None, words))}")
+                lines.append(f"  {field.number:3} {field.name}: {' '.join(filter(None, words))}".rstrip())
         for enum in module.DESCRIPTOR.enum_types_by_name.values():
             lines.append(f"{enum.full_name}: {', '.join(f'{value.name} {value.number}' for value in enum.values)}")
     return "\n".join(lines) + "\n"

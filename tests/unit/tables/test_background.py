@@ -11,9 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shoal.core.errors import PreconditionError
 from shoal.core.telemetry import MetricRegistry
 from shoal.tables.eviction import Evictor
-from shoal.tables.kernels import compiling
+from shoal.tables.jobs import JobMaker
+from shoal.tables.kernels import compiling, jobs
 from shoal.tables.metrics import TableMetrics
 from shoal.tables.settings.initializers import Ones
 from shoal.tables.settings.optimizers import Adagrad, Sgd
@@ -80,6 +82,106 @@ def test_any_number_of_threads_gives_the_same_table(count: int) -> None:
             parts = list(table.entries())
             found.append([(each.ids.tolist(), each.weights.tobytes(), each.states.tobytes()) for each in parts])
     assert all(each == found[0] for each in found)
+
+
+def test_callers_that_find_the_threads_busy_do_their_batches_alone() -> None:
+    """Readers and a writer share the threads of one table; the rows are those of a table with one thread."""
+    slices = (SliceSettings(4, initializer=Ones(), optimizer=Adagrad(0.1)),)
+    generator = np.random.default_rng(3)
+    batches = [
+        (generator.integers(0, 20_000, 4000), generator.normal(size=(4000, 4)).astype(np.float32)) for _ in range(60)
+    ]
+    found = []
+    for threads in (1, 3):
+        done = threading.Event()
+        with EmbeddingTable(TableSettings(slices), threads=threads) as table:
+
+            def read(table: EmbeddingTable = table, done: threading.Event = done) -> None:
+                while not done.is_set():
+                    table.lookup(np.arange(5000))
+
+            readers = [threading.Thread(target=read) for _ in range(2)]
+            for each in readers:
+                each.start()
+            for step, (ids, gradients) in enumerate(batches):
+                table.apply(ids, gradients, step=step, event_times=step)
+            done.set()
+            for each in readers:
+                each.join()
+            found.append([(part.ids.tolist(), part.weights.tobytes()) for part in table.entries()])
+    assert found[0] == found[1]
+
+
+def test_threads_that_sleep_are_woken() -> None:
+    with EmbeddingTable(TableSettings(SLICES), threads=4) as table:
+        asleep = table._workers._asleep
+        for round_number in range(5):
+            while not all(asleep):
+                pass
+            assert table.apply(np.arange(2000), np.zeros((2000, 8), np.float32), event_times=round_number) == 2000
+        assert (table.lookup(np.arange(2000)) == 1.0).all()
+
+
+def test_the_caller_does_the_parts_of_threads_that_do_not_begin() -> None:
+    """Its threads have no processor: no part is begun, and one that begins late finds nothing to do."""
+    with EmbeddingTable(TableSettings(SLICES)) as table:
+        table.assign(np.arange(3000), np.repeat(np.arange(3000, dtype=np.float32), 8).reshape(3000, 8))
+        maker = JobMaker(table.layout, table.settings.shards, 3)
+        mailbox = np.zeros(jobs.M_PARTS + 3 * jobs.LINE_WORDS, np.int64)
+        for number in (1, 2):
+            values = np.zeros((3000, 8), np.float32)
+            job = maker.lookup(np.arange(3000), values, 3)
+            job.see(table._shards.directory)
+            jobs.take_part(mailbox, job.words, number, 0)
+            assert (values[:, 0] == np.arange(3000)).all()
+            job.words[:] = 1  # an address that nobody may touch
+        for part in (1, 2):
+            assert jobs.take_part(mailbox, job.words, 0, part) == 2, "the last job that it saw"
+
+
+def test_a_table_is_closed_while_others_look_ids_up() -> None:
+    for _ in range(20):
+        table = EmbeddingTable(TableSettings(SLICES), threads=3)
+        table.assign(np.arange(3000), np.ones((3000, 8), np.float32))
+        reading, ended = threading.Barrier(3), []
+
+        def read(table: EmbeddingTable = table, reading: threading.Barrier = reading, ended: list = ended) -> None:
+            reading.wait()
+            try:
+                while True:
+                    table.lookup(np.arange(3000))
+            except PreconditionError as error:
+                ended.append(error.message)
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for each in readers:
+            each.start()
+        reading.wait()
+        table.lookup(np.arange(3000))
+        table.close()
+        for each in readers:
+            each.join()
+        assert len(ended) == 2
+
+
+FORKED = """
+import os, sys
+import numpy as np
+from shoal.tables import EmbeddingTable, SliceSettings, TableSettings
+
+table = EmbeddingTable(TableSettings((SliceSettings(4),)), threads=2)
+ids, zeros = np.arange(5000), np.zeros((5000, 4), np.float32)
+table.apply(ids, zeros)
+child = os.fork()
+if child == 0:
+    table.apply(ids + 5000, zeros)
+    os._exit(0 if len(table) == 10_000 else 1)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_goes_on_without_the_threads() -> None:
+    assert subprocess.run([sys.executable, "-c", FORKED], check=False, timeout=60).returncode == 0
 
 
 def test_metrics_follow_the_tables() -> None:

@@ -39,6 +39,17 @@ class TaskLabel:
     #: The share of negative rows that stay negative; others are invalid.
     sample_rate: float = 1.0
 
+    def problems(self, where: str, shown: str) -> list[Problem]:
+        """What makes no sense about it. `where` and `shown` say where it stands and how it is written there."""
+        found = []
+        if not self.pos_actions:
+            found.append(problem(where, shown, "must have an action that makes a row positive"))
+        if set(self.pos_actions) & set(self.neg_actions):
+            found.append(problem(where, shown, "no action may be positive and negative"))
+        if not 0 <= self.sample_rate <= 1:
+            found.append(problem(where, shown, "the rate must be from 0 to 1"))
+        return found
+
 
 def parse_tasks(text: str) -> tuple[TaskLabel, ...]:
     """Read `pos,pos:neg,neg:rate;…`, one part for each task, such as `1,2:3:1.0;4::0.5`. Raises `InvalidError`."""
@@ -54,13 +65,8 @@ def parse_tasks(text: str) -> tuple[TaskLabel, ...]:
             rate = float(pieces[2])
         except ValueError:
             rate = -1.0
-        if not positive:
-            problems.append(problem("config", part, "must have an action that makes a row positive"))
-        if set(positive) & set(negative):
-            problems.append(problem("config", part, "no action may be positive and negative"))
-        if not 0 <= rate <= 1:
-            problems.append(problem("config", part, "the rate must be from 0 to 1"))
         tasks.append(TaskLabel(positive, negative, rate))
+        problems += tasks[-1].problems("config", part)
     if not tasks and not problems:
         problems.append(problem("config", text, "must have a task"))
     if problems:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from google.protobuf.message import DecodeError
 
 from shoal.core import files
 from shoal.core.errors import CorruptError, InvalidError, NotFoundError, problem
-from shoal.core.tfrecords import ByteSource, frame, read_records
+from shoal.core.tfrecords import frame, read_records
+from shoal.tables.dumps.entries import Templates
+from shoal.tables.dumps.framing import RecordReader, frame_lines
 from shoal.tables.dumps.snappy import SnappyReader, SnappyWriter
 from shoal.tables.layout import Floats
 from shoal.tables.settings.optimizers import STEP, MovingAverage
@@ -27,7 +30,7 @@ from shoal.tables.table import EmbeddingTable, Entries, TimeBasis
 from shoal.wire.pb.monolith.native_training.runtime.hash_table import dump_pb2 as pb
 
 #: Entries that are stored together.
-CHUNK = 4096
+CHUNK = 1 << 14
 #: An entry has at most 65,536 weights and three times as many numbers of state, five bytes each.
 MAX_ENTRY = 4 << 20
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
@@ -43,7 +46,7 @@ def write(table: EmbeddingTable, base: str, *, shards: int | None = None) -> lis
         opened = [stack.enter_context(files.open_file(path, "wb")) for path in paths]
         for number, entries in enumerate(table.live_entries()):
             for record in _records(table, entries):
-                opened[number % count].write(frame(record))
+                opened[number % count].write(record)
     return paths
 
 
@@ -52,7 +55,7 @@ def load(base: str, table: EmbeddingTable) -> int:
     loaded = 0
     for path in find(base):
         with files.open_file(path, "rb") as file:
-            loaded += _store(path, table, (record for _, record in _read(file, path)))
+            loaded += _store(path, table, RecordReader(file, path, MAX_ENTRY))
     return loaded
 
 
@@ -66,7 +69,7 @@ def write_tables(tables: Mapping[str, EmbeddingTable], base: str, *, shards: int
         for index, name in enumerate(sorted(tables)):
             for number, entries in enumerate(tables[name].live_entries()):
                 for record in _records(tables[name], entries):
-                    opened[number % count].write(frame(record))
+                    opened[number % count].write(record)
                 written[number % count][index] += entries.ids.size
         for each in opened:
             each.flush()
@@ -92,13 +95,13 @@ def load_tables(base: str, tables: Mapping[str, EmbeddingTable]) -> dict[str, in
         if unknown:
             raise InvalidError(unknown)
         with files.open_file(path, "rb") as file:
-            records = _read(SnappyReader(file, path), path)
+            records = RecordReader(SnappyReader(file, path), path, MAX_ENTRY)
             for name, count in counts:
-                taken = _store(path, tables[name], (record for _, record in _first(records, count)))
+                taken = _store(path, tables[name], records, count)
                 if taken != count:
                     raise CorruptError(path, 0, f"table {name} has {taken} entries and not {count}, as its count says")
                 loaded[name] += taken
-            if next(records, None) is not None:
+            if records.take(1):
                 raise CorruptError(path, 0, "there are more entries than the counts say")
     return loaded
 
@@ -138,22 +141,10 @@ def _shard_count(given: int | None, entries: int) -> int:
     return given
 
 
-def _read(source: ByteSource, path: str) -> Iterator[tuple[int, bytes]]:
-    return read_records(source, name=path, max_record=MAX_ENTRY)
-
-
-def _first(records: Iterator[tuple[int, bytes]], count: int) -> Iterator[tuple[int, bytes]]:
-    for _ in range(count):
-        record = next(records, None)
-        if record is None:
-            return
-        yield record
-
-
 def _read_counts(path: str) -> list[tuple[str, int]]:
     found = []
     with files.open_file(path, "rb") as file:
-        for offset, record in _read(file, path):
+        for offset, record in read_records(file, name=path, max_record=MAX_ENTRY):
             try:
                 each = pb.MultiHashTableMetadata.FromString(record)
             except DecodeError:
@@ -167,100 +158,97 @@ def _read_counts(path: str) -> list[tuple[str, int]]:
 
 
 def _records(table: EmbeddingTable, entries: Entries) -> Iterator[bytes]:
-    """Each entry as the bytes of an `EntryDump`."""
-    fillers = _fillers(table.settings.slices) if table.layout.state or _is_training(table) else []
-    lines = zip(entries.ids.tolist(), entries.times.tolist(), entries.weights.tolist(), entries.states, strict=True)
-    for key, time, weights, states in lines:
-        entry = pb.EntryDump(id=key, num=weights, last_update_ts_sec=time)
-        for fill in fillers:
-            fill(entry.opt.dump.add(), states)
-        yield entry.SerializeToString()
+    """Entries as framed records of `EntryDump`, in their order, many at a time."""
+    templates = Templates(table.settings.slices, states=_is_training(table))
+    for start in range(0, entries.ids.size, CHUNK):
+        some = entries.take(slice(start, start + CHUNK))
+        records: list[bytes] = [b""] * some.ids.size
+        for template, places in templates.groups(some):
+            content = frame_lines(template.write(some.take(places)))
+            if places.size == some.ids.size:
+                records = [content]
+                break
+            size = len(content) // places.size
+            for number, place in enumerate(places.tolist()):
+                records[place] = content[number * size : (number + 1) * size]
+        yield b"".join(records)
 
 
 def _is_training(table: EmbeddingTable) -> bool:
     return table.settings.kind is TableKind.TRAINING
 
 
-def _fillers(slices: Sequence[SliceSettings]) -> list[Callable[[Any, Floats], None]]:
-    """How the state of each slice is written into its message."""
-    found: list[Callable[[Any, Floats], None]] = []
-    start = 0
-    for each in slices:
-        spans = []
-        for name, size in each.optimizer.state:
-            length = each.dim if isinstance(size, str) else size
-            spans.append((name, size, start, start + length))
-            start += length
-        found.append(_filler(each, tuple(spans)))
-    return found
+def _store(path: str, table: EmbeddingTable, records: RecordReader, count: int = sys.maxsize) -> int:
+    """Decode up to so many entries and store them, some at a time. Returns how many there were."""
+    stored = 0
+    while some := records.take(min(CHUNK, count - stored)):
+        _store_some(path, table, some, stored)
+        stored += len(some)
+    return stored
 
 
-def _filler(each: SliceSettings, spans: tuple[tuple[str, str | int, int, int], ...]) -> Callable[[Any, Floats], None]:
-    kind = each.optimizer.kind
+def _store_some(path: str, table: EmbeddingTable, records: Sequence[bytes], before: int) -> None:
+    """Decode and store some entries, of which so many came before."""
+    found = Entries(
+        np.zeros(len(records), np.int64),
+        np.zeros(len(records), np.int64),
+        np.zeros((len(records), table.layout.width), np.float32),
+        table.first_states(len(records)),
+    )
+    left = np.ones(len(records), np.bool_)
+    for states in (True, False) if _is_training(table) else (False,):
+        wanted = np.flatnonzero(left)
+        templates = Templates(table.settings.slices, states=states)
+        for template, places, lines in templates.find([records[each] for each in wanted.tolist()]):
+            at = wanted[places]
+            _put(found, at, template.read(lines, table.layout.state if states else 0))
+            left[at] = False
+    others = np.flatnonzero(left)
+    if others.size:
+        _put(found, others, _decode(path, table, {before + each: records[each] for each in others.tolist()}))
+    wrong = (found.times < 0) | (found.times >= 2**32)
+    if wrong.any():
+        raise CorruptError(path, 0, f"the time of entry {found.ids[wrong][0]} is out of range")
+    basis = TimeBasis.EVENT if found.times.any() else TimeBasis.UNKNOWN
+    try:
+        table.restore(found, basis, newest=int(found.times.max()))
+    except InvalidError as error:
+        raise CorruptError(path, 0, error.message) from None
 
-    def fill(dump: Any, states: Floats) -> None:
-        if isinstance(each.optimizer, MovingAverage):
-            return  # it has no state, and no message
-        message = getattr(dump, kind)
-        message.SetInParent()
-        for name, size, begin, end in spans:
-            part = states[begin:end]
-            if isinstance(size, str):
-                getattr(message, name).extend(part.tolist())
-            else:
-                setattr(message, name, _step_of(part) if size == STEP else float(part[0]))
 
-    return fill
+def _put(to: Entries, places: npt.NDArray[np.int64], some: Entries) -> None:
+    """Without columns of states, the states stay what they are."""
+    to.ids[places], to.times[places], to.weights[places] = some.ids, some.times, some.weights
+    if some.states.shape[1]:
+        to.states[places] = some.states
 
 
-def _step_of(part: Floats) -> int:
-    low, high = part.view(np.int32).tolist()
-    return int((high << 32) | (low & 0xFFFFFFFF))
-
-
-def _store(path: str, table: EmbeddingTable, records: Iterator[bytes]) -> int:
-    """Decode entries and store them, some at a time."""
-    stored, number = 0, 0
-    held: list[pb.EntryDump] = []
-    for number, record in enumerate(records, start=1):
+def _decode(path: str, table: EmbeddingTable, records: Mapping[int, bytes]) -> Entries:
+    """Entries that are not written as serializers write them, by their numbers."""
+    held, width = [], table.layout.width
+    for number, record in records.items():
         try:
-            held.append(pb.EntryDump.FromString(record))
+            each = pb.EntryDump.FromString(record)
         except DecodeError:
-            raise CorruptError(path, 0, f"record {number} is no EntryDump") from None
-        if len(held) == CHUNK:
-            stored += _store_some(path, table, held)
-            held = []
-    return stored + _store_some(path, table, held)
-
-
-def _store_some(path: str, table: EmbeddingTable, held: Sequence[pb.EntryDump]) -> int:
-    if not held:
-        return 0
-    width = table.layout.width
-    for each in held:
+            raise CorruptError(path, 0, f"record {number + 1} is no EntryDump") from None
         if len(each.num) != width:
             rule = f"must have the {width} weights of table {table.settings.name!r}"
             raise InvalidError([problem(f"entry {each.id}", len(each.num), rule)], what=path)
-        if not 0 <= each.last_update_ts_sec < 2**32:
-            raise CorruptError(path, 0, f"the time of entry {each.id} is out of range")
-    ids = np.array([each.id for each in held], np.int64)
-    times = np.array([each.last_update_ts_sec for each in held], np.int64)
-    weights = np.array([each.num for each in held], np.float32)
-    states = _states(path, table, held) if _is_training(table) else np.empty((len(held), 0), np.float32)
-    basis = TimeBasis.EVENT if times.any() else TimeBasis.UNKNOWN
-    try:
-        table.restore(Entries(ids, times, weights, states), basis, newest=int(times.max()))
-    except InvalidError as error:
-        raise CorruptError(path, 0, error.message) from None
-    return len(held)
+        held.append(each)
+    return Entries(
+        np.array([each.id for each in held], np.int64),
+        np.array([each.last_update_ts_sec for each in held], np.int64),
+        np.array([each.num for each in held], np.float32),
+        _states(path, table, held) if _is_training(table) else np.empty((len(held), 0), np.float32),
+    )
 
 
 def _states(path: str, table: EmbeddingTable, held: Sequence[pb.EntryDump]) -> Floats:
     """The states of entries. Entries without any, as `append_entry_dump` of Monolith writes them, get first states."""
-    if not any(each.HasField("opt") for each in held):
-        return table.first_states(len(held))
     found = table.first_states(len(held))
     for line, each in enumerate(held):
+        if not each.HasField("opt"):
+            continue
         if len(each.opt.dump) != len(table.settings.slices):
             rule = f"must have the state of {len(table.settings.slices)} slices"
             raise InvalidError([problem(f"entry {each.id}", len(each.opt.dump), rule)], what=path)

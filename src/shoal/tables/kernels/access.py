@@ -5,6 +5,7 @@ An address is an int64. Nothing here checks bounds; callers compute addresses fr
 
 from __future__ import annotations
 
+import platform
 from typing import Any
 
 from llvmlite import ir
@@ -15,6 +16,10 @@ from shoal.tables.kernels.compiling import helper
 
 LINE = 64
 """Bytes in a cache line."""
+
+#: What tells the processor that a loop waits for another one, and its arguments.
+_HINT = ("llvm.aarch64.hint", (1,))
+_PAUSES = {"x86_64": ("llvm.x86.sse2.pause", ()), "aarch64": _HINT, "arm64": _HINT}
 
 # As numba types it, an intrinsic would take the arguments of its generator.
 intrinsic: Any = extending.intrinsic
@@ -59,9 +64,21 @@ def floats_at(address: int, count: int) -> Any:
 
 
 @helper
+def floats_in_rows(address: int, rows: int, columns: int) -> Any:
+    """A view of float32 values with two dimensions."""
+    return carray(_as_floats(address), (rows, columns))
+
+
+@helper
 def words_at(address: int, count: int) -> Any:
     """A view of int64 values."""
     return carray(_as_words(address), count)
+
+
+@helper
+def words_in_rows(address: int, rows: int, columns: int) -> Any:
+    """A view of int64 values with two dimensions."""
+    return carray(_as_words(address), (rows, columns))
 
 
 @helper
@@ -146,11 +163,38 @@ def store_word(_typing: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
+def claim_word(_typing: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Write an int64 if it is still the expected one, in one step. Returns whether this thread wrote it."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.PointerType(ir.IntType(64)))
+        found = builder.cmpxchg(pointer, arguments[1], arguments[2], "acq_rel", "acquire")
+        return builder.extract_value(found, 1)
+
+    return types.boolean(address, types.int64, types.int64), generate
+
+
+@intrinsic
 def fence(_typing: Any) -> Any:
     """What stands before is done before what stands after, as other threads see it."""
 
     def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         builder.fence("acq_rel")
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic
+def pause(_typing: Any) -> Any:
+    """One turn of a loop that waits for another processor: some tens of cycles."""
+
+    def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+        if platform.machine() in _PAUSES:
+            name, arguments = _PAUSES[platform.machine()]
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)] * len(arguments))
+            function = cgutils.get_or_insert_function(builder.module, kind, name)
+            builder.call(function, [ir.IntType(32)(each) for each in arguments])
         return context.get_dummy_value()
 
     return types.void(), generate

@@ -1,6 +1,6 @@
 """Reads of batches. They take no lock: a row that is written at the same time is read again until it is whole.
 
-Called by `shoal.tables.table` on its own memory, and by `shoal.tables.shared` on that of another process.
+Called by `jobs` and `shoal.tables.table` on its own memory, and by `shoal.tables.shared` on that of another process.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def _read_again(shard: int, geometry: Any, plan: Any, parameters: Any, key: int,
     return _HALF
 
 
-@kernel("int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], float32[:,::1])")
-def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, values: Any) -> int:
+@helper
+def read_rows(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, values: Any) -> int:
     """Read the weights of ids; zeros for one that is not there. Returns how many were there, STALE or BUSY."""
     rows, moved = np.empty(BATCH, np.int64), np.empty(BATCH, np.int64)
     hashes, shards = np.empty(BATCH, np.uint64), np.empty(BATCH, np.int64)
@@ -154,6 +154,12 @@ def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, 
             else:
                 hits += 1
     return hits
+
+
+@kernel("int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], float32[:,::1])")
+def lookup(directory: Any, geometry: Any, plan: Any, parameters: Any, ids: Any, values: Any) -> int:
+    """As `read_rows`."""
+    return read_rows(directory, geometry, plan, parameters, ids, values)
 
 
 @kernel("boolean(int64[:,::1])")

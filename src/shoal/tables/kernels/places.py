@@ -41,8 +41,10 @@ PARAMETER_COLUMNS = 16
 SLOT_BYTES = 16
 #: Ids of one block are looked for together: their places are asked for before the first of them is read.
 BATCH = 64
-#: An index holds at most this many ids in 16 places.
-MAX_LOAD = 11
+#: An index with more ids than this in 16 places grows soon: one shard after each batch, so that batches wait for one.
+LOAD = 11
+#: With this many it grows at once.
+MAX_LOAD = 13
 
 # The header of a shard's filter.
 F_HEAD, F_USED, F_ROTATIONS = range(3)

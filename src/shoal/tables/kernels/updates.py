@@ -1,8 +1,8 @@
-"""Writes of batches: gradients, values, removals. Called by `shoal.tables.table`, by one thread for each shard.
+"""Writes of batches: gradients, values, removals. Called by `jobs`, by one thread for each shard.
 
-A kernel with `part` and `parts` works on the shards whose number is `part` modulo `parts`, so that threads never meet.
-A kernel that returns a position stopped there, because a shard (the number is in `stopped`) has no room for the next
-ids; the caller makes room and goes on from it.
+A function with `part` and `parts` works on the shards whose number is `part` modulo `parts`, so that threads never
+meet. A function that returns a position stopped there, because a shard (the number is in `stopped`) has no room for the
+next ids; the caller makes room and goes on from it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _stops(first: int, geometry: Any, count: int, found: Any, stopped: Any) -> b
     return False
 
 
-@kernel("int64(int64[::1], boolean[::1], int64[::1])")
+@helper
 def select(ids: Any, mine: Any, positions: Any) -> int:
     """Where the ids of a part are, given which shards it has. Returns how many there are.
 
@@ -152,10 +152,7 @@ def select(ids: Any, mine: Any, positions: Any) -> int:
     return found
 
 
-@kernel(
-    "int64(int64[::1], float32[:,::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], int64[::1], float32[:,::1], int64[::1])"
-)
+@helper
 def sum_gradients(
     ids: Any,
     gradients: Any,
@@ -211,7 +208,7 @@ def sum_gradients(
     return found
 
 
-@kernel("int64(float32[:,::1], int64, int64[::1])")
+@helper
 def drop_not_finite(sums: Any, count: int, counts: Any) -> int:
     """Mark the gradients that are not finite with a count of 0. Returns how many there are."""
     found = 0
@@ -225,10 +222,7 @@ def drop_not_finite(sums: Any, count: int, counts: Any) -> int:
     return found
 
 
-@kernel(
-    "int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1],"
-    " int64[::1], int64[::1], float32[:,::1], float32[::1], int64, int64, int64[::1])"
-)
+@helper
 def apply_gradients(
     directory: Any,
     geometry: Any,
@@ -288,10 +282,7 @@ def apply_gradients(
     return keys.size
 
 
-@kernel(
-    "int64(int64[:,::1], int64[::1], int64[:,::1], float32[:,::1], int64[::1], int64[::1],"
-    " float32[:,::1], float32[:,::1], int64, int64, int64, int64[::1])"
-)
+@helper
 def assign_rows(
     directory: Any,
     geometry: Any,

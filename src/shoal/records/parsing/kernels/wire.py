@@ -25,6 +25,8 @@ import numpy as np
 from numba import njit
 from numba.core import event
 
+from shoal.records.parsing.kernels.caching import keep
+
 _log = logging.getLogger(__name__)
 
 # The types of values.
@@ -61,12 +63,12 @@ event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
 
 def compiled(function: Any) -> Any:
     """Compile once, keep the result on disk, and let other threads run meanwhile."""
-    return njit(cache=True, nogil=True)(function)
+    return keep(njit(nogil=True)(function))
 
 
 def inlined(function: Any) -> Any:
     """The same for a small function that kernels call in their loops, where a call costs more than the work."""
-    return njit(cache=True, nogil=True, forceinline=True)(function)
+    return keep(njit(nogil=True, forceinline=True)(function))
 
 
 @compiled
