@@ -12,7 +12,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from pathlib import Path
 import httpx
 
 from tests.services.absence import do_without
-from tests.services.engine import IMAGE, mounts_in, root_file_system
+from tests.services.engine import IMAGE, root_file_system
+from tests.services.leftovers import directory_of_run
 
 _START_SECONDS = 30.0
 
@@ -45,14 +45,10 @@ def private_docker(*, size: str = "") -> Iterator[Docker]:
         do_without("the Docker daemon is tested as root")
     if shutil.which("dockerd") is None:
         do_without("not installed: dockerd (on Debian: apt-get install docker.io)")
-    folder = Path(tempfile.mkdtemp(prefix="shoal-docker-", dir="/var/tmp"))
-    if size:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", folder], check=True, timeout=60)
-    docker = Docker(folder)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_remove, folder)
-        bridge = stack.enter_context(_own_bridge())
-        yield from _run(docker, bridge)
+    with directory_of_run("docker") as folder, _own_bridge() as bridge:
+        if size:
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", folder], check=True, timeout=60)
+        yield from _run(Docker(folder), bridge)
 
 
 @contextlib.contextmanager
@@ -92,12 +88,6 @@ def _run(docker: Docker, bridge: str) -> Iterator[Docker]:
             daemon.wait(timeout=30)
         daemon.kill()
         daemon.wait()
-
-
-def _remove(folder: Path) -> None:
-    for mount in mounts_in(folder):
-        subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _client(folder: Path) -> httpx.Client:

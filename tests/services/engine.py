@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import tarfile
 import tempfile
@@ -20,10 +23,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from shoal.runtimes.container.podman_settings import service_settings
 from tests.services.absence import do_without
+from tests.services.leftovers import directory_of_run
 
 PACKAGES = {"podman": "podman", "runc": "runc", "iptables": "iptables", "busybox": "busybox-static"}
 IMAGE = "localhost/shoal-test:1"
+#: What the name server of all engines on a machine knows, a file for each network.
+_NAMES = Path("/run/containers/networks/aardvark-dns")
+#: A name server that is older has said who it is.
+_STARTING_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,63 +73,76 @@ def private_engine(*, insecure: tuple[str, ...] = (), size: str = "") -> Iterato
         do_without("containers are tested as root")
     if missing:
         do_without(f"not installed: {', '.join(missing)} (on Debian: apt-get install {' '.join(missing)})")
-    # Short: the paths of sockets below it must fit.
-    folder = Path(tempfile.mkdtemp(prefix="shoal-podman-", dir="/var/tmp"))
-    engine = Engine(folder)
-    if size:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", str(folder)], check=True, timeout=60
-        )
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_engine, engine)
+        folder = stack.enter_context(directory_of_run("podman"))
+        engine = Engine(folder)
+        if size:
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={size}", "shoal-test", str(folder)], check=True, timeout=60
+            )
         registries = folder / "registries.conf"
         registries.write_text("".join(f'[[registry]]\nlocation = "{each}"\ninsecure = true\n' for each in insecure))
         stack.enter_context(_environment("CONTAINERS_REGISTRIES_CONF", str(registries)))
         stack.enter_context(_own_network(folder))
+        # With its settings: without them it does not find its networks, and leaves their name server running.
+        stack.callback(_reset, engine)
         engine.podman("import", "-", IMAGE, given=root_file_system())
         yield engine
 
 
 @contextlib.contextmanager
-def engine_service(engine: Engine) -> Iterator[str]:
-    """The API of an engine, until the end of the block: its address."""
-    path = engine.folder / "api.sock"
-    command = ["podman", *engine.arguments, "system", "service", "--time", "0", f"unix://{path}"]
+def engine_service(engine: Engine, *, port: int = 0) -> Iterator[str]:
+    """The API of an engine, at a port or on a unix socket, until the end of the block: its address."""
+    address = f"tcp://127.0.0.1:{port}" if port else f"unix://{engine.folder}/api.sock"
+    command = ["podman", *engine.arguments, "system", "service", "--time", "0", address]
+    settings = engine.folder / "api.conf"
+    settings.write_text(service_settings(os.environ))
+    env = {**os.environ, "CONTAINERS_CONF": str(settings)}
     with (engine.folder / "api.log").open("wb") as log:
-        service = subprocess.Popen(command, stdout=log, stderr=log, cwd=engine.folder, start_new_session=True)
+        service = subprocess.Popen(command, stdout=log, stderr=log, cwd=engine.folder, start_new_session=True, env=env)
     try:
         deadline = time.monotonic() + 60
-        while not path.exists():
+        while not _listens(engine, port):
             assert service.poll() is None, (engine.folder / "api.log").read_text()
             assert time.monotonic() < deadline, "the API of Podman does not come up"
             time.sleep(0.05)
-        yield f"unix://{path}"
+        yield address
     finally:
         service.terminate()
         service.wait(timeout=60)
 
 
+def _listens(engine: Engine, port: int) -> bool:
+    if not port:
+        return (engine.folder / "api.sock").exists()
+    with socket.socket() as link:
+        return link.connect_ex(("127.0.0.1", port)) == 0
+
+
 @contextlib.contextmanager
 def _own_network(folder: Path) -> Iterator[None]:
-    """A bridge and addresses of the engine's own: others may run at the same time."""
+    """A network of the engine's own: its name, its bridge and its addresses. Others may run at the same time, and the
+    rules of all of them in the machine's firewall go by the names of networks.
+    """
     with contextlib.ExitStack() as stack:
         for number in range(100):
             lock = stack.enter_context(Path(f"/var/tmp/shoal-test-network-{number}").open("w"))
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
+        name = f"shoaltest{number}"
         networks = folder / "networks"
         networks.mkdir()
         settings = folder / "containers.conf"
         settings.write_text(
-            f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{networks}"\n'
+            f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{networks}"\ndefault_network = "{name}"\n'
             f'default_subnet_pools = [{{"base" = "10.{100 + number}.128.0/17", "size" = 24}}]\n'
         )
         default = {
-            "name": "podman",
-            "id": "2f259bab93aaaaa2542ba43ef33eb990d0999ee1b9924b557b7be53c0b7a1bb9",
+            "name": name,
+            "id": hashlib.sha256(name.encode()).hexdigest(),
             "driver": "bridge",
-            "network_interface": f"shoaltest{number}",
+            "network_interface": name,
             "created": "2026-01-01T00:00:00Z",
             "subnets": [{"subnet": f"10.{100 + number}.0.0/24", "gateway": f"10.{100 + number}.0.1"}],
             "ipv6_enabled": False,
@@ -128,9 +150,38 @@ def _own_network(folder: Path) -> Iterator[None]:
             "dns_enabled": False,
             "ipam_options": {"driver": "host-local"},
         }
-        (networks / "podman.json").write_text(json.dumps(default))
+        (networks / f"{name}.json").write_text(json.dumps(default))
+        _forget_names(f"10.{100 + number}.")  # of a killed session
+        stack.callback(_forget_names, f"10.{100 + number}.")
         with _environment("CONTAINERS_CONF", str(settings)):
             yield
+
+
+def _forget_names(addresses: str) -> None:
+    """Have the name server forget the networks with these addresses. All engines of a machine share one, and it runs
+    as long as it knows a network.
+    """
+    try:
+        for entry in _NAMES.iterdir():
+            if entry.name != "aardvark.pid" and entry.read_text().startswith(addresses):
+                entry.unlink()
+        known = int((_NAMES / "aardvark.pid").read_text())
+        os.kill(known, signal.SIGHUP)
+    except (OSError, ValueError):
+        known = 0  # there is none, or it ends at this moment
+    _end_lost_name_servers(known)
+
+
+def _end_lost_name_servers(known: int) -> None:
+    """End name servers that nobody knows: two engines that start one at the same time know only the second."""
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != known:
+            with contextlib.suppress(OSError, ValueError):
+                is_one = f"/aardvark-dns\0--config\0{_NAMES}\0".encode() in (entry / "cmdline").read_bytes()
+                ticks = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
+                if is_one and now - ticks / os.sysconf("SC_CLK_TCK") > _STARTING_SECONDS:
+                    os.kill(int(entry.name), signal.SIGTERM)
 
 
 @contextlib.contextmanager
@@ -146,13 +197,9 @@ def _environment(name: str, value: str) -> Iterator[None]:
             os.environ[name] = before
 
 
-def _remove_engine(engine: Engine) -> None:
+def _reset(engine: Engine) -> None:
     for words in (("rm", "--all", "--force", "--time", "0"), ("system", "reset", "--force")):
         subprocess.run(["podman", *engine.arguments, *words], capture_output=True, check=False, timeout=60)
-    with contextlib.suppress(OSError):
-        for mount in mounts_in(engine.folder):
-            subprocess.run(["umount", "-l", mount], capture_output=True, check=False, timeout=60)
-    shutil.rmtree(engine.folder, ignore_errors=True)
 
 
 def root_file_system() -> bytes:
@@ -172,9 +219,3 @@ def root_file_system() -> bytes:
             for name in ("bin", "etc", "proc", "sys", "dev", "tmp"):
                 tar.add(root / name, arcname=name)
         return archive.read_bytes()
-
-
-def mounts_in(folder: Path) -> list[str]:
-    """What is mounted at a directory and below it, the innermost first."""
-    points = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    return [point for point in reversed(points) if point == str(folder) or point.startswith(f"{folder}/")]

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.services.absence import do_without
+from tests.services.leftovers import run_id
 
 PROGRAMS = {"ip": "iproute2", "iptables": "iptables", "nsenter": "util-linux"}
 
@@ -34,8 +35,8 @@ class Network:
 
     def __init__(self, *machines: str) -> None:
         self.machines = machines
-        # Interface names have fifteen letters at most; two networks at a time never share a process id.
-        self._mark = f"sh{os.getpid() % 1_000_000:x}"
+        # Interface names have fifteen letters at most; two networks of a run never share a process id.
+        self._mark = f"s{run_id()}{os.getpid() % 65_536:x}"
         self._subnet = ""
         self._made: list[str] = []
 

@@ -14,6 +14,7 @@ import enum
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Protocol, TypeVar, runtime_checkable
 
 from shoal.core.errors import InvalidError, ShoalError, problem
@@ -23,6 +24,7 @@ from shoal.model.logs import LogPiece, LogQuery
 from shoal.model.nodes import ConditionType
 from shoal.model.resources import Resources
 from shoal.model.workloads import (
+    ArtifactSpec,
     ComposeSpec,
     ContainerSpec,
     Exit,
@@ -59,6 +61,8 @@ class RunRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: The files of the spec with their contents, secrets included.
     files: tuple[tuple[FileSpec, bytes], ...] = field(default=(), repr=False)
+    #: The artifacts of the spec with the files that hold them. Those are the agent's, and must not be changed.
+    artifacts: tuple[tuple[ArtifactSpec, Path], ...] = ()
     #: The directories of this machine that hold the spec's managed volumes, by name.
     volumes: Mapping[str, str] = field(default_factory=dict)
     #: End it at this moment of the clock's `monotonic()`, unless it is extended; None for one that may outlive contact.

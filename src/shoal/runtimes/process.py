@@ -45,7 +45,7 @@ from shoal.runtimes.keeper.records import (
 )
 from shoal.runtimes.kept import HEALTH_TIMEOUT, KeptRuns, check_ids
 from shoal.runtimes.usage import bytes_used
-from shoal.runtimes.work_files import put_files
+from shoal.runtimes.work_files import link_artifacts, put_files
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,7 @@ class ProcessRuntime(KeptRuns):
         message = self._start_message(request)
         await self._make_directories(request)
         await asyncio.to_thread(_put_files, message.working_dir, message.user, request.files)
+        await asyncio.to_thread(link_artifacts, Path(message.working_dir), request.artifacts)
         return await self._start(message)
 
     async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -88,6 +89,9 @@ class Meter:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._last: dict[str, tuple[float, float]] = {}
+        #: The most that was read and written so far. The sum over processes falls when one ends whose parent is no
+        #: process of the run.
+        self._transferred: dict[str, tuple[int, int]] = {}
         #: A process stays in its groups, and looking for them is slow where there are many mounts.
         self._groups: dict[tuple[str, int], Sequence[str]] = {}
         self._table: tuple[float, dict[int, procfs.ProcessStat]] | None = None
@@ -105,11 +109,14 @@ class Meter:
         before_cpu, before = self._last.get(run.run_id, (0.0, now - max(age, 0.0)))
         self._last[run.run_id] = (cpu, now)
         spent = max(0.0, cpu - before_cpu)
+        read, written = self._transferred.get(run.run_id, (0, 0))
+        read, written = max(read, measured.read_bytes or 0), max(written, measured.write_bytes or 0)
+        self._transferred[run.run_id] = (read, written)
         return Usage(
             cpu_percent=100.0 * spent / (now - before) if now > before else 0.0,
             memory_bytes=measured.memory_bytes or 0,
-            disk_read_bytes=measured.read_bytes or 0,
-            disk_write_bytes=measured.write_bytes or 0,
+            disk_read_bytes=read,
+            disk_write_bytes=written,
             net_rx_bytes=received,
             net_tx_bytes=sent,
             collected_at=self._clock.wall(),
@@ -119,6 +126,7 @@ class Meter:
     def forget(self, run_id: RunId) -> None:
         """Let go of a run that has ended."""
         self._last.pop(run_id, None)
+        self._transferred.pop(run_id, None)
         for key in [key for key in self._groups if key[0] == run_id]:
             del self._groups[key]
 
@@ -133,7 +141,13 @@ class Meter:
 def _look_at(run: MeasurableRun, groups: Sequence[str]) -> tuple[Sequence[str], Measured | None, tuple[int, int]]:
     """The groups of a run, what they use, and the bytes that it received and sent."""
     found = groups or cgroups.with_figures(run.cgroups)
-    return found, cgroups.measure(found), network_bytes(run.pid)
+    measured = cgroups.measure(found)
+    if measured is not None and not measured.read_bytes and not measured.write_bytes:
+        # Kernels from 6.10 on count nothing in version 1 unless a limit is set. What ended counts for its parent.
+        transfers = [_transfers(pid) for pid in cgroups.members(found[:1])]
+        read, written = (sum(column) for column in zip((0, 0), *transfers, strict=True))
+        measured = replace(measured, read_bytes=read, write_bytes=written)
+    return found, measured, network_bytes(run.pid)
 
 
 def add_up(readings: Sequence[Usage]) -> Usage:

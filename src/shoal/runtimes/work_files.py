@@ -1,4 +1,4 @@
-"""Puts the files of a spec into a directory that the workload itself may write to.
+"""Puts the files and artifacts of a spec into a directory that the workload itself may write to.
 
 No symbolic link is followed below the directory: a workload that runs as another user than the agent cannot make the
 agent write anywhere else. Each file is replaced whole. Other users may pass the directory, so a secret in it is never
@@ -8,34 +8,72 @@ open to all of them. Called by `shoal.runtimes.process`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from shoal.model.workloads import FailureReason, FileSpec
+from shoal.model.workloads import ArtifactSpec, FailureReason, FileSpec
 from shoal.runtimes.base import RunError
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def put_files(folder: Path, files: Iterable[tuple[FileSpec, bytes]], *, owner: tuple[int, int] | None = None) -> None:
     """Write each file below `folder`, as its owner (uid, gid) if one is given. Raises `RunError`."""
     for file, content in files:
-        *parents, name = [part for part in file.path.split("/") if part not in ("", ".")]
-        try:
-            with contextlib.ExitStack() as stack:
-                directory = _opened(stack, folder, None)
-                for parent in parents:
-                    with contextlib.suppress(FileExistsError):
-                        os.mkdir(parent, 0o755, dir_fd=directory)
-                    directory = _opened(stack, parent, directory)
-                _replace(directory, name, content, mode=_mode_of(file), owner=owner)
-        except OSError as error:
-            raise RunError(
-                f"the file {file.path!r} cannot be written: {error.strerror}",
-                failure=FailureReason.STORAGE_ERROR,
-                transient=True,
-            ) from error
+        with _place(folder, file.path) as (directory, name):
+            _replace(directory, name, content, mode=_mode_of(file), owner=owner)
+
+
+def link_artifacts(folder: Path, artifacts: Iterable[tuple[ArtifactSpec, Path]]) -> None:
+    """Link each artifact below `folder`; copy it where that is another file system. Raises `RunError`."""
+    for artifact, source in artifacts:
+        with _place(folder, artifact.path) as (directory, name):
+            _link(directory, name, source)
+
+
+@contextlib.contextmanager
+def _place(folder: Path, path: str) -> Iterator[tuple[int, str]]:
+    """The open directory of a file below `folder`, made if need be, and the name of the file in it."""
+    *parents, name = [part for part in path.split("/") if part not in ("", ".")]
+    try:
+        with contextlib.ExitStack() as stack:
+            directory = _opened(stack, folder, None)
+            for parent in parents:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(parent, 0o755, dir_fd=directory)
+                directory = _opened(stack, parent, directory)
+            yield directory, name
+    except OSError as error:
+        raise RunError(
+            f"the file {path!r} cannot be written: {error.strerror}",
+            failure=FailureReason.STORAGE_ERROR,
+            transient=True,
+        ) from error
+
+
+def _link(directory: int, name: str, source: Path) -> None:
+    partial = f".{name[:200]}.new"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(partial, dir_fd=directory)
+    try:
+        os.link(source, partial, dst_dir_fd=directory, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP):
+            raise
+        _copy(directory, partial, source)
+    os.rename(partial, name, src_dir_fd=directory, dst_dir_fd=directory)
+    with contextlib.suppress(FileNotFoundError):  # rename keeps both names of one file
+        os.unlink(partial, dir_fd=directory)
+
+
+def _copy(directory: int, name: str, source: Path) -> None:
+    with source.open("rb") as content, os.fdopen(os.open(name, _NEW, 0o600, dir_fd=directory), "wb") as written:
+        shutil.copyfileobj(content, written)
+        os.fchmod(written.fileno(), 0o444)
 
 
 def _mode_of(file: FileSpec) -> int:
@@ -53,8 +91,7 @@ def _replace(directory: int, name: str, content: bytes, *, mode: int, owner: tup
     partial = f".{name[:200]}.new"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(partial, dir_fd=directory)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(partial, flags, 0o600, dir_fd=directory), "wb") as written:
+    with os.fdopen(os.open(partial, _NEW, 0o600, dir_fd=directory), "wb") as written:
         written.write(content)
         if owner is not None:
             os.fchown(written.fileno(), *owner)

@@ -45,6 +45,26 @@ async def test_cpu_is_a_rate_since_the_reading_before(tmp_path: Path) -> None:
     assert (await meter.read(run)).cpu_percent == 0.0
 
 
+async def test_disk_traffic_is_that_of_its_processes_where_the_group_counts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with version 1 on new kernels. It never falls."""
+    for name, text in {"cpuacct.usage": "0", "memory.usage_in_bytes": "1", "cgroup.procs": "7\n8\n"}.items():
+        (tmp_path / name).write_text(text)
+    written = {7: (10, 100), 8: (1, 1000)}
+    monkeypatch.setattr("shoal.runtimes.usage._transfers", written.__getitem__)
+    run, meter = record(cgroups=(str(tmp_path),)), Meter(LoopClock(START))
+    usage = await meter.read(run)
+    assert (usage.disk_read_bytes, usage.disk_write_bytes) == (11, 1100)
+    (tmp_path / "cgroup.procs").write_text("7\n")
+    usage = await meter.read(run)
+    assert (usage.disk_read_bytes, usage.disk_write_bytes) == (11, 1100)
+    counted = tmp_path / "blkio.throttle.io_service_bytes"
+    counted.write_text("8:0 Read 5000\n8:0 Write 7000\n")
+    usage = await meter.read(run)
+    assert (usage.disk_read_bytes, usage.disk_write_bytes) == (5000, 7000)
+
+
 def test_a_run_is_its_session_and_its_descendants() -> None:
     def stat(pid: int, parent: int, session: int) -> ProcessStat:
         return ProcessStat(pid, "S", parent, session, session, cpu_ticks=100, start_time=1, resident_pages=10)

@@ -36,6 +36,8 @@ _OLDEST_PODMAN_COMPOSE = (1, 3)
 _VERSION = re.compile(r"podman-compose version:? *(\d{1,9})\.(\d{1,9})")
 _TRACEBACK = re.compile(r"^Traceback \(most recent call last\):\n(?:[ \t]+.*\n)*", re.MULTILINE)
 _PLUGIN = ("docker", "compose")
+#: An empty file, so that no file of the project's directory sets variables. Older commands do not take /dev/null.
+_NO_VARIABLES = Path(__file__).with_name("no_variables.env")
 _LOCK_SECONDS = 60.0
 _MAX_SHOWN = 2000
 _MAX_OUTPUT = 1 << 20
@@ -75,7 +77,7 @@ class ComposeCommand:
             "DOCKER_HOST": engine,
             "CONTAINER_HOST": engine,
         }
-        call = [*self.arguments, "--env-file", os.devnull, "-p", project, "-f", "-", *words]
+        call = [*self.arguments, "--env-file", str(_NO_VARIABLES), "-p", project, "-f", "-", *words]
         given = json.dumps(content).encode()
         output, status = await _call(call, folder, environment, seconds, given=given, lock=lock)
         if status != 0:

@@ -1,7 +1,8 @@
 """What each compose project was started with last, so that a failed update can return to it after an agent restart.
 
-It has the values of secrets in it, so it is encrypted with a key of the agent. There is one file per run, replaced when
-an update has succeeded. Owned by `shoal.runtimes.compose.runtime`.
+It has the values of secrets in it, so it is encrypted with a key of the agent. Each stored project has a name, which is
+in the record of its run: an agent that is killed between the two finds the project that belongs to the record. Owned by
+`shoal.runtimes.compose.runtime`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Files = tuple[tuple[FileSpec, bytes], ...]
+_SUFFIX = ".project"
+#: The name of a project that could not be stored.
+_NOT_STORED = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,30 +51,40 @@ class PreviousProjects:
         self._directory = directory
         self._sealer: Sealer | None = None
 
-    async def keep(self, run_id: RunId, content: Mapping[str, Any], files: Files) -> None:
-        """Store what a run was started with."""
+    async def keep(self, run_id: RunId, content: Mapping[str, Any], files: Files) -> str:
+        """Store what a run was started with, beside what was stored before; its name for the record of the run."""
         try:
-            await asyncio.to_thread(self._keep, run_id, content, files)
+            return await asyncio.to_thread(self._keep, run_id, content, files)
         except (ShoalError, OSError) as error:
             log.warning("run %s: its project cannot be stored for a rollback: %s", run_id, error)
-            await self.drop(run_id)  # of an earlier update, perhaps
+            return _NOT_STORED
 
-    async def find(self, run_id: RunId) -> PreviousProject | None:
+    async def find(self, run_id: RunId, name: str) -> PreviousProject | None:
         """What a run was started with; None when that is not known."""
         try:
-            return await asyncio.to_thread(self._find, run_id)
+            return await asyncio.to_thread(self._find, run_id, name)
         except FileNotFoundError:
             return None
         except (ShoalError, OSError, ValueError, TypeError, KeyError) as error:
             log.warning("run %s: its stored project cannot be read: %s", run_id, error)
             return None
 
-    async def drop(self, run_id: RunId) -> None:
-        """Forget it."""
-        with contextlib.suppress(OSError):
-            await asyncio.to_thread(self._path(run_id).unlink, missing_ok=True)
+    async def drop_others(self, run_id: RunId, name: str) -> None:
+        """Forget what was stored for a run before, once its record names this one."""
+        await asyncio.to_thread(self._drop, run_id, self._path(run_id, name))
 
-    def _keep(self, run_id: RunId, content: Mapping[str, Any], files: Files) -> None:
+    async def drop(self, run_id: RunId) -> None:
+        """Forget everything of a run."""
+        await asyncio.to_thread(self._drop, run_id, None)
+
+    def _drop(self, run_id: RunId, kept: Path | None) -> None:
+        # No run id has the letter in front of the name.
+        for path in (self._path(run_id, ""), *self._directory.glob(f"{run_id}@*{_SUFFIX}")):
+            if path != kept:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+
+    def _keep(self, run_id: RunId, content: Mapping[str, Any], files: Files) -> str:
         text = json.dumps(
             {
                 "content": content,
@@ -81,16 +96,20 @@ class PreviousProjects:
             }
         )
         sealed = self._open_sealer().seal(text.encode(), purpose=_purpose(run_id))
-        replace_file(self._path(run_id), sealed, mode=0o600)
+        # Of the encrypted text: the hash of a secret could be guessed.
+        name = hashlib.sha256(sealed).hexdigest()[:16]
+        replace_file(self._path(run_id, name), sealed, mode=0o600)
+        return name
 
-    def _find(self, run_id: RunId) -> PreviousProject:
-        text = self._open_sealer().open(self._path(run_id).read_bytes(), purpose=_purpose(run_id))
+    def _find(self, run_id: RunId, name: str) -> PreviousProject:
+        text = self._open_sealer().open(self._path(run_id, name).read_bytes(), purpose=_purpose(run_id))
         stored = json.loads(text)
         files = tuple((FileSpec(**file), base64.b64decode(data)) for file, data in stored["files"])
         return PreviousProject(stored["content"], files)
 
-    def _path(self, run_id: RunId) -> Path:
-        return self._directory / f"{run_id}.project"
+    def _path(self, run_id: RunId, name: str) -> Path:
+        # Records of earlier versions have no name.
+        return self._directory / (f"{run_id}@{name}{_SUFFIX}" if name else f"{run_id}{_SUFFIX}")
 
     def _open_sealer(self) -> Sealer:
         if self._sealer is None:

@@ -48,6 +48,8 @@ class ComposeRun:
     at_most_one: bool = False
     #: An update of it has begun. Set in the record of a run that is not being updated: that was cut off.
     updating: bool = False
+    #: The name under which `previous` has stored what it was started with.
+    previous: str = ""
 
     @property
     def service_names(self) -> tuple[str, ...]:

@@ -21,7 +21,15 @@ from typing import Any
 from shoal.core import faults
 from shoal.core.clock import Clock, epoch_ms
 from shoal.core.disk.private_files import make_private_directory
-from shoal.core.errors import DeadlineError, InvalidError, PreconditionError, ShoalError, UnavailableError, problem
+from shoal.core.errors import (
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    PreconditionError,
+    ShoalError,
+    UnavailableError,
+    problem,
+)
 from shoal.core.ids import IDENTIFIER_RULE, RunId, WorkloadId, is_identifier
 from shoal.core.tasks import TaskScope, to_the_end
 from shoal.model.execs import ExecCommand
@@ -36,6 +44,7 @@ from shoal.runtimes.compose.output import ProjectOutput
 from shoal.runtimes.compose.previous import PreviousProjects
 from shoal.runtimes.compose.project import Project, project_name, render
 from shoal.runtimes.compose.records import ComposeRun, ServiceMarks, run_from_json
+from shoal.runtimes.compose.refusals import start_error
 from shoal.runtimes.compose.source import PROJECTS, Sources
 from shoal.runtimes.compose.starting import (
     RUN_LABEL,
@@ -46,7 +55,6 @@ from shoal.runtimes.compose.starting import (
     service_of,
     state_of,
 )
-from shoal.runtimes.container import failures
 from shoal.runtimes.container.api import EngineApi, EngineError
 from shoal.runtimes.container.attention import Attention
 from shoal.runtimes.container.connection import Connect, EngineConnection
@@ -179,16 +187,19 @@ class ComposeRuntime:
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
                 await self._make_room(api, request, self._name(request.workload_id))
                 await asyncio.to_thread(write_files, folder, request.files)
-                marks = marks_for(request, spec, project, self._owner, {})
+                marks = marks_for(request, spec, project, self._owner, folder=folder)
                 content = render(project, additions_for(request, self._owner, marks))
                 try:
                     await self._bring_up(
                         api, request.workload_id, content, folder=folder, lock=lock, deadline=request.deadline
                     )
-                except ShoalError:
-                    with contextlib.suppress(ShoalError):
-                        await self._remove_containers(api, request.workload_id)
-                    raise
+                except ShoalError as error:
+                    # Past its deadline, its guard has killed what the engine was starting: it was started, and ended.
+                    is_past = request.deadline is not None and self._clock.monotonic() >= request.deadline
+                    if not (is_past and isinstance(error, RunError)):
+                        with contextlib.suppress(ShoalError):
+                            await self._remove_containers(api, request.workload_id)
+                        raise
             # Cut off from here on, the project would run without a record.
             work = self._take_in(api, request, project, folder=folder, marks=marks, content=content)
             started = await to_the_end(work)
@@ -224,8 +235,8 @@ class ComposeRuntime:
             services=dict.fromkeys(project.services, "running"),
             stop_signals=project.stop_signals,
             at_most_one=request.deadline is not None,
+            previous=await self._previous.keep(request.run_id, content, request.files),
         )
-        await self._previous.keep(run.run_id, content, request.files)
         return await self._adopt(api, run)
 
     async def update(self, run_id: RunId, request: RunRequest) -> RunInfo:
@@ -240,10 +251,11 @@ class ComposeRuntime:
                 raise PreconditionError(f"run {run_id!r} does not run")
             api = self._connection.engine()
             project, folder = await self._load(api, request)
-            marks = marks_for(request, spec, project, self._owner, run.marks)
+            marks = marks_for(request, spec, project, self._owner, folder=folder, previous=run.marks)
             content = render(project, additions_for(request, self._owner, marks))
             async with locked(self._projects / f"{request.workload_id}.lock", self._clock) as lock:
                 run = await self._put(dataclasses.replace(run, updating=True))
+                faults.reach("compose.update.begun")
                 try:
                     await asyncio.to_thread(write_files, folder, request.files)
                     await self._bring_up(
@@ -253,7 +265,8 @@ class ComposeRuntime:
                     await self._roll_back(api, run, lock, deadline=request.deadline)
                     raise
                 await self._remove_containers(api, request.workload_id, keep=project.services.keys())
-            await self._previous.keep(run_id, content, request.files)
+            previous = await self._previous.keep(run_id, content, request.files)
+            faults.reach("compose.update.stored")
             changed = dataclasses.replace(
                 run,
                 folder=str(folder),
@@ -266,14 +279,17 @@ class ComposeRuntime:
                 stop_signals=project.stop_signals,
                 at_most_one=request.deadline is not None,
                 updating=False,
+                previous=previous,
             )
             changed = await self._refresh(api, changed)
+            faults.reach("compose.update.after")
+            await self._previous.drop_others(run_id, previous)
             self._connection.compare_soon()
         return changed.info
 
     async def _roll_back(self, api: EngineApi, run: ComposeRun, lock: int, *, deadline: float | None) -> None:
         """Start the project again that ran before an update, also if an earlier agent had started it."""
-        previous = await self._previous.find(run.run_id)
+        previous = await self._previous.find(run.run_id, run.previous)
         if previous is None or not run.folder:
             log.warning("run %s: the project before its update is not known any more", run.run_id)
         else:
@@ -290,9 +306,19 @@ class ComposeRuntime:
 
     async def replace_files(self, run_id: RunId, files: tuple[tuple[FileSpec, bytes], ...]) -> None:
         """Put new contents into the files of a run. A service sees them where it mounts the directory they are in."""
-        run = self._records.runs.get(run_id)
-        if run is not None and run.folder:
+        known = self._records.runs.get(run_id)
+        if known is None:
+            raise NotFoundError("run", run_id)
+        async with self._lock(known.workload_id):
+            run = self._records.runs.get(run_id)
+            if run is None or run.end is not None or not run.folder:
+                return
             await asyncio.to_thread(write_files, Path(run.folder), files)
+            # A rollback writes these files and not the ones before.
+            if (stored := await self._previous.find(run_id, run.previous)) is not None:
+                name = await self._previous.keep(run_id, stored.content, files)
+                await self._put(dataclasses.replace(run, previous=name))
+                await self._previous.drop_others(run_id, name)
 
     async def stop(self, run_id: RunId) -> RunInfo | None:
         """Stop the services, those that need others first, and wait for the end."""
@@ -427,7 +453,7 @@ class ComposeRuntime:
         for image, policy in project.images:
             await self._pulls.ensure(api, image, policy)
         if project.is_built:
-            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, {})
+            marks = marks_for(request, checked_spec(request, ComposeSpec), project, self._owner, folder=folder)
             content = render(project, additions_for(request, self._owner, marks))
             await self._compose(("build",), content, request.workload_id, folder)
 
@@ -474,14 +500,15 @@ class ComposeRuntime:
     async def _compose(
         self, words: tuple[str, ...], content: dict[str, Any], workload_id: WorkloadId, folder: Path, *, lock: int = -1
     ) -> None:
-        engine, name = self._connection.engine().address, self._name(workload_id)
+        api, name = self._connection.engine(), self._name(workload_id)
         if self._command is None:
             raise UnavailableError(_NO_COMMAND)
         try:
-            await self._command.run(name, content, words, folder=folder, engine=engine, seconds=_UP_SECONDS, lock=lock)
+            await self._command.run(
+                name, content, words, folder=folder, engine=api.address, seconds=_UP_SECONDS, lock=lock
+            )
         except ComposeError as error:
-            verdict = failures.judge_start(EngineError(error.message, status=500))
-            raise failures.run_error(error, verdict, what="cannot start the project") from error
+            raise await start_error(error, api, project=name, labels=self._labels(workload_id)) from error
 
     async def _members(self, api: EngineApi, workload_id: WorkloadId) -> tuple[Member, ...]:
         """The containers of a workload's project, in the order of their services."""
@@ -518,7 +545,10 @@ class ComposeRuntime:
 
         Each project is looked at on its own. In how many seconds one of them is to be tried again, or None.
         """
-        listed = [each.get("Labels") or {} for each in await api.containers(self._owner.labels)]
+        guarded = self._guard.container_ids
+        containers = await api.containers(self._owner.labels)
+        await self._release_gone(api, guarded - {str(each["Id"]) for each in containers})
+        listed = [each.get("Labels") or {} for each in containers]
         runs = {each[RUN_LABEL]: WorkloadId(each.get(WORKLOAD_LABEL, "")) for each in listed if each.get(RUN_LABEL)}
         for run in list(self._records.runs.values()):
             if run.end is None and not self._lock(run.workload_id).locked():
@@ -530,6 +560,15 @@ class ComposeRuntime:
                 self._attention.give(run_id, partial(self._take_up, api, runs[run_id]))
         self._attention.forget_others(runs.keys() | self._records.runs.keys())
         return await self._attention.settle(_SETTLE_SECONDS)
+
+    async def _release_gone(self, api: EngineApi, container_ids: frozenset[str]) -> None:
+        """Release containers that are gone and of no run: an update that was cut off had made them."""
+        runs = [run for run in self._records.runs.values() if run.end is None]
+        left = container_ids - {member.container_id for run in runs for member in run.members}
+        if left:
+            await api.check_identity()
+        for container_id in left:
+            self._guard.release(container_id)
 
     async def _follow_run(self, api: EngineApi, run: ComposeRun) -> None:
         if run.updating:
@@ -703,12 +742,16 @@ class ComposeRuntime:
 
     async def _remove_project(self, api: EngineApi, workload_id: WorkloadId, *, delete_data: bool) -> None:
         await self._remove_containers(api, workload_id)
-        labels = {**self._owner.labels, WORKLOAD_LABEL: workload_id, PROJECT_LABEL: self._name(workload_id)}
+        labels = self._labels(workload_id)
         for network in await api.networks(labels):
             await api.remove_network(network)
         if delete_data:
             for volume in await api.volumes(labels):
                 await api.remove_volume(volume)
+
+    def _labels(self, workload_id: WorkloadId) -> dict[str, str]:
+        """Of the networks and volumes of a workload's project."""
+        return {**self._owner.labels, WORKLOAD_LABEL: workload_id, PROJECT_LABEL: self._name(workload_id)}
 
     def _name(self, workload_id: WorkloadId) -> str:
         return project_name(self._owner.name_of(workload_id))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from shoal.core.ids import RunId, WorkloadId, is_identifier
@@ -33,10 +34,18 @@ from shoal.runtimes.container.states import end_of, millis
 #: Not the label of a container run: the container runtime leaves the containers of projects alone.
 RUN_LABEL = "shoal.compose-run"
 WAVES_LABEL = "shoal.compose-waves"
+#: The directory with the project's files.
+FOLDER_LABEL = "shoal.compose-folder"
 
 
 def marks_for(
-    request: RunRequest, spec: ComposeSpec, project: Project, owner: Owner, previous: Mapping[str, ServiceMarks]
+    request: RunRequest,
+    spec: ComposeSpec,
+    project: Project,
+    owner: Owner,
+    *,
+    folder: Path,
+    previous: Mapping[str, ServiceMarks] | None = None,
 ) -> dict[str, ServiceMarks]:
     """What each service is made with. A service whose definition did not change keeps what it has."""
     labels = {
@@ -49,6 +58,7 @@ def marks_for(
         STOP_SIGNAL_LABEL: f"SIG{spec.stop.signal or 'TERM'}",
         GRACE_LABEL: str(spec.stop.grace.total_seconds()),
         WAVES_LABEL: json.dumps(project.stop_waves),
+        FOLDER_LABEL: str(folder),
         **({AT_MOST_ONE_LABEL: "1"} if request.deadline is not None else {}),
     }
     environment = {
@@ -62,8 +72,9 @@ def marks_for(
         name: ServiceMarks(f"{digest} {request.limits}", labels, environment)
         for name, digest in project.digests().items()
     }
+    kept = previous or {}
     return {
-        name: previous[name] if name in previous and previous[name].digest == marks.digest else marks
+        name: kept[name] if name in kept and kept[name].digest == marks.digest else marks
         for name, marks in made.items()
     }
 
@@ -130,7 +141,7 @@ def read_run(containers: Sequence[Mapping[str, str]], members: tuple[Member, ...
         run_id=RunId(run_id),
         workload_id=WorkloadId(workload_id),
         project=labels.get(PROJECT_LABEL, ""),
-        folder="",
+        folder=labels.get(FOLDER_LABEL, ""),
         started_at_ms=min(member.started_at_ms for member in members),
         stop_signal=labels.get(STOP_SIGNAL_LABEL, "SIGTERM"),
         grace=grace,

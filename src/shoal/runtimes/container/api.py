@@ -248,6 +248,10 @@ class EngineApi:
         answer = await self._call("GET", "/volumes", params={"filters": json.dumps({"label": _label_filter(labels)})})
         return [str(each["Name"]) for each in answer.get("Volumes") or []]
 
+    async def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        """Create a volume. One of that name that is there stays."""
+        await self._call("POST", "/volumes/create", body={"Name": name, "Labels": dict(labels)})
+
     async def remove_volume(self, name: str) -> None:
         """Remove a volume with its data. One that is gone is no error."""
         await self._call("DELETE", f"/volumes/{name}", ok=(204, 404))
@@ -256,6 +260,10 @@ class EngineApi:
         """The names of every network that carries all of `labels`."""
         filters = json.dumps({"label": _label_filter(labels)})
         return [str(each["Name"]) for each in await self._call("GET", "/networks", params={"filters": filters}) or []]
+
+    async def create_network(self, name: str, labels: Mapping[str, str]) -> None:
+        """Create a network. One of that name that is there is an error."""
+        await self._call("POST", "/networks/create", body={"Name": name, "Labels": dict(labels)})
 
     async def remove_network(self, name: str) -> None:
         """Remove a network. One that is gone is no error."""

@@ -1,7 +1,7 @@
 """Makes sure that the image of a container is there: pull policy, progress, and logins from the usual file.
 
-Logins are read from `$REGISTRY_AUTH_FILE`, `$XDG_RUNTIME_DIR/containers/auth.json`, `$DOCKER_CONFIG/config.json` or
-`~/.docker/config.json` for each pull, so a changed password needs no restart.
+Logins are read from `$REGISTRY_AUTH_FILE`, `$XDG_RUNTIME_DIR/containers/auth.json`, `~/.config/containers/auth.json`,
+`$DOCKER_CONFIG/config.json` or `~/.docker/config.json` for each pull, so a changed password needs no restart.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from shoal.runtimes.container.api import EngineApi, EngineError
 log = logging.getLogger(__name__)
 
 _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
+#: How images and Podman's login files name it.
+_DEFAULT_NAMES = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _MAX_CONFIG = 1 << 20
 #: Between two lines of progress in the agent's log.
 _PROGRESS_SECONDS = 5.0
@@ -161,9 +163,24 @@ class PullProgress:
 def registry_of(image: str) -> str:
     """The registry that an image comes from, as login files name it."""
     first, slash, _ = image.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    if slash and ("." in first or ":" in first or first == "localhost") and first not in _DEFAULT_NAMES:
         return first
     return _DEFAULT_REGISTRY
+
+
+def _login_keys(image: str) -> Iterator[str]:
+    """Under what a login file may have the login for an image, the most specific first."""
+    registry = registry_of(image)
+    path = image.partition("@")[0]
+    if registry == _DEFAULT_REGISTRY:
+        first, _, rest = path.partition("/")
+        path = f"docker.io/{rest if first in _DEFAULT_NAMES else path}"
+    # Podman's files may have one for a repository, or for all below a name.
+    parts = path.split("/")
+    parts[-1] = parts[-1].partition(":")[0]
+    yield from ("/".join(parts[:count]) for count in range(len(parts), 1, -1))
+    names = _DEFAULT_NAMES if registry == _DEFAULT_REGISTRY else (f"https://{registry}",)
+    yield from (registry, *names)
 
 
 def find_login(image: str, environ: Mapping[str, str]) -> dict[str, str] | None:
@@ -174,9 +191,9 @@ def find_login(image: str, environ: Mapping[str, str]) -> dict[str, str] | None:
             if path.stat().st_size > _MAX_CONFIG:
                 continue
             logins = json.loads(path.read_bytes()).get("auths") or {}
-            entry = logins.get(registry) or logins.get(f"https://{registry}") or {}
+            entry: Mapping[str, str] = next((logins[key] for key in _login_keys(image) if key in logins), {})
             user, found, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
-        except (OSError, ValueError, AttributeError, binascii.Error):
+        except (OSError, ValueError, TypeError, AttributeError, binascii.Error):
             continue
         if found:
             return {"username": user, "password": password, "serveraddress": registry}
@@ -189,8 +206,10 @@ def _login_files(environ: Mapping[str, str]) -> list[Path]:
         files.append(Path(given))
     if given := environ.get("XDG_RUNTIME_DIR"):
         files.append(Path(given) / "containers" / "auth.json")
+    if home := environ.get("HOME"):
+        files.append(Path(home) / ".config" / "containers" / "auth.json")
     if given := environ.get("DOCKER_CONFIG"):
         files.append(Path(given) / "config.json")
-    if home := environ.get("HOME"):
+    if home:
         files.append(Path(home) / ".docker" / "config.json")
     return files

@@ -17,6 +17,9 @@ from shoal.core.tasks import TaskScope
 from shoal.runtimes.container.api import EngineApi
 
 _LOOK_SECONDS = 0.2
+#: A file that did not change for so many looks is looked at each fifth time: most containers print rarely.
+_QUIET_LOOKS = 25
+_RARELY = 5
 _CHUNK = 64 * 1024
 #: Longer than any line that a container's monitor writes. What does not end is no log.
 _MAX_LINE = 1 << 20
@@ -51,7 +54,8 @@ class LogTails:
     async def _look(self) -> None:
         while self._tails:
             await self._clock.sleep(_LOOK_SECONDS)
-            for tail in await asyncio.to_thread(_changed, tuple(self._tails)):
+            due = tuple(tail for tail in self._tails if tail.is_due())
+            for tail in await asyncio.to_thread(_changed, due) if due else ():
                 tail.wake()
 
 
@@ -65,6 +69,8 @@ class LogTail:
         self._offset = 0
         self._ended = False
         self._awake = asyncio.Event()
+        #: Looks since something came.
+        self._looks = 0
 
     def end(self) -> None:
         """The container has ended: what it has printed is read, and that is all."""
@@ -73,7 +79,13 @@ class LogTail:
 
     def wake(self) -> None:
         """There is more to read, or the file is gone."""
+        self._looks = 0
         self._awake.set()
+
+    def is_due(self) -> bool:
+        """Whether the file is to be looked at this time."""
+        self._looks += 1
+        return self._looks <= _QUIET_LOOKS or self._looks % _RARELY == 0
 
     async def follow(self, api: EngineApi, container_id: str, *, tty: bool = False) -> AsyncIterator[Printed]:
         """Everything that the container prints, until it has ended."""

@@ -438,10 +438,15 @@ class ContainerRuntime:
 
         Each container is looked at on its own. In how many seconds one of them is to be tried again, or None.
         """
+        guarded = self._guard.container_ids
         # Those of compose projects carry no such label.
         listed = [each for each in await api.containers(self._owner.labels) if RUN_LABEL in (each.get("Labels") or {})]
         containers = {str(each["Id"]): each for each in listed}
         known = {run.container_id for run in self._records.runs.values()}
+        if left := guarded - containers.keys() - known:  # somebody removed them while no agent knew them
+            await api.check_identity()
+            for container_id in left:
+                self._guard.release(container_id)
         for run in list(self._records.runs.values()):
             if run.end is None and (containers.get(run.container_id) or {}).get("State") == "running":
                 await self._follow_run(api, run)

@@ -54,8 +54,11 @@ class Starter:
         await api.remove(name)
         # Its ports are taken by the run that it is to replace.
         container_id = await self._create(api, request, spec, name, trial=True)
-        await api.remove(container_id)
-        self.trials.discard(container_id)
+        faults.reach("container.trial.after")
+        try:
+            await api.remove(container_id)
+        finally:
+            self.trials.discard(container_id)  # one that is left is removed at the next comparison
 
     async def make_ready(self, api: EngineApi, spec: ContainerSpec) -> None:
         """Check what this agent allows, and have the image at hand. Raises `RunError`."""

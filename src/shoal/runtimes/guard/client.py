@@ -55,8 +55,10 @@ class Guard:
                 await self._start_missing()
 
     async def close(self) -> None:
-        """Let go of the guards, which go on as long as they have something to guard."""
+        """Let go of the guards, which go on as long as they have something to guard; without that they end now."""
         await self._scope.close()
+        if not self._slots:
+            self._send(signal.SIGTERM)
         for number in list(self._guards):
             self._drop(number)
         if self._table is not None:
@@ -105,6 +107,11 @@ class Guard:
         slot = self._slots.pop(container_id, None)
         if slot is not None and self._table is not None:
             self._table.remove(slot)
+
+    @property
+    def container_ids(self) -> frozenset[str]:
+        """The containers that are guarded."""
+        return frozenset(self._slots)
 
     @staticmethod
     def can_see(container_id: str, pid: int) -> bool:
@@ -211,6 +218,9 @@ class Guard:
 
     def _wake(self) -> None:
         """Have the guards read the table now."""
+        self._send(signal.SIGUSR1)
+
+    def _send(self, number: signal.Signals) -> None:
         for pidfd in self._guards.values():
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGUSR1)
+                signal.pidfd_send_signal(pidfd, number)

@@ -1,11 +1,11 @@
 """A guard process: kills every process of a container whose deadline has passed. Standard library only.
 
-    python -m shoal.runtimes.guard FILE HANDLE
+    python -m shoal.runtimes.guard FILE HANDLE [SECONDS]
 
 HANDLE is the inherited table. FILE is locked and says who the guard is, so that another agent finds it. The guard opens
 no other file on a disk, and needs neither agent nor engine. It finds the processes of a container by their control
-group, whose path has the container's id; so a container that the engine starts late is killed too. It ends when the
-table has been empty for a while.
+group, whose path has the container's id; so a container that the engine starts late is killed too. It ends when for
+SECONDS the table was empty, or FILE was gone (so no agent will come) and every container in the table was dead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from shoal.runtimes.guard.table import GuardTable
 
 PROC = Path("/proc")
-#: A guard with nothing to do ends after this long.
-_IDLE_SECONDS = 60.0
+#: A guard with nothing to do, now or later, ends after this long.
+IDLE_SECONDS = 60.0
 #: Between two looks at a container that was killed: until it is gone, and then for one that starts late.
 _KILL_AGAIN = 0.05
 _LOOK_AGAIN = 1.0
@@ -50,23 +50,24 @@ def main(arguments: Sequence[str]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for stream in (1, 2):
         os.dup2(null, stream)
-    _guard(table)
+    _guard(table, lock, idle=float(arguments[2]) if len(arguments) > 2 else IDLE_SECONDS)
 
 
-def _guard(table: GuardTable) -> None:
-    empty_since = time.clock_gettime(time.CLOCK_BOOTTIME)
+def _guard(table: GuardTable, file: int, *, idle: float) -> None:
+    done_since = time.clock_gettime(time.CLOCK_BOOTTIME)
     while True:
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         guarded = list(table)
-        if guarded:
-            empty_since = now
-        elif now - empty_since >= _IDLE_SECONDS:
-            return
         expired = [each for each in guarded if each.deadline <= now]
         for each in expired:
             table.expire(each.slot)
         found = kill_containers({each.container_id for each in expired}) if expired else 0
-        waits = [_IDLE_SECONDS, *(each.deadline - now for each in guarded if each.deadline > now)]
+        is_done = len(expired) == len(guarded) and not found and (not guarded or not os.fstat(file).st_nlink)
+        if not is_done:
+            done_since = now
+        elif now - done_since >= idle:
+            return
+        waits = [idle, *(each.deadline - now for each in guarded if each.deadline > now)]
         if expired:
             waits.append(_KILL_AGAIN if found else _LOOK_AGAIN)
         signal.sigtimedwait({signal.SIGUSR1}, max(_SHORTEST_WAIT, min(waits)))

@@ -54,12 +54,11 @@ def seed_parts(
     workload_id: str,
     mounts: Sequence[GuestMount],
     networks: Sequence[GuestNetwork],
-    dhcp: Sequence[bool],
     identity: Mapping[str, str],
 ) -> dict[str, str]:
     """The parts of the seed; empty when there is nothing to configure. Raises `RunError` for parts that are wrong."""
     given_parts = _checked(given or CloudInit())
-    network_config = given_parts[NETWORK_CONFIG] or _network_config(networks, dhcp)
+    network_config = given_parts[NETWORK_CONFIG] or _network_config(networks)
     if given is None and not mounts and not network_config:
         return {}
     parts = {
@@ -162,10 +161,10 @@ def _mount_config(mounts: Sequence[GuestMount]) -> dict[str, Any]:
     return {**{name: value for name, value in config.items() if value}, "merge_how": _MERGE}
 
 
-def _network_config(networks: Sequence[GuestNetwork], dhcp: Sequence[bool]) -> str:
+def _network_config(networks: Sequence[GuestNetwork]) -> str:
     """Version 1 of the format, which every cloud-init and every renderer knows. Empty: the guest decides."""
     config = []
-    for number, (network, by_dhcp) in enumerate(zip(networks, dhcp, strict=True)):
+    for network in networks:
         subnets: list[dict[str, Any]] = []
         if network.address is not None:
             static: dict[str, Any] = {
@@ -173,13 +172,13 @@ def _network_config(networks: Sequence[GuestNetwork], dhcp: Sequence[bool]) -> s
                 "address": str(network.address),
             }
             if not network.bridge and not network.tap and network.address.version == 4:
-                found = user_network(number, network)
+                found = user_network(network)
                 static |= {"gateway": str(found.gateway), "dns_nameservers": [str(found.name_server)]}
             subnets.append(static)
-        if by_dhcp:
+        if network.dhcp:
             subnets.append({"type": "dhcp"})
         if subnets:
-            config.append({"type": "physical", "name": f"eth{number}", "mac_address": network.mac, "subnets": subnets})
+            config.append({"type": "physical", "name": network.name, "mac_address": network.mac, "subnets": subnets})
     return yaml.safe_dump({"version": 1, "config": config}, sort_keys=False) if config else ""
 
 

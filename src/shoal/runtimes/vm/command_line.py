@@ -59,6 +59,10 @@ class GuestNetwork:
     """One network interface: user-mode networking, a bridge or a tap device that is there already."""
 
     mac: str
+    #: As in `KnownNetwork`.
+    name: str = "eth0"
+    number: int = 0
+    dhcp: bool = False
     bridge: str = ""
     tap: str = ""
     #: The guest's own address, if it has one that is known before.
@@ -97,7 +101,7 @@ class Guest:
     direct_boot: DirectBoot | None = None
 
 
-def mac_address(workload_id: str, interface: int) -> str:
+def mac_address(workload_id: str, interface: str) -> str:
     """The address of an interface: the same after every restart, on every node."""
     digest = hashlib.sha256(f"{workload_id}/{interface}".encode()).digest()
     return f"{_MAC_PREFIX}:{digest[0]:02x}:{digest[1]:02x}:{digest[2]:02x}"
@@ -108,13 +112,13 @@ def tap_name(mac: str) -> str:
     return f"shoal{mac.removeprefix(_MAC_PREFIX).replace(':', '')[-8:]}"
 
 
-def user_network(number: int, network: GuestNetwork) -> UserNetwork:
+def user_network(network: GuestNetwork) -> UserNetwork:
     """The network that user-mode networking makes for an interface: around the guest's address, if that is known."""
     address = network.address
     if isinstance(address, ipaddress.IPv4Interface):
         guest = address
     else:
-        guest = ipaddress.IPv4Interface(_USER_ADDRESS.format(number + _FIRST_USER_NETWORK))
+        guest = ipaddress.IPv4Interface(_USER_ADDRESS.format(network.number + _FIRST_USER_NETWORK))
     hosts = (host for host in guest.network.hosts() if host != guest.ip)
     free = [host for host, _ in zip(hosts, range(_FIRST_HOST + 1), strict=False)]
     return UserNetwork(guest, gateway=free[1], name_server=free[2])
@@ -142,8 +146,8 @@ def qemu_arguments(guest: Guest, *, binary: str = QEMU) -> tuple[str, ...]:
     ]
     for number, disk in enumerate(guest.disks):
         arguments += _disk(number, disk)
-    for number, network in enumerate(guest.networks):
-        arguments += _network(number, network)
+    for network in guest.networks:
+        arguments += _network(network)
     if guest.direct_boot is not None:
         arguments += _direct_boot(guest.direct_boot)
     return tuple(arguments)
@@ -169,20 +173,21 @@ def _disk(number: int, disk: GuestDisk) -> list[str]:
     return ["-drive", backend, "-device", device]
 
 
-def _network(number: int, network: GuestNetwork) -> list[str]:
+def _network(network: GuestNetwork) -> list[str]:
+    number = network.number
     if network.tap:
         backend = f"tap,id=net{number},ifname={_escaped(network.tap)},script=no,downscript=no"
     elif network.bridge:
         name = tap_name(network.mac)
         backend = f"tap,id=net{number},ifname={name},script={bridge_script_name(number)},downscript=no"
     else:
-        backend = _user_backend(number, network)
+        backend = _user_backend(network)
     return ["-netdev", backend, "-device", f"virtio-net-pci,netdev=net{number},mac={network.mac}"]
 
 
-def _user_backend(number: int, network: GuestNetwork) -> str:
-    found = user_network(number, network)
-    backend = f"user,id=net{number},net={found.guest.network},host={found.gateway},dns={found.name_server}"
+def _user_backend(network: GuestNetwork) -> str:
+    found = user_network(network)
+    backend = f"user,id=net{network.number},net={found.guest.network},host={found.gateway},dns={found.name_server}"
     backend += f",dhcpstart={found.guest.ip}"
     for forward in network.forwards:
         protocol = forward.protocol or "tcp"

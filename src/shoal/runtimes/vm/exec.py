@@ -15,6 +15,9 @@ from typing import Any, Protocol
 from shoal.core.clock import Clock
 from shoal.core.errors import ExhaustedError, ShoalError, UnavailableError, UnsupportedError
 from shoal.model.execs import ExecCommand, ExecEnd
+from shoal.model.workloads import FailureReason
+from shoal.runtimes.base import RunError
+from shoal.runtimes.vm.guest_agent import GuestAgentError
 
 MAX_INPUT = 1 << 20
 _POLL_SECONDS = 0.1
@@ -74,12 +77,17 @@ class GuestSession:
         self._input += data
 
     async def end_input(self) -> None:
-        """Start it: its input is complete."""
+        """Start it: its input is complete. Raises `RunError` when the guest cannot."""
         if self._pid.done():
             return
         path, *words = self._wanted.command
         given = {"input_data": base64.b64encode(self._input).decode()} if self._input else {}
-        started = await self._agent.call("guest-exec", path=path, arg=words, capture_output=True, **given)
+        try:
+            started = await self._agent.call("guest-exec", path=path, arg=words, capture_output=True, **given)
+        except GuestAgentError as error:
+            raise RunError(
+                f"the command cannot be started: {error.message}", failure=FailureReason.INVALID_SPEC
+            ) from error
         self._pid.set_result(int(started["pid"]))
 
     async def resize(self, rows: int, columns: int) -> None:

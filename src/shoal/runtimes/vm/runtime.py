@@ -43,6 +43,7 @@ from shoal.runtimes.vm.exec import start_command
 from shoal.runtimes.vm.failures import start_failure
 from shoal.runtimes.vm.guest_agent import GuestAgent
 from shoal.runtimes.vm.images import ImageCache
+from shoal.runtimes.vm.network_names import KnownNetwork, name_networks, networks_from_json, networks_to_json
 from shoal.runtimes.vm.seed import write_seed
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ log = logging.getLogger(__name__)
 #: From exec until QEMU answers: it opens disks and forwards ports before.
 _UP_SECONDS = 60.0
 _POLL_SECONDS = 0.05
+#: The file with the network interfaces of the last spec.
+_NETWORKS = "networks.json"
 #: For a question while the agent measures: a guest that is paused must not hold up the others.
 _ASK_SECONDS = 0.4
 _INTERFACES = Path("/sys/class/net")
@@ -120,7 +123,7 @@ class VmRuntime(KeptRuns):
         spec = spec_of(request, VmSpec)
         self._check_programs()
         await self._acceleration.choose(spec.acceleration)
-        networks = _networks(request, spec)
+        networks = _networks(request, spec, await asyncio.to_thread(self._name_networks, request, spec))
         await asyncio.to_thread(_check_node, spec, networks)
         _seed_of(request, spec, (), networks)
         await self._disks.fetch(request.workload_id, spec)
@@ -232,13 +235,15 @@ class VmRuntime(KeptRuns):
         """Make everything that QEMU needs, and its command line. Raises `RunError`."""
         self._check_programs()
         accelerator = await self._acceleration.choose(spec.acceleration)
-        networks = _networks(request, spec)
+        named = await asyncio.to_thread(self._name_networks, request, spec)
+        networks = _networks(request, spec, named)
         await asyncio.to_thread(_check_node, spec, networks)
         made = await self._disks.make(request.workload_id, spec, request.volumes)
         parts = _seed_of(request, spec, made.mounts, networks)
         home = self._home(request.workload_id)
         try:
             await asyncio.to_thread(self._write_home, home, request, spec, parts, networks)
+            await asyncio.to_thread(replace_file, home / _NETWORKS, networks_to_json(named))
         except OSError as error:
             raise RunError(
                 f"the files of workload {request.workload_id!r} cannot be written: {error}",
@@ -277,6 +282,17 @@ class VmRuntime(KeptRuns):
     def _home(self, workload_id: WorkloadId) -> Path:
         return self._files.workload(workload_id) / "vm"
 
+    def _name_networks(self, request: RunRequest, spec: VmSpec) -> tuple[KnownNetwork, ...]:
+        """Which interface each one of the spec is. Blocks."""
+        known: tuple[KnownNetwork, ...] = ()
+        try:
+            known = networks_from_json((self._home(request.workload_id) / _NETWORKS).read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.warning("the network interfaces of workload %s cannot be read: %s", request.workload_id, error)
+        return name_networks(_wanted_networks(spec), known)
+
     def _write_home(
         self,
         home: Path,
@@ -294,10 +310,10 @@ class VmRuntime(KeptRuns):
         if parts:
             write_seed(home / "seed.iso", parts)
         taps = []
-        for number, network in enumerate(networks):
+        for network in networks:
             if network.bridge:
                 script = command_line.bridge_script(network.bridge).encode()
-                replace_file(home / command_line.bridge_script_name(number), script, mode=0o700)
+                replace_file(home / command_line.bridge_script_name(network.number), script, mode=0o700)
             if network.bridge or network.tap:
                 taps.append(network.tap or command_line.tap_name(network.mac))
         replace_file(home / "taps", "\n".join(taps).encode())
@@ -343,7 +359,6 @@ def _seed_of(
         workload_id=request.workload_id,
         mounts=mounts,
         networks=networks,
-        dhcp=[network.dhcp for network in spec.networks] or [False],
         identity={
             **request.identity,
             **named_ports,
@@ -353,11 +368,14 @@ def _seed_of(
     )
 
 
-def _networks(request: RunRequest, spec: VmSpec) -> tuple[GuestNetwork, ...]:
-    """The interfaces of a guest; one with user-mode networking when the spec names none. Raises `RunError`."""
-    return tuple(
+def _networks(request: RunRequest, spec: VmSpec, named: tuple[KnownNetwork, ...]) -> tuple[GuestNetwork, ...]:
+    """The interfaces of a guest, in an order that updates keep. Raises `RunError`."""
+    made = (
         GuestNetwork(
-            mac=network.mac or command_line.mac_address(request.workload_id, number),
+            mac=network.mac or command_line.mac_address(request.workload_id, known.mac_seed),
+            name=known.name,
+            number=known.number,
+            dhcp=network.dhcp,
             bridge=network.bridge,
             tap=network.tap,
             address=_address(network),
@@ -366,8 +384,14 @@ def _networks(request: RunRequest, spec: VmSpec) -> tuple[GuestNetwork, ...]:
                 for port in network.ports
             ),
         )
-        for number, network in enumerate(spec.networks or (VmNetwork(),))
+        for network, known in zip(_wanted_networks(spec), named, strict=True)
     )
+    return tuple(sorted(made, key=lambda each: each.number))
+
+
+def _wanted_networks(spec: VmSpec) -> tuple[VmNetwork, ...]:
+    """The interfaces of a spec; one with user-mode networking when it names none."""
+    return spec.networks or (VmNetwork(),)
 
 
 def _address(network: VmNetwork) -> ipaddress.IPv4Interface | ipaddress.IPv6Interface | None:

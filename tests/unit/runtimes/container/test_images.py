@@ -33,6 +33,7 @@ from tests.unit.agent.making import START
         ("registry.example/a/b:1", "registry.example"),
         ("127.0.0.1:5000/a", "127.0.0.1:5000"),
         ("localhost/a:1", "localhost"),
+        ("docker.io/library/busybox", "https://index.docker.io/v1/"),
     ],
 )
 def test_the_registry_of_an_image(image: str, registry: str) -> None:
@@ -56,13 +57,40 @@ def test_logins_come_from_the_first_file_that_has_one(tmp_path: Path) -> None:
         "HOME": str(tmp_path / "home"),
     }
     assert find_login("registry.example/a", environ) is None
-    files = ("home/.docker/config.json", "docker/config.json", "run/containers/auth.json", "auth.json")
+    files = (
+        *("home/.docker/config.json", "docker/config.json"),
+        *("home/.config/containers/auth.json", "run/containers/auth.json", "auth.json"),
+    )
     for name in files:
         write(tmp_path / name, name)
         found = find_login("registry.example/a", environ)
         assert found is not None
         assert (found["username"], found["password"]) == (name, "secret")
     assert find_login("other.example/a", environ) is None
+
+
+@pytest.mark.parametrize(
+    ("image", "keys", "expected"),
+    [
+        ("registry.example/a/b:1", ["registry.example", "registry.example/a"], "registry.example/a"),
+        ("registry.example/a/b:1", ["registry.example/a/b", "registry.example/a"], "registry.example/a/b"),
+        ("registry.example/ab:1", ["registry.example", "registry.example/a"], "registry.example"),
+        ("registry.example/a/b@sha256:00", ["registry.example/a/b"], "registry.example/a/b"),
+        ("registry.example:5000/a", ["https://registry.example:5000"], "https://registry.example:5000"),
+        ("registry.example:5000/a", ["registry.example"], None),
+        ("busybox", ["docker.io"], "docker.io"),
+        ("docker.io/team/app:2", ["https://index.docker.io/v1/"], "https://index.docker.io/v1/"),
+        ("team/app:2", ["docker.io", "docker.io/team"], "docker.io/team"),
+    ],
+)
+def test_the_login_of_an_image_is_the_most_specific_one(
+    tmp_path: Path, image: str, keys: list[str], expected: str | None
+) -> None:
+    path = tmp_path / "auth.json"
+    path.write_text(json.dumps({"auths": {key: {"auth": login(key)} for key in keys}}))
+    found = find_login(image, {"REGISTRY_AUTH_FILE": str(path)})
+    name = None if expected is None else base64.b64decode(login(expected)).decode().partition(":")[0]
+    assert (found and found["username"]) == name
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"auths": {"registry.example": {"auth": "%%%"}}}', '{"auths": 3}'])

@@ -77,6 +77,16 @@ def line(text: str) -> bytes:
     return f"2026-11-16T22:25:47.1+00:00 stdout F {text}\n".encode()
 
 
+async def test_a_file_that_does_not_change_is_looked_at_rarely_until_it_does(tmp_path: Path) -> None:
+    scope = TaskScope("test")
+    tail = LogTails(scope, SystemClock()).new()
+    assert all(tail.is_due() for _ in range(25))
+    assert sum(tail.is_due() for _ in range(100)) == 20
+    tail.wake()
+    assert all(tail.is_due() for _ in range(25))
+    await scope.close()
+
+
 async def test_a_file_is_followed_until_its_container_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "ctr.log"
     path.write_bytes(line("one"))

@@ -24,9 +24,8 @@ DATA = GuestMount("disk1", "/data")
 
 def parts(given: CloudInit | None = None, **fields: Any) -> dict[str, str]:
     networks = fields.pop("networks", (GuestNetwork(MAC),))
-    dhcp = fields.pop("dhcp", [False] * len(networks))
     options = {"workload_id": "web_1", "mounts": (), "identity": {"SHOAL_RUN_ID": "r"}, **fields}
-    return seed_parts(given, networks=networks, dhcp=dhcp, **options)
+    return seed_parts(given, networks=networks, **options)
 
 
 def test_a_guest_that_asks_for_nothing_has_no_seed() -> None:
@@ -110,11 +109,12 @@ def test_addresses_go_into_network_config() -> None:
     networks = (
         GuestNetwork(MAC, address=ipaddress.ip_interface("10.0.2.77/24")),
         GuestNetwork("52:54:00:00:00:02", bridge="br0", address=ipaddress.ip_interface("10.9.0.5/16")),
-        GuestNetwork("52:54:00:00:00:03"),
+        GuestNetwork("52:54:00:00:00:03", name="lan", number=2, dhcp=True),
     )
-    config = yaml.safe_load(parts(networks=networks, dhcp=[False, False, True])["network-config"])
+    config = yaml.safe_load(parts(networks=networks)["network-config"])
     assert config["version"] == 1
     assert [each["mac_address"][-2:] for each in config["config"]] == ["01", "02", "03"]
+    assert config["config"][2]["name"] == "lan"
     assert [each["subnets"] for each in config["config"]] == [
         [{"type": "static", "address": "10.0.2.77/24", "gateway": "10.0.2.2", "dns_nameservers": ["10.0.2.3"]}],
         [{"type": "static", "address": "10.9.0.5/16"}],
@@ -123,7 +123,7 @@ def test_addresses_go_into_network_config() -> None:
 
 
 def test_a_network_config_of_the_user_comes_first() -> None:
-    given_parts = parts(CloudInit(network_config="version: 2\n"), dhcp=[True])
+    given_parts = parts(CloudInit(network_config="version: 2\n"), networks=(GuestNetwork(MAC, dhcp=True),))
     assert given_parts["network-config"] == "version: 2\n"
 
 

@@ -65,19 +65,19 @@ def test_ports_are_forwarded_to_the_guests_address() -> None:
 
 @pytest.mark.parametrize("address", ["10.1.0.1/29", "10.1.0.2/29", "10.1.0.3/29", "10.1.0.6/29"])
 def test_gateway_and_name_server_are_not_the_guest(address: str) -> None:
-    found = user_network(0, GuestNetwork(MAC, address=ipaddress.ip_interface(address)))
+    found = user_network(GuestNetwork(MAC, address=ipaddress.ip_interface(address)))
     assert len({found.guest.ip, found.gateway, found.name_server}) == 3
     assert {found.gateway, found.name_server} <= set(found.guest.network.hosts())
 
 
 def test_every_interface_has_a_network_of_its_own() -> None:
-    first, second = (user_network(number, GuestNetwork(MAC)).guest for number in range(2))
+    first, second = (user_network(GuestNetwork(MAC, number=number)).guest for number in range(2))
     assert str(first) == "10.0.2.15/24"
     assert not first.network.overlaps(second.network)
 
 
 def test_a_bridge_gets_a_tap_device_that_goes_with_qemu() -> None:
-    found = arguments(networks=(GuestNetwork(MAC, bridge="br0"), GuestNetwork(MAC, tap="tap7")))
+    found = arguments(networks=(GuestNetwork(MAC, bridge="br0"), GuestNetwork(MAC, number=1, tap="tap7")))
     tap = tap_name(MAC)
     assert len(tap) <= 15
     assert ("-netdev", f"tap,id=net0,ifname={tap},script=./bridge0,downscript=no") in found
@@ -94,7 +94,7 @@ def test_a_kernel_is_loaded_directly() -> None:
 
 
 def test_mac_addresses_are_stable_and_differ() -> None:
-    found = {mac_address(workload, number) for workload in ("a", "b") for number in range(4)}
+    found = {mac_address(workload, name) for workload in ("a", "b") for name in ("0", "1", "lan", "wan")}
     assert len(found) == 8
-    assert mac_address("a", 0) == mac_address("a", 0)
+    assert mac_address("a", "0") == mac_address("a", "0")
     assert all(int(mac[:2], 16) & 3 == 2 for mac in found)

@@ -11,7 +11,10 @@ import pytest
 
 from shoal.core.errors import ExhaustedError, UnavailableError, UnsupportedError
 from shoal.model.execs import ExecCommand, ExecEnd
+from shoal.model.workloads import FailureReason
+from shoal.runtimes.base import RunError
 from shoal.runtimes.vm.exec import MAX_INPUT, start_command
+from shoal.runtimes.vm.guest_agent import GuestAgentError
 from shoal.testing.clock import LoopClock
 
 pytestmark = pytest.mark.looptime
@@ -77,6 +80,23 @@ async def test_one_that_was_not_started_prints_nothing() -> None:
     await session.close()
     with pytest.raises(UnavailableError, match="not started"):
         await anext(session.output())
+
+
+@pytest.mark.parametrize("is_interactive", [False, True])
+async def test_a_program_that_is_not_there_is_told_as_such(is_interactive: bool) -> None:
+    class Empty(Guest):
+        async def call(self, command: str, **arguments: Any) -> Any:
+            if command == "guest-exec":
+                raise GuestAgentError("guest-exec: Failed to execute child process")
+            return await super().call(command, **arguments)
+
+    async def start() -> None:
+        session = await start_command(Empty(), ExecCommand(("nowhere",), interactive=is_interactive), clock())
+        await session.end_input()
+
+    with pytest.raises(RunError, match="Failed to execute") as raised:
+        await start()
+    assert (raised.value.failure, raised.value.transient) == (FailureReason.INVALID_SPEC, False)
 
 
 @pytest.mark.parametrize(
