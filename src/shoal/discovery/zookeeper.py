@@ -37,6 +37,9 @@ from shoal.discovery.store import (
 from shoal.discovery.watching import Followers
 
 log = logging.getLogger(__name__)
+#: kazoo would log every attempt to connect, for as long as no server answers. The store logs changes of its state.
+_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
 
 AUTH_VARIABLE = "ZK_AUTH"
 
@@ -50,6 +53,13 @@ _STATES = {
     KazooState.CONNECTED: SessionState.CONNECTED,
     KazooState.SUSPENDED: SessionState.SUSPENDED,
     KazooState.LOST: SessionState.LOST,
+}
+
+
+_WORDS = {
+    SessionState.CONNECTED: "connected",
+    SessionState.SUSPENDED: "the connection is lost; the session goes on until its timeout",
+    SessionState.LOST: "the session is over",
 }
 
 
@@ -141,6 +151,7 @@ class ZookeeperStore:
             timeout=seconds,
             auth_data=[("digest", self._settings.auth)] if self._settings.auth else None,
             # A session that can be saved is saved: the pauses between two attempts stay well below its timeout.
+            logger=_kazoo_log,
             connection_retry={"max_tries": -1, "delay": 0.05, "backoff": 2, "max_delay": min(1.0, seconds / 8)},
         )
         loop = self._loop
@@ -175,6 +186,9 @@ class ZookeeperStore:
         if state is self._state:
             return
         self._state = state
+        if self._client is not None:  # else it is closed
+            level = logging.INFO if state is SessionState.CONNECTED else logging.WARNING
+            log.log(level, "ZooKeeper at %s: %s", self._settings.hosts, _WORDS[state])
         if state is SessionState.CONNECTED:
             self._connected.set()
             self._dirty.update(dict.fromkeys(self._fired))

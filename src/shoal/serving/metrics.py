@@ -82,19 +82,22 @@ class ServingMetrics:
         """A version of a model is available, at the agent or at one of its replicas."""
         if self._registry is None:
             return
-        key = model_name, self._replica_id if replica_id is None else replica_id
+        key = self._key(model_name, replica_id)
         known = self._ages.models.get(key)
         if known is None or known.version != version:
             self._ages.models[key] = _Age(version, self._now())
             self._latest.labels(*self._labels(key)).set(version)
             self._updated.labels(*self._labels(key)).set(self._now())
 
-    def gone(self, model_name: str) -> None:
-        """A model is no longer served here."""
-        for key in [each for each in self._ages.models if each[0] == model_name]:
-            del self._ages.models[key]
+    def gone(self, model_name: str, *, replica_id: int | None = None) -> None:
+        """A model is no longer served, by the agent or by one of its replicas."""
+        key = self._key(model_name, replica_id)
+        if self._ages.models.pop(key, None) is not None:
             for series in (self._latest, self._updated, self._since):
                 series.remove(*self._labels(key))
+
+    def _key(self, model_name: str, replica_id: int | None) -> tuple[str, int]:
+        return model_name, self._replica_id if replica_id is None else replica_id
 
     def _labels(self, key: tuple[str, int]) -> tuple[str, ...]:
         return (key[0], *self._tags, str(key[1]))

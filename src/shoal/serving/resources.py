@@ -145,12 +145,16 @@ def model_sizes(exported: Path, *, checkpoint: str = "", version: int | None = N
         version: the version; when it is None, the one that was exported from the checkpoint, else the newest that every
             sub graph has.
     """
-    folders = sorted(each for each in exported.iterdir() if each.is_dir() and not each.name.startswith("."))
+    found = exported.iterdir() if exported.is_dir() else ()
+    folders = sorted(each for each in found if each.is_dir() and not each.name.startswith("."))
     if not folders:
-        raise NotFoundError("exported model", str(exported))
+        raise NotFoundError("exported model", str(exported), hint="an export has one directory for each sub-graph")
     training = exported.parent
     checkpoint = checkpoint or _last_checkpoint(training)
     chosen = version if version is not None else _version_of(folders, checkpoint)
+    lacking = next((folder for folder in folders if not (folder / str(chosen)).is_dir()), None)
+    if lacking is not None:
+        raise NotFoundError("version", str(lacking / str(chosen)), hint="every sub-graph needs it")
     sizes = {folder.name: _size(folder / str(chosen)) for folder in folders}
     for file in _files(training / f"{checkpoint}.assets") if checkpoint else ():
         match = _TABLE_FILE.fullmatch(file.name)

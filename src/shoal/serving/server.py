@@ -17,7 +17,7 @@ from typing import Protocol
 from shoal.core.clock import Clock, SystemClock
 from shoal.core.disk.locks import FileLock
 from shoal.core.entropy import Entropy, SystemEntropy
-from shoal.core.errors import InvalidError, NotFoundError, problem
+from shoal.core.errors import InvalidError, NotFoundError, Problem, problem
 from shoal.core.ids import NodeId, WorkloadId
 from shoal.core.tasks import TaskScope, first_of, running
 from shoal.core.telemetry import MetricRegistry
@@ -30,11 +30,12 @@ from shoal.serving.agents.parts import AgentParts
 from shoal.serving.agents.roles import PROXY, RoleAgent
 from shoal.serving.config.deployment import Deployment, FreePorts, deploy, free_ports
 from shoal.serving.config.environment import read_environment
-from shoal.serving.config.settings import read_settings
+from shoal.serving.config.settings import ServingSettings, read_settings
 from shoal.serving.metrics import ServingMetrics
+from shoal.serving.models import chosen
 from shoal.serving.models.files import ModelFiles
 from shoal.serving.models.receiving import ModelReceiver
-from shoal.serving.processes.commands import find_program, look_at_program
+from shoal.serving.processes.commands import find_program, find_proxy, look_at_program
 from shoal.serving.processes.graph import OnExit
 from shoal.serving.processes.remembered import Remembered
 from shoal.serving.processes.runner import ProcessRunner, child_environment
@@ -64,6 +65,12 @@ class ServeOptions:
     session_timeout: timedelta = timedelta(seconds=10)
     #: Where metrics and health are served; None: nowhere.
     http_address: str | None = None
+    #: Whether models with `latest_once` leave the versions that an earlier agent chose.
+    choose_versions: bool = False
+
+    def control_of(self, settings: ServingSettings) -> tuple[str, ...]:
+        """The control planes whose tree is used; none when it is ZooKeeper's or one in this process."""
+        return () if settings.zk_servers and self.prefers_zookeeper else self.control
 
 
 class ServingAgent(Protocol):
@@ -91,7 +98,29 @@ def make_deployment(
     options: ServeOptions, environ: Mapping[str, str], *, take_ports: FreePorts = free_ports
 ) -> Deployment:
     """Read and check everything before anything starts. Raises `InvalidError` with every problem."""
-    return deploy(read_settings(options.conf), read_environment(environ), take_ports=take_ports)
+    deployment = deploy(read_settings(options.conf), read_environment(environ), take_ports=take_ports)
+    problems: list[Problem] = []
+    hints: list[str] = []
+    for check in (find_program, find_proxy, lambda found: _check_tree(found, options)):
+        try:
+            check(deployment)
+        except InvalidError as error:
+            problems.extend(error.problems)
+            hints.append(error.hint)
+    if problems:
+        raise InvalidError(problems, hint="; ".join(filter(None, hints)))
+    return deployment
+
+
+def _check_tree(deployment: Deployment, options: ServeOptions) -> None:
+    """Refuse a deployment that names two trees, or none although it needs one. Raises `InvalidError`."""
+    hosts, control = deployment.settings.zk_servers, options.control_of(deployment.settings)
+    if hosts and control:
+        raise InvalidError([problem("zk_servers", hosts, "must not be given together with --control")])
+    if not hosts and not control and deployment.deploy_type != "mixed":
+        rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"
+        hint = "--control names a control plane whose tree is used instead of ZooKeeper's"
+        raise InvalidError([problem("zk_servers", None, rule)], hint=hint)
 
 
 async def run_serving(
@@ -119,6 +148,8 @@ async def run_serving(
         lock = FileLock(options.data_dir / "serving.lock", what=f"data directory {options.data_dir}")
         lock.acquire()
         stack.callback(lock.release)
+        if options.choose_versions:
+            chosen.forget(options.data_dir)
         scope = TaskScope("serving")
         stack.push_async_callback(scope.close)
         runtime = ProcessRuntime(options.data_dir, clock=clock, node_id=NODE_ID)
@@ -239,11 +270,7 @@ async def _open_store(
     deployment: Deployment, options: ServeOptions, transport: Transport | None, clock: Clock
 ) -> AsyncIterator[CoordinationStore]:
     """The tree: ZooKeeper's, the control plane's, or one in this process for a machine that serves everything."""
-    hosts, control = deployment.settings.zk_servers, options.control
-    if hosts and options.prefers_zookeeper:
-        control = ()
-    if hosts and control:
-        raise InvalidError([problem("zk_servers", hosts, "must not be given together with --control")])
+    hosts, control = deployment.settings.zk_servers, options.control_of(deployment.settings)
     if control and transport is not None:
         from shoal.discovery.remote import RemoteStore
 
@@ -255,10 +282,6 @@ async def _open_store(
         auth = deployment.environment.zk_auth
         yield ZookeeperStore(ZookeeperSettings(hosts, session_timeout=options.session_timeout, auth=auth))
         return
-    if deployment.deploy_type != "mixed":
-        rule = f"is required with deploy_type {deployment.deploy_type}, which does not serve everything by itself"
-        hint = "or give --control, to use the tree of a control plane"
-        raise InvalidError([problem("zk_servers", None, rule)], hint=hint)
     from shoal.discovery.embedded import EmbeddedTree
 
     log.warning("there are no zk_servers: the tree lives in this process, and no other agent sees it")

@@ -9,12 +9,12 @@ import os
 import signal
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
-from shoal.cli.commands.common.specs import read_specs
 from shoal.cli.local.fleet import LocalFleet
 from shoal.core.errors import ShoalError
 from shoal.discovery.client import LeaderChannel, ServingAgentClient
@@ -22,29 +22,11 @@ from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
 from shoal.discovery.remote import RemoteStore
 from shoal.discovery.replicas.records import ServerType
-from shoal.model.documents import GroupDocument, read_document, write_document
 from shoal.wire.channel import GrpcTransport
 from tests.e2e.fleet.drill import is_alive, processes_of, until, until_status
+from tests.e2e.serving.placed import ENTRY, PS, Sampler, group, model_servers
 
 pytestmark = pytest.mark.e2e
-
-ENTRY, PS = "ranker-0", "ranker-ps-0"
-EXAMPLE = Path(__file__).parents[3] / "examples/serving/group.yaml"
-
-
-def group(*names: str, grace: str = "10s") -> GroupDocument:
-    """The members of the example, with the fake model server."""
-    (located,) = read_specs([str(EXAMPLE)])
-    document = write_document(located.document)
-    members = {each["id"]: each for each in document["members"]}
-    for each in members.values():
-        process = each["process"]
-        process["command"] = [sys.executable, "-m", *process["command"], "--drain", "0s"]
-        model_server = f"{sys.executable} -m shoal.testing.model_server"
-        process["env"] = {"MONOLITH_TFS_BINARY": model_server, "MY_HOST_IP": "127.0.0.1"}
-        process["restart"] = {"delay": "100ms", "max_delay": "500ms"}
-        process["stop"] = {"grace": grace}
-    return read_document({**document, "members": [members[name] for name in names]})
 
 
 @pytest.fixture
@@ -75,16 +57,7 @@ def shoal(fleet: LocalFleet, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "shoal", *words], env=env, capture_output=True, text=True, check=False)
 
 
-def model_servers(fleet: LocalFleet) -> set[int]:
-    """The model servers below the directory of this fleet, also those whose agent is gone."""
-    found = set()
-    for each in psutil.process_iter(["cmdline"]):
-        words = " ".join(each.info["cmdline"] or ())
-        if "shoal.testing.model_server" in words and str(fleet.base_dir) in words:
-            found.add(each.pid)
-    return found
-
-
+@pytest.mark.timeout(300)
 async def test_agents_are_placed_serve_die_and_go(fleet, transport, store, tmp_path):
     catalog = Catalog(store, ModelPaths("gip"))
     exports = {}
@@ -125,7 +98,7 @@ async def test_agents_are_placed_serve_die_and_go(fleet, transport, store, tmp_p
             await answers({"m:entry": [grpc[ENTRY]], "m:ps_0": [grpc[PS]]})
 
         await both_serve()
-        assert len(model_servers(fleet)) == 2
+        assert len(model_servers(fleet.base_dir)) == 2
         # The agent of each machine answers on its own port, in clear, on loopback.
         own = ServingAgentClient(GrpcTransport().connect(f"127.0.0.1:{(await ports(ENTRY))['agent']}"))
         assert await own.heart_beat(ServerType.PS) == await client.heart_beat(ServerType.PS)
@@ -139,12 +112,12 @@ async def test_agents_are_placed_serve_die_and_go(fleet, transport, store, tmp_p
         )
 
         # kill -9 of a serving agent: its model server ends with it, and the next run serves again.
-        before = model_servers(fleet)
+        before = model_servers(fleet.base_dir)
         for pid in serving_agents(fleet, ENTRY):
             os.kill(pid, signal.SIGKILL)
 
         async def replaced():
-            now = model_servers(fleet)
+            now = model_servers(fleet.base_dir)
             return len(now) == 2 and len(now & before) == 1
 
         await until(replaced, what="the model server of the killed agent was replaced")
@@ -180,7 +153,7 @@ async def test_agents_are_placed_serve_die_and_go(fleet, transport, store, tmp_p
         await answers({"m:entry": [], "m:ps_0": []})
 
         async def nothing_left():
-            return not model_servers(fleet) and not processes_of(fleet, ENTRY)
+            return not model_servers(fleet.base_dir) and not processes_of(fleet, ENTRY)
 
         await until(nothing_left, what="no process is left")
     await client.close()
@@ -205,14 +178,102 @@ async def test_a_serving_agent_that_hangs_is_killed_with_its_model_servers(fleet
     async with fleet.client() as control:
         await control.apply_group(group(ENTRY, grace="1s"))
         await until_status(control, ENTRY, "Running")
-        assert len(model_servers(fleet)) == 1
+        assert len(model_servers(fleet.base_dir)) == 1
         for pid in serving_agents(fleet, ENTRY):
             os.kill(pid, signal.SIGSTOP)
         await control.delete_group("serving")
 
         async def nothing_left():
-            return not model_servers(fleet) and not processes_of(fleet, ENTRY)
+            return not model_servers(fleet.base_dir) and not processes_of(fleet, ENTRY)
 
         await until(nothing_left, what="no process is left")
         with contextlib.suppress(ShoalError):
             await control.get_workload(ENTRY)
+
+
+@pytest.fixture
+async def quick_fleet(tmp_path):
+    fleet = LocalFleet(
+        tmp_path / "fleet", agents=2, slots=8, cpu="4", memory="4096MB", stop_workloads_on_exit=False,
+        lease=timedelta(seconds=8), heartbeat_interval=timedelta(seconds=1),
+    )  # fmt: skip
+    try:
+        await fleet.start()
+        yield fleet
+    finally:
+        for name in fleet.names:
+            fleet.signal(name, signal.SIGCONT)
+        await fleet.kill()
+
+
+# Its own waits are longer than a test may usually take: they say what did not happen, and leave no process behind.
+@pytest.mark.timeout(700)
+async def test_an_at_most_one_agent_moves_from_node_to_node(quick_fleet, tmp_path):
+    fleet = quick_fleet
+    store = RemoteStore(GrpcTransport(security=fleet.security()), [fleet.control_address])
+    await store.open()
+    catalog = Catalog(store, ModelPaths("gip"))
+    (tmp_path / "entry" / "1").mkdir(parents=True)
+    await catalog.declare("m", {"entry": str(tmp_path / "entry")})
+    await catalog.publish("m:*", "prod")
+    assert (
+        await asyncio.to_thread(shoal, fleet, "grant", "create", "/gip", "--to", "workload:serving")
+    ).returncode == 0
+    container = f"unknown;None;None:{ENTRY}"
+    sampler = Sampler(fleet.base_dir, store, f"/gip/container_service/{container}")
+
+    async def serves_on(node: str) -> str:
+        """Wait until the agent runs on a node, and is registered and bound there. Returns its address."""
+
+        async def holds() -> str:
+            view = await control.get_workload(ENTRY)
+            if view.assigned_node_id != node or view.run is None or "grpc" not in view.run.ports:
+                return ""
+            address = f"127.0.0.1:{view.run.ports['grpc']}"
+            service = json.loads((await store.get(f"/gip/container_service/{container}")).data)
+            bound = await store.children("/gip/binding/m")
+            return address if service["grpc"] == address and bound == (f"entry:{container}",) else ""
+
+        return await until(holds, what=f"{ENTRY} serves on {node}", patience=150)
+
+    async with fleet.client() as control:
+        solo = group(ENTRY, flags=("--session-timeout", "2s"), at_most_one=True)
+        await control.apply_group(solo)
+        await until_status(control, ENTRY, "Running", patience=150)
+        first = (await control.get_workload(ENTRY)).assigned_node_id
+        second = next(name for name in fleet.names if name != first)
+        addresses = [await serves_on(first)]
+
+        # Its node is drained: it withdraws, ends, and is started on the other one.
+        await control.drain_node(first)
+        addresses.append(await serves_on(second))
+        assert not model_servers(fleet.base_dir / first)
+        await control.uncordon_node(first)
+
+        # Its node loses contact, while it runs on: it is killed at its deadline, before it runs on the other one.
+        (before,) = model_servers(fleet.base_dir)
+        fleet.signal(second, signal.SIGSTOP)
+        addresses.append(await serves_on(first))
+        assert not is_alive(before)
+        fleet.signal(second, signal.SIGCONT)
+
+        async def is_ready():
+            return (await control.get_node(second)).status == "Ready"
+
+        await until(is_ready, what=f"{second} is Ready again", patience=60)
+
+        # Its node dies.
+        await fleet.kill_machine(first)
+        addresses.append(await serves_on(second))
+
+        await sampler.close()
+        assert sampler.most == 1
+        assert len(model_servers(fleet.base_dir)) == 1
+        assert sampler.addresses == addresses, "each registration in its turn, with nothing in between"
+        await control.delete_group("serving")
+
+        async def nothing_left():
+            return not model_servers(fleet.base_dir) and await store.children("/gip/container_service") == ()
+
+        await until(nothing_left, what="nothing is left of it")
+    await store.close()

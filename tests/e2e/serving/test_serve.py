@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -135,10 +136,28 @@ async def test_a_machine_that_serves_everything_needs_no_zookeeper(serve, tmp_pa
         latest = [line for line in shown.splitlines() if line.startswith("shoal_serving_model_latest_version")]
         assert any('base_name="m"' in line and 'model_name="entry"' in line for line in latest)
         assert (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200
+        # A model server that is killed takes its series with it, until it serves again.
+        victim = next(each for each in served.model_servers() if "ps_model_config" in " ".join(each.cmdline()))
+        before = await _times(port, http)
+        assert before.keys() == {"entry", "ps_0", "ps_1"}
+        victim.kill()
+        async with asyncio.timeout(60):
+            while (after := await _times(port, http)).get("ps_0", before["ps_0"]) == before["ps_0"]:
+                assert after["entry"] == before["entry"]
+                await asyncio.sleep(0.05)
     environments = [each.environ() for each in served.model_servers()]
     assert {each["PORT2"] for each in environments} == {ready["agent"].rpartition(":")[2]}
     assert await served.stop() == 0, served.log()
     assert served.model_servers() == []
+
+
+async def _times(port: int, http: httpx.AsyncClient) -> dict[str, float]:
+    """When the version of each model became available, as metrics say."""
+    found = {}
+    for line in (await http.get(f"http://127.0.0.1:{port}/metrics")).text.splitlines():
+        if line.startswith("shoal_serving_model_update_ts_seconds{"):
+            found[line.partition('model_name="')[2].partition('"')[0]] = float(line.rpartition(" ")[2])
+    return found
 
 
 async def test_a_rough_sort_model_is_received_before_anything_starts(serve, tmp_path):
@@ -168,7 +187,7 @@ async def test_the_next_agent_adopts_what_a_killed_one_left(serve, tmp_path):
     base = tmp_path / "exports"
     for name in ("entry", "ps_0"):
         (base / name / "1").mkdir(parents=True)
-    conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\n"
+    conf = f"stand_alone_serving true\nbzid gip\nbase_name m\nbase_path {base}\nversion_policy latest_once\n"
     served = serve("pod-6", conf)
     first = await served.start()
     left = served.model_servers()
@@ -176,6 +195,8 @@ async def test_the_next_agent_adopts_what_a_killed_one_left(serve, tmp_path):
     ps = f"127.0.0.1:{first['servers']['ps']}"
     await served.killed()
     assert served.model_servers() == left
+    for name in ("entry", "ps_0"):
+        (base / name / "2").mkdir()  # what was chosen stays
     # The same again: the processes and their ports stay, and models are not loaded anew.
     assert await served.start() | {"pid": 0} == first | {"pid": 0}
     assert served.model_servers() == left
@@ -194,8 +215,25 @@ async def test_the_next_agent_adopts_what_a_killed_one_left(serve, tmp_path):
     assert (await served.start())["servers"] == first["servers"]
     assert not before & {each.pid for each in served.model_servers()}
     await served.answers({"ps:0": [ps]})
+    assert await _versions(ps, "ps_0") == [1]
     assert await served.stop() == 0, served.log()
     assert served.model_servers() == []
+    # Also after a graceful end, until it is told otherwise.
+    served.ready_file.unlink()
+    ps = f"127.0.0.1:{(await served.start())['servers']['ps']}"
+    assert await _versions(ps, "ps_0") == [1]
+    await served.killed()
+    ps = f"127.0.0.1:{(await served.start('--choose-versions'))['servers']['ps']}"
+    assert await _versions(ps, "ps_0") == [2]
+    assert await served.stop() == 0, served.log()
+
+
+async def _versions(address: str, model: str) -> list[int]:
+    client = ModelServerClient(GrpcTransport().connect(address))
+    try:
+        return [each.version for each in await client.versions(model) if each.is_available]
+    finally:
+        await client.close()
 
 
 async def test_an_adopted_model_server_gets_the_layout_of_now(serve, store, zookeeper, tmp_path):
@@ -287,6 +325,11 @@ async def test_a_build_with_archon_gets_its_flags(serve, store, zookeeper, tmp_p
         ),
         ("bzid g\ndeploy_type unified\nagent_version 3\n", {}, "zk_servers: is required"),
         (
+            "bzid g\ndeploy_type unified\nagent_version 3\nzk_servers here\n",
+            {},
+            "agent.conf:4: zk_servers: must be HOST:PORT",
+        ),
+        (
             "bzid g\nstand_alone_serving 1\nbase_name m\nbase_path /x\n",
             {"MONOLITH_TFS_BINARY": "/no/such/program"},
             "MONOLITH_TFS_BINARY: must name a program that exists",
@@ -305,7 +348,29 @@ def test_a_mistake_is_told_before_anything_starts(serve, conf, env, said):
         "--data-dir",
         str(served.folder / "data"),
     ]
-    found = subprocess.run(command, env=served.env, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert said in found.stderr
-    assert served.model_servers() == []
+    for check in ([], ["--check"]):
+        found = subprocess.run([*command, *check], env=served.env, capture_output=True, text=True, check=False)
+        assert found.returncode == 2
+        assert said in found.stderr
+        assert served.model_servers() == []
+
+
+def test_what_is_checked(serve):
+    (port,) = free_ports(1)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        servers = f"127.0.0.1:{listening.getsockname()[1]},127.0.0.1:{port}/top"
+        served = serve("pod-10", f"bzid g\ndeploy_type unified\nagent_version 3\nzk_servers {servers}\n")
+        command = [sys.executable, "-m", "shoal", "serve", "--conf", str(served.conf), "--check"]
+        found = subprocess.run(command, env=served.env, capture_output=True, text=True, check=False)
+    assert found.stdout.splitlines() == [
+        "agent version  3",
+        "deploy type    unified",
+        "shard          0 of 1",
+        "servers        unified",
+        "layout         /g/layouts/default",
+        f"model server   {served.env['MONOLITH_TFS_BINARY']}",
+        f"tree           of ZooKeeper at {servers}",
+    ]
+    assert found.stderr == f"warning: nothing listens at 127.0.0.1:{port}, or it cannot be reached from here\n"
+    assert found.returncode == 0
+    assert list(served.folder.iterdir()) == [served.conf]

@@ -12,6 +12,7 @@ import pytest
 
 from shoal.core.clock import SystemClock
 from shoal.core.entropy import SeededEntropy
+from shoal.core.telemetry import MetricRegistry
 from shoal.discovery.embedded import EmbeddedTree
 from shoal.discovery.models.catalog import Catalog
 from shoal.discovery.models.paths import ModelPaths
@@ -21,6 +22,7 @@ from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config.deployment import deploy
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
+from shoal.serving.metrics import ServingMetrics
 from shoal.serving.processes.commands import Program
 from shoal.serving.processes.graph import OnExit
 from shoal.serving.processes.runner import ProcessRunner, child_environment
@@ -70,7 +72,7 @@ class Stage:
             FakeRuntime(machine), clock=self.clock, entropy=SeededEntropy(), on_exit=on_exit, listens=_always
         )
         folder = self.folder / pod
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return AgentParts(
             deployment=deployment,
             store=self._make_store(),
@@ -81,6 +83,7 @@ class Stage:
             program=Program(("tensorflow_model_server",)),
             child_env=child_environment(env, agent_port=deployment.agent_port),
             drain=timedelta(0),
+            metrics=ServingMetrics(self.clock, MetricRegistry()),
         )
 
     async def declare(self, model: str, *sub_graphs: str) -> dict[str, str]:
@@ -111,6 +114,17 @@ class Stage:
         finally:
             await agent.stop()
             await models.stop()
+
+
+def shown_versions(parts: AgentParts) -> dict[str, int]:
+    """The versions that metrics show, by model and replica."""
+    found = {}
+    for line in parts.metrics.render().decode().splitlines():
+        if line.startswith("shoal_serving_model_latest_version{"):
+            labels, _, value = line.rpartition(" ")
+            name = labels.partition('model_name="')[2].partition('"')[0]
+            found[name] = int(float(value))
+    return found
 
 
 async def _always(_port: int) -> bool:

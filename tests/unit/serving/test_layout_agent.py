@@ -15,7 +15,7 @@ from shoal.serving.agents import parts as parts_module
 from shoal.serving.agents.layout import LayoutAgent
 from shoal.serving.models.configs import model_names, parse_config
 from shoal.serving.resources import read_cpus
-from tests.unit.serving.conftest import until
+from tests.unit.serving.conftest import shown_versions, until
 
 ME = "p.s.m;lf;default:pod-1"
 
@@ -158,6 +158,38 @@ async def test_latest_once_stays_at_the_version_that_was_there(stage):
         config = models.models.config_of("m:ps_0")
         assert config.base_path == path
         assert list(config.model_version_policy.specific.versions) == [10]
+
+
+async def test_latest_once_stays_after_a_restart_of_the_agent(stage):
+    await stage.declare("m", "ps_0")
+    await stage.catalog.publish("m:ps_0", "prod")
+    async with stage.layout_agent() as (agent, _):
+        await until(lambda: agent.bound == {"m:ps_0"})
+    (stage.folder / "exports/m/ps_0/2").mkdir()
+    async with stage.layout_agent() as (agent, models):
+        await until(lambda: agent.bound == {"m:ps_0"})
+        assert list(models.models.config_of("m:ps_0").model_version_policy.specific.versions) == [1]
+        # It leaves the layout and comes back: the newest is chosen.
+        await stage.catalog.unpublish("m:ps_0", "prod")
+        await until(lambda: not agent.bound)
+        await stage.catalog.publish("m:ps_0", "prod")
+        await until(lambda: agent.bound == {"m:ps_0"})
+        assert list(models.models.config_of("m:ps_0").model_version_policy.specific.versions) == [2]
+
+
+async def test_metrics_show_only_what_is_served(stage):
+    await stage.declare("m", "entry", "ps_0")
+    await stage.catalog.publish("m:*", "prod")
+    async with stage.layout_agent() as (agent, _):
+        parts = agent._parts
+        await until(lambda: shown_versions(parts) == {"m:entry": 1, "m:ps_0": 1})
+        await stage.catalog.unpublish("m:ps_0", "prod")
+        await until(lambda: shown_versions(parts) == {"m:entry": 1})
+        machine = stage.machines["pod-1"]
+        (run,) = machine.alive("unified")
+        machine.kill(run.run_id)
+        await until(lambda: not shown_versions(parts))
+        await until(lambda: shown_versions(parts) == {"m:entry": 1})
 
 
 async def test_a_new_session_brings_everything_back(stage):

@@ -51,6 +51,13 @@ def test_versions_and_their_ages(wall):
     assert f"shoal_serving_model_since_last_update_seconds{{{TAGS}}} 0.0" in shown(metrics)
     metrics.available("ps_0", 8, replica_id=4)
     assert f"shoal_serving_model_latest_version{{{TAGS.replace('3', '4')}}} 8.0" in shown(metrics)
+    metrics.gone("ps_0", replica_id=4)
+    assert f"shoal_serving_model_latest_version{{{TAGS}}} 8.0" in shown(metrics)
+    assert len(shown(metrics)) == 4
+    metrics.gone("ps_0")
+    assert len(shown(metrics)) == 1
+    metrics.available("ps_0", 8)
+    metrics.gone("ps_0")  # before its age was ever shown
     metrics.gone("ps_0")
     assert len(shown(metrics)) == 1
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from shoal.cli import main
 from shoal.core.clock import SystemClock
 from shoal.core.errors import NotFoundError
 from shoal.serving.resources import MIB, CpuMeter, MemoryUse, model_sizes, read_cpus, read_memory
@@ -129,6 +131,22 @@ def test_the_size_of_another_version(exported, arguments, entry):
             f'entries {{\n  export_dir: "/m/exported_models/{name}/100"\n  global_step: 50\n}}\n'
         )
     assert sizes(model_sizes(exported, **arguments))["entry"] == entry
+
+
+def test_sizes_are_shown(exported, capsys):
+    assert main.run(("model", "size", str(exported))) == 0
+    assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()] == [
+        ["SUB-GRAPH", "BYTES"],
+        ["entry", "21"],
+        ["ps_0", "31"],
+        ["ps_1", "1541"],
+    ]
+    assert main.run(("model", "size", str(exported), "--version", "9", "--json")) == 0
+    shown = json.loads(capsys.readouterr().out)["sub_graphs"]
+    assert shown["entry"] == {"bytes": 11, "path": str(exported / "entry" / "9")}
+    for wrong in ((str(exported), "--version", "101"), (str(exported / "missing"),), (str(exported / "entry" / "9"),)):
+        assert main.run(("model", "size", *wrong)) == 1
+        assert "not found" in capsys.readouterr().err
 
 
 def test_a_model_without_a_common_version(tmp_path):

@@ -18,7 +18,7 @@ from shoal.serving.config.deployment import Role
 from shoal.serving.models.configs import model_names, parse_config
 from shoal.serving.processes.graph import OnExit
 from shoal.testing.model_server import FakeModelServer
-from tests.unit.serving.conftest import Stage, until
+from tests.unit.serving.conftest import Stage, shown_versions, until
 
 
 class Roles:
@@ -190,6 +190,45 @@ async def test_models_and_files_of_each_role(stage):
         assert "max_batch_size" in (folder / "platform_config.pbtxt").read_text()
         starting.cancel()
         await asyncio.wait({starting})
+
+
+async def test_metrics_show_only_what_is_served(stage):
+    async with roles(stage) as made:
+        starting = asyncio.ensure_future(made.agent.start())
+        await until(lambda: made.started("ps"))
+        made.load("ps")
+        await until(lambda: made.started("entry"))
+        made.load("entry")
+        await starting
+        everything = {"entry": 1, "ps_0": 1, "ps_1": 1}
+        await until(lambda: shown_versions(made.parts) == everything)
+        # The model server says that it has none of them.
+        path = stage.folder / "pod-1/ps_model_config.pbtxt"
+        made.servers["ps"].models.apply(parse_config("model_config_list {}"))
+        await until(lambda: shown_versions(made.parts) == {"entry": 1})
+        made.servers["ps"].models.apply(parse_config(path.read_text()))
+        await until(lambda: shown_versions(made.parts) == everything)
+        # Its process ends, and is started again.
+        (run,) = stage.machines["pod-1"].alive("entry")
+        stage.machines["pod-1"].kill(run.run_id)
+        await until(lambda: shown_versions(made.parts) == {"ps_0": 1, "ps_1": 1})
+        await until(lambda: shown_versions(made.parts) == everything)
+        # It does not answer, several times in a row.
+        await made.servers["ps"].stop()
+        await until(lambda: shown_versions(made.parts) == {"entry": 1})
+
+
+async def test_latest_once_stays_after_a_restart_of_the_agent(stage):
+    base = stage.folder / "exports"
+    (base / "ps_0" / "9").mkdir(parents=True)
+    settings = {"deploy_type": "ps", "base_path": str(base), "num_ps": 1}
+    for policy, expected in (("latest_once", [9]), ("latest_once", [9]), ("latest", []), ("latest_once", [10])):
+        async with roles(stage, version_policy=policy, **settings) as made:
+            await made.agent.start()
+            made.load("ps")
+            config = made.servers["ps"].models.config_of("ps_0")
+            assert list(config.model_version_policy.specific.versions) == expected
+        (base / "ps_0" / "10").mkdir(exist_ok=True)
 
 
 async def test_latest_once_finds_a_version_that_comes_later(stage, monkeypatch):

@@ -70,6 +70,7 @@ def test_ways_to_write_a_value(conf, line):
         ("dc_aware false # not yet", "dc_aware", False),
         ("dc_aware TRUE", "dc_aware", True),
         ("zk_servers none", "zk_servers", None),
+        ("zk_servers zk-1:2181, [::1]:2182/shoal", "zk_servers", "zk-1:2181, [::1]:2182/shoal"),
         ("zk_servers 10.0.0.1:2181,10.0.0.2:2181", "zk_servers", "10.0.0.1:2181,10.0.0.2:2181"),
         ("version_policy latest_once", "version_policy", "latest_once"),
         ("rough_sort_model_loaded_server PS", "rough_sort_model_loaded_server", "ps"),
@@ -112,6 +113,11 @@ def test_a_file_includes_others_in_their_place(conf, tmp_path):
         ("agent_version 2", "agent.conf:5: agent_version", "must be 1 or 3; agent version 2"),
         ("version_policy newest", "agent.conf:5: version_policy", "must be one of latest, latest_once"),
         ("layout_filters ps_{i}; j", "agent.conf:5: layout_filters", "condition on j"),
+        ("zk_servers 10.0.0.1", "agent.conf:5: zk_servers", "must be HOST:PORT"),
+        ("zk_servers 10.0.0.1:port", "agent.conf:5: zk_servers", "must be HOST:PORT"),
+        ("zk_servers 10.0.0.1:2181,", "agent.conf:5: zk_servers", "must be HOST:PORT"),
+        ("zk_servers 10.0.0.1:2181/../x", "agent.conf:5: zk_servers", "must be HOST:PORT"),
+        ("zk_servers ::1:2181", "agent.conf:5: zk_servers", "must be HOST:PORT"),
         ("9lives 1", "agent.conf:5", "must begin with a key"),
         ("include missing.conf", "agent.conf:5: include", "must be a file that exists"),
         ("include agent.conf", "agent.conf:5: include", "must not include itself: agent.conf includes agent.conf"),
@@ -201,6 +207,7 @@ def test_every_field_can_be_written_in_a_file(conf):
         "version_policy": "all",
         "rough_sort_model_loaded_server": "dense",
         "stand_alone_serving": "false",
+        "zk_servers": "10.0.0.1:2181",
     }
     samples = {"bool": "true", "int": "7", "float": "0.5", "str": "text"}
     for field in dataclasses.fields(ServingSettings):
@@ -222,3 +229,8 @@ def test_what_cannot_be_read_hides_no_other_mistake(tmp_path):
     found = [each.field.rpartition("agent.conf:")[2] for each in caught.value.problems]
     # What is missing may stand in the file that could not be read.
     assert found == ["3: include", "1: bzid", "2: foo", "4: num_ps", "5: layout_filters"]
+
+
+def test_a_wrong_version_is_not_taken_for_the_default(conf):
+    (only,) = problems(conf("bzid g\ndeploy_type unified\nagent_version 2\n", least=""))
+    assert "agent version 2 has data in the tree and no agent" in only[1]

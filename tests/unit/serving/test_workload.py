@@ -15,7 +15,7 @@ from shoal.runtimes.base import port_variable
 from shoal.serving.config.deployment import deploy
 from shoal.serving.config.environment import read_environment
 from shoal.serving.config.settings import ServingSettings
-from shoal.serving.server import ServeOptions, _open_store
+from shoal.serving.server import ServeOptions, _open_store, make_deployment
 from shoal.wire.local import LocalNetwork
 
 UNIFIED = ServingSettings(bzid="g", deploy_type="unified", agent_version=3)
@@ -71,10 +71,29 @@ async def test_which_tree_is_used(zk_servers, control, own, kind):
         assert isinstance(store, kind)
 
 
-async def test_a_tree_that_was_named_is_not_ignored():
-    deployment = deploy(ServingSettings(bzid="g", deploy_type="unified", agent_version=3, zk_servers="h:1"),
-                        read_environment({}))  # fmt: skip
-    options = ServeOptions("agent.conf", Path(), control=("127.0.0.1:2",))
+def test_a_tree_that_was_named_is_not_ignored(tmp_path):
+    conf = tmp_path / "agent.conf"
+    conf.write_text("bzid g\ndeploy_type unified\nagent_version 3\nzk_servers h:1\ntfs_binary /bin/true\n")
+    options = ServeOptions(str(conf), tmp_path, control=("127.0.0.1:2",))
     with pytest.raises(InvalidError, match="together with --control"):
-        async with _open_store(deployment, options, LocalNetwork().transport("x"), SystemClock()):
-            pass
+        make_deployment(options, {})
+    conf.write_text("bzid g\ndeploy_type unified\nagent_version 3\ntfs_binary /bin/true\n")
+    with pytest.raises(InvalidError, match="is required with deploy_type unified"):
+        make_deployment(ServeOptions(str(conf), tmp_path), {})
+    assert make_deployment(options, {}).deploy_type == "unified"
+
+
+def test_programs_and_the_tree_are_checked_at_once(tmp_path):
+    conf, plain = tmp_path / "agent.conf", tmp_path / "proxy"
+    plain.write_text("not a program")
+    lines = (
+        "bzid g", "base_name m", "base_path /x", "deploy_type entry", "tfs_binary /no/such", f"proxy_binary {plain}"
+    )  # fmt: skip
+    conf.write_text("\n".join(lines))
+    with pytest.raises(InvalidError) as caught:
+        make_deployment(ServeOptions(str(conf), tmp_path), {})
+    assert [(each.field, each.rule) for each in caught.value.problems] == [
+        ("tfs_binary", "must name a program that exists"),
+        ("proxy_binary", "must name a program that can be executed"),
+        ("zk_servers", "is required with deploy_type entry, which does not serve everything by itself"),
+    ]

@@ -31,8 +31,9 @@ from shoal.discovery.views import ModelAddresses
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config.deployment import Role
 from shoal.serving.layouts import Bindings, ModelPlan, chosen_entries, plan_models
+from shoal.serving.models.chosen import ChosenVersions
 from shoal.serving.models.client import ModelServerClient
-from shoal.serving.models.configs import config_text, model_names, newest_version, server_config
+from shoal.serving.models.configs import config_text, model_names, server_config
 from shoal.serving.models.lifecycle import VersionStatus
 from shoal.serving.processes.commands import model_server_command
 from shoal.serving.processes.graph import ProcessNode
@@ -71,12 +72,12 @@ class LayoutAgent:
         self._layout: Layout | None = None
         #: The models of this container's own layout; None while that is not known. Asked for with every heartbeat.
         self._models: frozenset[str] | None = None
-        self._once: dict[tuple[SavedModel, str], int] = {}
+        self._chosen = ChosenVersions.load(parts.data_dir)
         self._plan = ModelPlan(server_config([]), {})
         self._bindings = Bindings()
         self._layout_changed, self._plan_changed, self._look = Signal(), Signal(), Signal()
         self._agent_server: Server | None = None
-        self._counted: set[str] = set()
+        self._counted: frozenset[str] = frozenset()
         self._adopted = False
         self._cpu = CpuMeter(parts.clock)
 
@@ -130,6 +131,7 @@ class LayoutAgent:
         if not self._is_running():
             self._bindings = Bindings()
             self._register()
+            self._count({})
         if not self._adopted:
             self._plan_changed.set()
         self._look.set()
@@ -236,22 +238,18 @@ class LayoutAgent:
 
     def _find_versions(self, entries: tuple[LayoutEntry, ...]) -> dict[SavedModel, int]:
         """The versions for `latest_once`: what was found first stays while the model does."""
-        once: dict[tuple[SavedModel, str], int] = {}
-        for entry in entries:
-            if entry.config.version_policy != LATEST_ONCE:
+        found: dict[SavedModel, int] = {}
+        wanted = [entry for entry in entries if entry.config.version_policy == LATEST_ONCE]
+        self._chosen.keep_only({str(entry.saved_model) for entry in wanted})
+        for entry in wanted:
+            try:
+                version = self._chosen.choose(str(entry.saved_model), entry.config.model_base_path or "")
+            except ShoalError as error:
+                log.warning("the versions of %s cannot be read: %s", entry.saved_model, error)
                 continue
-            path = entry.config.model_base_path or ""
-            key = (entry.saved_model, path)
-            version = self._once.get(key)
-            if version is None:
-                try:
-                    version = newest_version(path)
-                except ShoalError as error:
-                    log.warning("the versions of %s cannot be read: %s", entry.saved_model, error)
             if version is not None:
-                once[key] = version
-        self._once = once
-        return {saved_model: version for (saved_model, _), version in once.items()}
+                found[entry.saved_model] = version
+        return found
 
     async def _wait_registered(self) -> None:
         """Wait until the tree has what was registered. Models do not wait long for a tree that cannot be reached."""
@@ -290,12 +288,13 @@ class LayoutAgent:
             pause = min(pause * 2, _RETRY[1])
 
     def _count(self, statuses: Mapping[str, VersionStatus]) -> None:
-        for name in self._counted - statuses.keys():
+        """Show the versions of the models that are bound, and of no others."""
+        for name in self._counted - self._bindings.bound:
             self._parts.metrics.gone(name)
-        for name, status in statuses.items():
-            if status.is_available:
-                self._parts.metrics.available(name, status.version)
-        self._counted = set(statuses)
+        for name in self._bindings.bound:
+            if statuses[name].is_available:
+                self._parts.metrics.available(name, statuses[name].version)
+        self._counted = self._bindings.bound
 
     async def _follow_states(self) -> None:
         """Bind the models that are available, and no others."""

@@ -27,8 +27,10 @@ from shoal.discovery.views import ReplicaAddresses
 from shoal.serving.agents.parts import AgentParts
 from shoal.serving.config import deployment as deployments
 from shoal.serving.config.deployment import Deployment, Role
+from shoal.serving.layouts import MISSED_CALLS
+from shoal.serving.models.chosen import ChosenVersions
 from shoal.serving.models.client import ModelServerClient
-from shoal.serving.models.configs import config_text, model_names, newest_version, role_config
+from shoal.serving.models.configs import config_text, model_names, role_config
 from shoal.serving.models.platform import needs_platform_file, platform_text
 from shoal.serving.processes.commands import model_server_command, proxy_command
 from shoal.serving.processes.graph import ProcessNode, start_order
@@ -65,8 +67,11 @@ class RoleAgent:
             for server in deployment.servers
         }
         self._configs: dict[str, pb.ModelServerConfig] = {}
+        self._chosen = ChosenVersions.load(parts.data_dir)
         self._scope = TaskScope("serving.roles")
         self._updaters: list[ReplicaUpdater] = []
+        #: The models and replicas whose version metrics show, by model server.
+        self._shown: dict[str, set[tuple[str, int]]] = {}
         self._agent_server: Server | None = None
 
     @property
@@ -84,6 +89,7 @@ class RoleAgent:
     async def start(self) -> None:
         """Register, serve `AgentService`, and start every process in order. Raises `ShoalError`."""
         parts = self._parts
+        parts.runner.changed = self._on_process
         nodes = await asyncio.to_thread(self._prepare)
         await parts.runner.open(nodes)
         await parts.open_tree(patient=any(parts.runner.is_running(node.name) for node in nodes))
@@ -129,6 +135,8 @@ class RoleAgent:
     def _prepare(self) -> list[ProcessNode]:
         """Write what the processes read, and make their commands."""
         parts, deployment = self._parts, self._parts.deployment
+        if deployment.settings.version_policy != "latest_once":
+            self._chosen.keep_only(())
         platform_file = self._platform_file()
         nodes = []
         before: set[str] = set()
@@ -155,7 +163,8 @@ class RoleAgent:
         return nodes
 
     def _config(self, role: Role) -> pb.ModelServerConfig:
-        return role_config(self._parts.deployment, role, newest=newest_version)
+        # A model is known by its directory: several dense services serve the same one.
+        return role_config(self._parts.deployment, role, newest=lambda path: self._chosen.choose(path, path))
 
     def _config_file(self, name: str) -> str:
         return str(self._parts.data_dir / f"{name}_model_config.pbtxt")
@@ -258,16 +267,28 @@ class RoleAgent:
 
     def _state_of(self, servers: tuple[deployments.Server, ...]) -> StateOf:
         number = len(self._updaters)  # of the updater that will ask
-        by_type = {server.role.value: self._clients[server.name] for server in servers}
+        by_type = {server.role.value: server for server in servers}
+        missed: dict[str, int] = {}
 
         async def ask(model: str) -> ModelState:
-            status = await by_type[model.partition("_")[0]].status(model)
-            if status.is_available:
-                replica_id = self._updaters[number].replica_id
-                self._parts.metrics.available(model, status.version, replica_id=replica_id)
+            server = by_type[model.partition("_")[0]].name
+            status = await self._clients[server].status(model)
+            missed[model] = 0 if status.was_answered else missed.get(model, 0) + 1
+            shown = model, self._updaters[number].replica_id
+            if status.is_available and self._parts.runner.is_running(server):
+                self._shown.setdefault(server, set()).add(shown)
+                self._parts.metrics.available(model, status.version, replica_id=shown[1])
+            elif status.was_answered or missed[model] >= MISSED_CALLS:  # one lost call changes nothing
+                self._parts.metrics.gone(model, replica_id=shown[1])
             return status.state
 
         return ask
+
+    def _on_process(self, name: str) -> None:
+        """A process started or ended. The versions of a model server that ended are no longer shown."""
+        if not self._parts.runner.is_running(name):
+            for model, replica_id in self._shown.pop(name, ()):
+                self._parts.metrics.gone(model, replica_id=replica_id)
 
 
 def server_groups(deployment: Deployment) -> list[tuple[deployments.Server, ...]]:

@@ -14,6 +14,8 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from shoal.core.entropy import Entropy, SystemEntropy
 from shoal.core.errors import ExhaustedError, InvalidError, Problem, problem
 from shoal.serving.config.environment import Environment
@@ -159,14 +161,27 @@ def free_ports(count: int, *, entropy: Entropy | None = None) -> tuple[int, ...]
 
 
 def local_address() -> str:
-    """An address of this machine that is not loopback; `localhost` when there is none. Sends nothing."""
+    """An address of this machine that is not loopback; `localhost` when there is none. Sends nothing.
+
+    The one that leads to other networks comes first. A machine without such a way has those of its interfaces.
+    """
     for family, target in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((target, 9))
             found = str(probe.getsockname()[0])
             if not ipaddress.ip_address(found).is_loopback:
                 return found
-    return "localhost"
+    return next(_interface_addresses(), "localhost")
+
+
+def _interface_addresses() -> Iterator[str]:
+    running = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for each in addresses:
+            # An address with `%` is one of the link alone.
+            is_ip = each.family in (socket.AF_INET, socket.AF_INET6) and "%" not in each.address
+            if is_ip and name in running and not ipaddress.ip_address(each.address).is_loopback:
+                yield each.address
 
 
 def deploy(settings: ServingSettings, environment: Environment, *, take_ports: FreePorts = free_ports) -> Deployment:

@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal.core.errors import InvalidError, Problem, problem
 from shoal.core.shape import unknown_field
+from shoal.discovery.servers import parse_servers
 from shoal.serving.config.text import Entry, read_entries
 from shoal.serving.expressions import evaluate_number
 from shoal.serving.filters import parse_filter
@@ -171,6 +172,8 @@ def settings_from(entries: Iterable[Entry], unread: Sequence[Problem] = ()) -> S
             value = _read(entry.key, entry.value)
         except ValueError as error:
             problems.append(problem(entry.where, entry.value, str(error)))
+            if not is_list:  # it has no value: neither this one nor the default
+                values[entry.key] = None
             continue
         values[entry.key] = (*values.get(entry.key, ()), value) if is_list else value
     # What is missing may stand in a file that could not be read.
@@ -222,6 +225,8 @@ def _rules(key: str, value: Any) -> Iterator[str]:
         yield NAME_RULE
     if key == "layout_filters":
         parse_filter(value)
+    if key == "zk_servers":
+        parse_servers(value)
 
 
 NAME_RULE = "must not contain / or :, and must not be . or .."

@@ -3,7 +3,8 @@
 `model_config` and `model_spec` make single messages, `role_config` the configuration of a model server by its role, and
 `config_text` and `parse_config` the text form of a file. The policy `latest_once` (load the newest version, then stay)
 is known to one private build of TensorFlow Serving only. It becomes `specific` here, with the version that the caller
-found in the directory, so it works on every model server. Pure, apart from `newest_version`.
+chose (`shoal.serving.models.chosen`), so it works on every model server. Pure, apart from `newest_version` and
+`versions_in`.
 """
 
 from __future__ import annotations
@@ -149,5 +150,10 @@ def is_version(name: str) -> bool:
 
 def newest_version(base_path: str) -> int | None:
     """The highest version in a directory, by number. Raises `ShoalError` when it cannot be read."""
-    found = [int(files.name(each.path)) for each in files.list_files(base_path) if is_version(files.name(each.path))]
-    return max(found, default=None)
+    return max(versions_in(base_path), default=None)
+
+
+def versions_in(base_path: str) -> frozenset[int]:
+    """The versions in a directory. Raises `ShoalError` when it cannot be read."""
+    names = (files.name(each.path) for each in files.list_files(base_path))
+    return frozenset(int(name) for name in names if is_version(name))

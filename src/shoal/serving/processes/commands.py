@@ -48,6 +48,11 @@ def find_program(deployment: Deployment) -> tuple[str, ...]:
     return checked_command(name, text)
 
 
+def find_proxy(deployment: Deployment) -> tuple[str, ...]:
+    """The command of the proxy; empty when there is none. Raises `InvalidError` when there is no such program."""
+    return checked_command("proxy_binary", deployment.settings.proxy_binary or "") if deployment.proxy_port else ()
+
+
 def checked_command(name: str, text: str) -> tuple[str, ...]:
     """The words of a command whose program exists. Raises `InvalidError`."""
     try:
@@ -56,10 +61,10 @@ def checked_command(name: str, text: str) -> tuple[str, ...]:
         raise InvalidError([problem(name, text, f"must be a command: {error}")]) from None
     found = shutil.which(words[0]) if words else None
     if found is None:
-        raise InvalidError(
-            [problem(name, text, "must name a program that exists")],
-            hint="name a model server with tfs_binary in the file, or with MONOLITH_TFS_BINARY",
-        )
+        is_file = bool(words) and Path(words[0]).is_file()
+        rule = "must name a program that can be executed" if is_file else "must name a program that exists"
+        hint = "name a model server with tfs_binary in the file, or with MONOLITH_TFS_BINARY"
+        raise InvalidError([problem(name, text, rule)], hint="" if name == "proxy_binary" else hint)
     return (str(Path(found).absolute()), *words[1:])
 
 
@@ -138,7 +143,7 @@ def _changed_settings(deployment: Deployment, server: Server, platform_file: str
 def proxy_command(deployment: Deployment, *, conf_dir: Path) -> tuple[str, ...]:
     """The command line of the proxy beside entry. Raises `InvalidError` when its program does not exist."""
     (entry,) = deployment.servers_of(Role.ENTRY)
-    command = checked_command("proxy_binary", deployment.settings.proxy_binary or "")
+    command = find_proxy(deployment)
     flags = [f"--port={deployment.proxy_port}", f"--grpc_target=localhost:{entry.ports.grpc}"]
     if (conf_dir / "proxy.conf").exists():
         flags.append(f"--conf_file={conf_dir / 'proxy.conf'}")
