@@ -57,6 +57,11 @@ Item: TypeAlias = Batch | Control | End
 class Sender(Protocol):
     """The sending end of a channel. One thread sends; any thread may close."""
 
+    @property
+    def blocked_seconds(self) -> float:
+        """How long it has waited for credit so far."""
+        ...
+
     def send(self, batch: Batch) -> None:
         """Append rows; waits for credit.
 
@@ -109,6 +114,10 @@ class Receiving(Protocol):
 
     def claim(self, index: int, origin: Origin | None = None) -> bool:
         """Take the sending end of a channel; False when somebody has it."""
+        ...
+
+    def hand_over(self, index: int, origin: Origin) -> int:
+        """The sender of a channel goes on by another connection. Returns the bytes that wait."""
         ...
 
     def sender(self, index: int, name: str) -> Sender:

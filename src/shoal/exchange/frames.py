@@ -1,9 +1,9 @@
-"""Frames on a socket: sixteen bytes that say what comes, and then that many bytes. Batches are Arrow IPC messages.
+"""Frames on a connection: sixteen bytes that say what comes, and then that many bytes. Batches are Arrow IPC messages.
 
     "SX"  version  kind  channel(4)  size(8)
 
 `write_frame` gathers, so that the buffers of a batch go to the socket as they are; `read_header` refuses what is no
-frame before anything is allocated for it. For `shoal.exchange.unix`, in both directions.
+frame before anything is allocated for it. For `shoal.exchange.unix` and `shoal.exchange.flight`, in both directions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow as pa
 from shoal.exchange.base import MOST_BODY, Batch, Control
 from shoal.exchange.errors import BadFrameError
 
-VERSION = 1
+VERSION = 3
 _MAGIC = b"SX"
 HEADER = struct.Struct("<2sBBIQ")
 _CONTROL = struct.Struct("<BIq")
@@ -33,8 +33,10 @@ _MOST_TEXT = 1 << 16
 class Kind(enum.IntEnum):
     """What a frame is. The connecting side sends the first row, the other side the second."""
 
-    HELLO, OPEN, SCHEMA, BATCH, STREAM, CONTROL, END, FAIL = range(1, 9)
-    WELCOME, OPENED, REFUSED, CREDIT, BROKEN = range(16, 21)
+    HELLO, OPEN, SCHEMA, BATCH, STREAM, CONTROL, END, FAIL, FOLLOW, LEAVE, ASK = range(1, 12)
+    WELCOME, OPENED, REFUSED, CREDIT, BROKEN, READY, MOVING = range(16, 23)
+    #: From both sides, of transports that need them: a sign of life, and that nothing comes after it.
+    BEAT, CLOSE = range(32, 34)
 
 
 #: Bytes that a frame may have.
@@ -47,11 +49,18 @@ _MOST: dict[Kind, int] = {
     Kind.CONTROL: MOST_BODY + _CONTROL.size,
     Kind.END: 0,
     Kind.FAIL: _MOST_TEXT,
+    Kind.FOLLOW: _MOST_TEXT,
+    Kind.LEAVE: 0,
+    Kind.ASK: 0,
     Kind.WELCOME: 0,
-    Kind.OPENED: _COUNT.size,
+    Kind.OPENED: 2 * _COUNT.size,
     Kind.REFUSED: _MOST_TEXT,
     Kind.CREDIT: _COUNT.size,
     Kind.BROKEN: _MOST_TEXT,
+    Kind.READY: 0,
+    Kind.MOVING: 0,
+    Kind.BEAT: 0,
+    Kind.CLOSE: 0,
 }
 
 
@@ -85,8 +94,18 @@ def read_header(content: Any, allowed: frozenset[Kind]) -> Header:
     return Header(found, channel, size)
 
 
+def pack_opened(capacity: int, waiting: int) -> bytes:
+    """The bytes that may wait on a channel, and those that do."""
+    return _COUNT.pack(capacity) + _COUNT.pack(waiting)
+
+
+def read_opened(content: bytes) -> tuple[int, int]:
+    """The inverse."""
+    return read_count(content[: _COUNT.size]), read_count(content[_COUNT.size :])
+
+
 def pack_count(value: int) -> bytes:
-    """A number of bytes, for OPENED and CREDIT."""
+    """A number of bytes, for CREDIT."""
     return _COUNT.pack(value)
 
 
@@ -125,10 +144,10 @@ class _Parts:
 
     def write(self, part: Any) -> int:
         """Keep a buffer."""
-        size = part.size if isinstance(part, pa.Buffer) else len(part)
-        if size:
-            self.parts.append(part)
-        return int(size)
+        view = memoryview(part)
+        if view.nbytes:
+            self.parts.append(view.cast("B"))
+        return view.nbytes
 
     def flush(self) -> None:
         """Nothing waits."""

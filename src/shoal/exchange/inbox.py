@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shoal.core.errors import ShoalError
+from shoal.core.threads import SYSTEM, Threads
 from shoal.exchange.base import Batch, Control, End, Item, Origin, fits
 from shoal.exchange.errors import BadFrameError, Cancelled, PeerLostError, read_error, write_error
 
@@ -50,18 +51,33 @@ def size_of(batch: Batch) -> int:
 class Queue:
     """The waiting items of one channel, under the lock of its inbox."""
 
-    __slots__ = ("blocks_writer", "controls", "ended", "failure", "has_sender", "items", "origin", "used", "writable")
+    __slots__ = (
+        "blocked_seconds",
+        "blocks_writer",
+        "controls",
+        "ended",
+        "failure",
+        "has_sender",
+        "items",
+        "origin",
+        "received_bytes",
+        "used",
+        "writable",
+    )
 
-    def __init__(self, lock: threading.Lock) -> None:
+    def __init__(self, writable: threading.Condition) -> None:
         self.items: deque[tuple[Item | _Failure, int]] = deque()
         self.used = 0
+        #: Bytes of all batches that came, and how long its writer has waited for room.
+        self.received_bytes = 0
+        self.blocked_seconds = 0.0
         self.controls = 0
         self.ended = False
         self.failure: ShoalError | None = None
         self.has_sender = False
         #: Whether its writer waits for room now.
         self.blocks_writer = False
-        self.writable = threading.Condition(lock)
+        self.writable = writable
         self.origin: Origin | None = None
 
     def has_room(self, size: int, capacity: int) -> bool:
@@ -75,6 +91,7 @@ class Queue:
             self.controls += _weight(item)
         self.items.append((item, size))
         self.used += size
+        self.received_bytes += size
 
     def _supersede(self, frame: Control) -> None:
         while frame.supersedes and self.items:
@@ -102,10 +119,13 @@ def _weight(frame: Control) -> int:
 class BaseInbox(Generic[Read]):
     """Queues under one lock. What `get` returns is decided by `_take`."""
 
-    def __init__(self, channels: int, *, capacity: int) -> None:
+    def __init__(self, channels: int, *, capacity: int, threads: Threads = SYSTEM) -> None:
+        self._threads = threads
+        #: How long its reader has waited for something to come.
+        self.idle_seconds = 0.0
         self._lock = threading.Lock()
-        self._readable = threading.Condition(self._lock)
-        self._queues = [Queue(self._lock) for _ in range(channels)]
+        self._readable = threads.condition(self._lock)
+        self._queues = [Queue(threads.condition(self._lock)) for _ in range(channels)]
         self.capacity = capacity
         self._turn = 0
         self._woken = False
@@ -117,6 +137,15 @@ class BaseInbox(Generic[Read]):
     def waiting_bytes(self) -> int:
         """What lies in the queues now; a figure for people, read without the lock."""
         return sum(queue.used for queue in self._queues)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of all batches that came so far."""
+        return sum(queue.received_bytes for queue in self._queues)
+
+    def blocked_seconds(self, index: int) -> float:
+        """How long the writer of a channel has waited for room."""
+        return self._queues[index].blocked_seconds
 
     # -- writing ----------------------------------------------------------------------------------------------
 
@@ -133,6 +162,12 @@ class BaseInbox(Generic[Read]):
             queue.has_sender, queue.origin = True, origin
             return True
 
+    def hand_over(self, index: int, origin: Origin) -> int:
+        """The sender of a channel goes on by another connection. Returns the bytes that wait."""
+        with self._lock:
+            self._queues[index].origin = origin
+            return self._queues[index].used
+
     def put(self, index: int, item: Item, size: int, is_closed: Callable[[], bool]) -> None:
         """Append for a task of this process; a batch waits for room."""
         with self._lock:
@@ -140,7 +175,9 @@ class BaseInbox(Generic[Read]):
             while size and not queue.has_room(size, self.capacity) and not self._cancelled and not is_closed():
                 queue.blocks_writer = True
                 self._readable.notify()
+                began = self._threads.now()
                 queue.writable.wait()
+                queue.blocked_seconds += self._threads.now() - began
             queue.blocks_writer = False
             if is_closed():
                 raise Cancelled
@@ -202,7 +239,10 @@ class BaseInbox(Generic[Read]):
             found = self._take()
             if found is not None or self._take_wake():
                 return found
-            if not self._wait(timeout):
+            began = self._threads.now()
+            has_happened = self._wait(timeout)
+            self.idle_seconds += self._threads.now() - began
+            if not has_happened:
                 return self._take_late()
 
     def wake(self) -> None:
@@ -277,6 +317,11 @@ class LocalSender:
         self._name = name
         self._is_closed = False
         self._is_over = False
+
+    @property
+    def blocked_seconds(self) -> float:
+        """How long it has waited for room."""
+        return self._inbox.blocked_seconds(self._index)
 
     def send(self, batch: Batch) -> None:
         """Append rows; waits for room."""

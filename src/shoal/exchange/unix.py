@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from shoal.core.errors import InvalidError, ShoalError, problem
 from shoal.exchange.base import Receiving, Sender
 from shoal.exchange.errors import PeerLostError
-from shoal.exchange.intake import Intake
+from shoal.exchange.intake import Intake, Served
 from shoal.exchange.outlet import Outlet
 from shoal.exchange.sockets import FrameSocket
 from shoal.exchange.tokens import Gate
@@ -48,7 +48,7 @@ class UnixEndpoint:
         self._settings = settings or UnixSettings()
         self._lock = threading.Lock()
         self._dialing = threading.Lock()
-        self._served: dict[str, tuple[Receiving, int]] = {}
+        self._served = Served()
         self._intakes: set[Intake] = set()
         self._outlets: dict[str, Outlet] = {}
         self._is_closed = False
@@ -58,8 +58,7 @@ class UnixEndpoint:
 
     def serve(self, names: Sequence[str], inbox: Receiving) -> None:
         """Let senders connect to channels."""
-        with self._lock:
-            self._served |= {name: (inbox, index) for index, name in enumerate(names) if name}
+        self._served.add(names, inbox)
 
     def connect(self, address: str, name: str) -> Sender:
         """Connect to a channel that another endpoint serves."""
@@ -69,14 +68,25 @@ class UnixEndpoint:
         with self._dialing:  # not the other lock: who answers may be this endpoint
             outlet = self._outlets.get(address)
             if outlet is None or outlet.is_lost:
-                settings = self._settings
-                outlet = Outlet.dial(address, name, self._gate.token, settings.handshake, settings.stall)
+                outlet = self._dial(address, name)
             with self._lock:
                 if not self._is_closed:
                     self._outlets[address] = outlet
                     return outlet
         outlet.close()
         raise PeerLostError(name, "this end was closed")
+
+    def _dial(self, address: str, name: str) -> Outlet:
+        handshake = self._settings.handshake
+        raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        raw.settimeout(handshake)
+        try:
+            raw.connect(address)
+            frames = FrameSocket(raw, stall=self._settings.stall)
+        except OSError as error:
+            raw.close()
+            raise PeerLostError(name, f"{address}: {error.strerror or error}") from error
+        return Outlet.greet(frames, address=address, channel=name, token=self._gate.token, handshake=handshake)
 
     def close(self) -> None:
         """Close every channel."""
@@ -85,7 +95,6 @@ class UnixEndpoint:
                 return
             self._is_closed = True
             intakes, outlets = list(self._intakes), list(self._outlets.values())
-            served, self._served = self._served, {}
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
@@ -96,8 +105,7 @@ class UnixEndpoint:
             outlet.close()
         for intake in intakes:
             intake.close()
-        for name, (inbox, index) in served.items():
-            inbox.fail(index, PeerLostError(name, "this end was closed"))
+        self._served.fail_all("this end was closed")
 
     # -- peers ------------------------------------------------------------------------------------------------
 
@@ -112,21 +120,20 @@ class UnixEndpoint:
             self._take(raw)
 
     def _take(self, raw: socket.socket) -> None:
-        intake = Intake(FrameSocket(raw, stall=self._settings.stall), self._gate, self._find, self._forget)
+        intake = Intake(FrameSocket(raw, stall=self._settings.stall), self._gate, self._served)
         with self._lock:
             if self._is_closed or len(self._intakes) >= self._settings.most_peers:
                 raw.close()
                 return
             self._intakes.add(intake)
-        intake.start(self._settings.handshake)
+        threading.Thread(target=self._read, args=(intake,), name="exchange intake", daemon=True).start()
 
-    def _find(self, name: str) -> tuple[Receiving, int] | None:
-        with self._lock:
-            return self._served.get(name)
-
-    def _forget(self, intake: Intake) -> None:
-        with self._lock:
-            self._intakes.discard(intake)
+    def _read(self, intake: Intake) -> None:
+        try:
+            intake.run(self._settings.handshake)
+        finally:
+            with self._lock:
+                self._intakes.discard(intake)
 
 
 def _listen(path: str) -> socket.socket:

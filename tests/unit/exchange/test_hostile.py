@@ -29,6 +29,7 @@ from shoal.exchange.frames import (
     pack_control,
     pack_header,
     read_control,
+    read_count,
     read_header,
 )
 from shoal.exchange.inbox import MOST_WAITING, Inbox
@@ -103,7 +104,7 @@ def last_words(peer: socket.socket) -> ShoalError | None:
 WRONG = {
     "not a frame": b"GET / HTTP/1.1\r\n\r\n",
     "another version": b"SX\x09\x04" + bytes(12),
-    "an unknown kind": b"SX\x01\x63" + bytes(12),
+    "an unknown kind": b"SX\x02\x63" + bytes(12),
     "an answer": frame(Kind.CREDIT, 1, bytes(8)),
     "a second greeting": frame(Kind.HELLO, 0, GATE.token.encode()),
     "a channel that is not open": frame(Kind.END, 2),
@@ -163,6 +164,30 @@ def test_who_says_nothing_is_cut_off(folder: str) -> None:
         peer.settimeout(LONG)
         peer.connect(endpoint.address)
         assert peer.recv(1) == b""
+
+
+def test_credit_comes_back_in_shares_and_at_once_when_it_is_asked_for(folder: str) -> None:
+    inbox, sent = Inbox(1, capacity=100_000), 0
+    with closing_all() as keep:
+        endpoint = UnixEndpoint(f"{folder}/r.sock", GATE)
+        keep(endpoint)
+        endpoint.serve(["c"], inbox)
+        with dial(endpoint) as peer:
+            assert [answer(peer)[0], answer(peer)[0]] == [Kind.WELCOME, Kind.OPENED]
+            for _ in range(3):  # far less than a share of the credit
+                part = batch_frames(rows(1), 1)
+                peer.sendall(part)
+                sent += 1 + len(part) - part.index(b"SX", 1) - HEADER.size
+                assert read(inbox).num_rows == 1
+            peer.sendall(frame(Kind.ASK, 1))
+            kind, content = answer(peer)
+            assert (kind, read_count(content)) == (Kind.CREDIT, sent)
+
+
+def answer(peer: socket.socket) -> tuple[Kind, bytes]:
+    header = peer.recv(HEADER.size, socket.MSG_WAITALL)
+    _magic, _version, kind, _channel, size = HEADER.unpack(header)
+    return Kind(kind), peer.recv(size, socket.MSG_WAITALL) if size else b""
 
 
 def test_there_are_not_more_peers_than_allowed(served: tuple[UnixEndpoint, Inbox]) -> None:
